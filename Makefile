@@ -1,0 +1,63 @@
+# Everything runs in a virtual environment that is made on first use; a machine needs Python 3.11, make and git.
+# Another Python:             make test PYTHON=python3.12
+# Another environment:        make test VENV=/path/to/venv
+# Small CPU-only torch build: make test UV_TORCH_BACKEND=cpu
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+
+PY := $(VENV)/bin/python
+UV := $(VENV)/bin/uv
+READY := $(VENV)/.fednorms-installed
+PYTEST = $(PY) -m pytest -n $(JOBS) --dist worksteal --durations=10
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check bench clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+
+demo: $(READY)  ## compare six methods on a federation whose sites look different
+	$(PY) examples/demo.py
+
+test: check  ## check, then the quick tests and every doctest
+	$(PYTEST) -m "not slow"
+
+test-all: check  ## check, then all tests, the slow ones too
+	$(PYTEST)
+
+check: $(READY)  ## format, lint and types
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+bench: $(READY)  ## time the loop against plain PyTorch
+	$(PY) benchmarks/loop_overhead.py
+
+clean:  ## remove .venv, caches and builds; run directories stay
+	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Each test process gets one core: on small tensors a second thread costs more than a second process.
+test test-all: export OMP_NUM_THREADS = 1
+test test-all: export MKL_NUM_THREADS = 1
+
+$(READY): pyproject.toml constraints.txt | $(UV)
+	$(UV) pip install --python $(PY) --constraints constraints.txt --build-constraints constraints.txt --editable '.[dev]'
+	@touch $@
+
+# `$(error)` ends make with one line and exit code 2, before anything is written.
+$(UV):
+	$(if $(filter ok,$(PYTHON_VERSION)),,$(error $(BAD_PYTHON)))
+	$(if $(filter ok,$(PYTHON_VENV)),,$(error $(NO_VENV)))
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+
+PYTHON_VERSION = $(shell $(PYTHON) -c 'import sys; v = sys.version_info; \
+    print("ok" if v >= (3, 11) else "%d.%d.%d" % v[:3])' 2>/dev/null || echo missing)
+PYTHON_VENV = $(shell $(PYTHON) -c 'import ensurepip, venv; print("ok")' 2>/dev/null)
+BAD_PYTHON = fednorms needs Python 3.11 or newer, but `$(PYTHON)` is $(PYTHON_VERSION) \
+    (try: make $(firstword $(MAKECMDGOALS)) PYTHON=python3.11)
+NO_VENV = `$(PYTHON)` cannot make virtual environments: its ensurepip module is missing \
+    (on Debian or Ubuntu: apt install python3-venv)

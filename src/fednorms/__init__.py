@@ -1,0 +1,1 @@
+"""fednorms: federated learning when clients differ."""

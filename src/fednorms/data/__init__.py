@@ -1,0 +1,28 @@
+"""Federations: named sites with images and labels, from arrays, datasets, folders, or embedded.
+
+The function `federation(name)` is in `registry` and in the top-level package; here that name is the module.
+"""
+
+from __future__ import annotations
+
+from fednorms.data.arrays import from_arrays, from_datasets
+from fednorms.data.federation import Federation, Site, Split
+from fednorms.data.folders import from_folders, site_from_folder
+from fednorms.data.mapped import MappedImages
+from fednorms.data.preprocessing import Preprocessing
+from fednorms.data.registry import federations
+from fednorms.data.splits import split
+
+__all__ = [
+    "Federation",
+    "MappedImages",
+    "Preprocessing",
+    "Site",
+    "Split",
+    "federations",
+    "from_arrays",
+    "from_datasets",
+    "from_folders",
+    "site_from_folder",
+    "split",
+]

@@ -1,0 +1,139 @@
+"""The embedded federation: real handwritten digits, seen by five sites through five different cameras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fednorms.data.federation import Federation, Site, Split
+from fednorms.data.preprocessing import Preprocessing
+from fednorms.data.splits import split
+from fednorms.errors import BadInput
+from fednorms.noise import hashed_uniform, seed_of
+
+DESCRIPTION = "1,797 real 8x8 digits (scikit-learn) over five sites that each see them through another camera"
+
+
+def division(seed: int = 0, val: float = 0.1, test: float = 0.2) -> dict[str, dict[str, np.ndarray]]:
+    """Which of the 1,797 digits go where: site, then split, then positions in scikit-learn's order.
+
+    No digit is in two sites or two splits, and every site and split has every class in equal shares.
+
+    >>> sizes = {site: sum(map(len, parts.values())) for site, parts in division().items()}
+    >>> sum(sizes.values()), max(sizes.values()) - min(sizes.values()) < 10
+    (1797, True)
+    """
+    _, y = _digits()
+    sites = split(y, {site: 1 / len(_CAMERAS) for site in _CAMERAS}, seed, "digits-shift")
+    return {
+        site: {
+            part: at[chosen] for part, chosen in split(y[at], {"val": val, "test": test}, seed, site).items()
+        }
+        for site, at in sites.items()
+    }
+
+
+def digits_shift(
+    size: int = 16,
+    seed: int = 0,
+    val: float = 0.1,
+    test: float = 0.2,
+    preprocessing: Preprocessing | None = None,
+) -> Federation:
+    """The default federation "digits-shift": five sites, one task, five different looks.
+
+    Camera of each site, for a digit d in [0, 1] and uniform noise u in [-1/2, 1/2] per pixel and channel::
+
+        clean     d                       negative  1 - d
+        poster    |b - d|                 with b a smooth random pattern of colours, another for every image
+        foggy     0.35 + 0.4 blur(d) + 0.5 u
+        faint     tint + 0.1 d + 0.08 u   with one tint for all images
+
+    RGB, `size` pixels square (bilinear from 8). `seed` decides the division over the sites, the patterns and
+    the noise. The idea is that of the digit domains of Li et al., FedBN (ICLR 2021), without their download.
+
+    >>> digits_shift()
+    Federation 'digits-shift': 5 sites, 10 classes, images 3x16x16
+    site      domain    train  val  test  classes
+    clean     clean       252   36    72  10/10
+    ...
+    """
+    if not 8 <= size <= 512:
+        raise BadInput(f"digits-shift: size must be 8 to 512 pixels, got {size}")
+    images, labels = _digits()
+    small, y = torch.from_numpy(images / 16).unsqueeze(1), torch.from_numpy(labels)  # N x 1 x 8 x 8 in [0, 1]
+    sites = []
+    for name, parts in division(seed, val, test).items():
+        splits = {}
+        for part, at in parts.items():
+            d = functional.interpolate(small[at], size=(size, size), mode="bilinear", align_corners=False)
+            x = _CAMERAS[name](d, _Draws(seed, name, part))
+            splits[part] = Split(x.clamp(0, 1).mul(255).round().to(torch.uint8), y[at])
+        sites.append(Site(name, name, splits["train"], splits["val"], splits["test"]))
+    return Federation(
+        "digits-shift",
+        sites,
+        [str(c) for c in range(10)],
+        preprocessing or Preprocessing.centred(3),
+        {"spec": "digits-shift", "size": size, "seed": seed, "val": val, "test": test},
+    )
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits  # here, because it takes a second to import
+
+    digits = load_digits()
+    return digits.images, digits.target.astype(np.int64)
+
+
+class _Draws:
+    """Uniform numbers hashed from the seed, site and split; every call is a new stream."""
+
+    def __init__(self, *names: object) -> None:
+        word = seed_of("digits-shift", *names)
+        self.key = torch.tensor([word >> 32, word & 0xFFFFFFFF])
+        self.calls = 0
+
+    def __call__(self, *shape: int) -> Tensor:
+        self.calls += 1
+        return hashed_uniform(self.key, self.calls, shape, torch.float64)
+
+
+def _clean(d: Tensor, draws: _Draws) -> Tensor:
+    return d.expand(-1, 3, -1, -1)
+
+
+def _negative(d: Tensor, draws: _Draws) -> Tensor:
+    return (1 - d).expand(-1, 3, -1, -1)
+
+
+def _poster(d: Tensor, draws: _Draws) -> Tensor:
+    coarse = draws(len(d), 3, 3, 3)
+    background = functional.interpolate(coarse, size=d.shape[-2:], mode="bilinear", align_corners=True)
+    return (background - d).abs()
+
+
+def _foggy(d: Tensor, draws: _Draws) -> Tensor:
+    width = d.shape[-1] // 8 * 2 + 1
+    blurred = functional.avg_pool2d(d, width, stride=1, padding=width // 2, count_include_pad=False)
+    noise = draws(len(d), 3, *d.shape[-2:]) - 0.5
+    return 0.35 + 0.4 * blurred + 0.5 * noise
+
+
+def _faint(d: Tensor, draws: _Draws) -> Tensor:
+    tint = torch.tensor([0.75, 0.6, 0.45], dtype=d.dtype).view(1, 3, 1, 1)
+    noise = draws(len(d), 3, *d.shape[-2:]) - 0.5
+    return tint + 0.1 * d + 0.08 * noise
+
+
+_CAMERAS: dict[str, Callable[[Tensor, _Draws], Tensor]] = {
+    "clean": _clean,
+    "negative": _negative,
+    "poster": _poster,
+    "foggy": _foggy,
+    "faint": _faint,
+}

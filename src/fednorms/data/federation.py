@@ -1,0 +1,430 @@
+"""A federation: named sites that hold images and labels of one classification problem."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednorms.data.mapped import MappedImages
+from fednorms.data.preprocessing import Preprocessing
+from fednorms.errors import BadInput
+
+Indices = Tensor | np.ndarray | Sequence[int]
+
+_CHUNK = 256  # images looked at together when a whole split is read
+_SHOWN = 20  # problems in an error message, sites in a repr
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images x (uint8 or floating point, N x C x H x W) and their labels y (int64, N).
+
+    x may be a `MappedImages`, which reads from disk; `batch` gives tensors in memory either way.
+    A split is checked by the `Federation` it becomes part of, which reports all problems together.
+
+    >>> s = Split(torch.arange(8, dtype=torch.uint8).view(4, 1, 1, 2), torch.tensor([0, 1, 0, 1]))
+    >>> x, y = s.batch([3, 0])
+    >>> x.flatten().tolist(), y.tolist(), len(s.subset([1, 2]))
+    ([6, 7, 0, 1], [1, 0], 2)
+    """
+
+    x: Tensor | MappedImages
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one image: (C, H, W)."""
+        return tuple(self.x.shape[1:])
+
+    def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """The images and labels at `indices`, in that order, in memory."""
+        at = torch.as_tensor(indices, dtype=torch.int64)
+        return self.x[at], self.y[at]
+
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The whole split in order, `size` images at a time (the last batch may be smaller).
+
+        >>> s = Split(torch.zeros(5, 1, 2, 2), torch.zeros(5, dtype=torch.int64))
+        >>> [len(y) for _, y in s.batches(2)]
+        [2, 2, 1]
+        """
+        for start in range(0, len(self), size):
+            yield self.x[start : start + size], self.y[start : start + size]
+
+    def subset(self, indices: Indices) -> Split:
+        """A split of these images only (a copy in memory; nothing is read for a `MappedImages`)."""
+        at = torch.as_tensor(indices, dtype=torch.int64)
+        x = self.x.take(at.numpy()) if isinstance(self.x, MappedImages) else self.x[at]
+        return Split(x, self.y[at])
+
+    def __repr__(self) -> str:
+        return f"Split({len(self)} images of {_by(self.shape)}, {self.x.dtype})"
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One participant: a name, the domain its images come from, and its data.
+
+    A site with training data is a client; a site with a test split only is unseen: it is never trained on.
+    An empty split counts as none.
+
+    >>> test = Split(torch.zeros(2, 1, 4, 4), torch.tensor([0, 1]))
+    >>> Site("clinic", "phone", test=test).unseen
+    True
+    """
+
+    name: str
+    domain: str
+    train: Split | None = None
+    val: Split | None = None
+    test: Split | None = None
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for part in ("train", "val", "test"):
+            split = getattr(self, part)
+            if split is not None and len(split) == 0 and len(split.y) == 0:
+                object.__setattr__(self, part, None)
+        object.__setattr__(self, "attributes", dict(self.attributes))
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The splits that exist, by name ("train", "val", "test")."""
+        named = {"train": self.train, "val": self.val, "test": self.test}
+        return {part: split for part, split in named.items() if split is not None}
+
+    @property
+    def unseen(self) -> bool:
+        """Whether the site has no training data."""
+        return self.train is None
+
+    def counts(self, classes: int) -> dict[str, list[int]]:
+        """Images per class in every split.
+
+        >>> Site("a", "a", Split(torch.zeros(3, 1, 2, 2), torch.tensor([0, 2, 2]))).counts(3)
+        {'train': [1, 0, 2]}
+        """
+        return {p: torch.bincount(s.y, minlength=classes).tolist() for p, s in self.splits.items()}
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{part}={len(split)}" for part, split in self.splits.items())
+        return f"Site({self.name!r}, domain={self.domain!r}, {sizes or 'no data'})"
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Sites that share a label set and an image shape; checked as a whole when it is made.
+
+    `source` says how to make it again (a run records it) and `preprocessing` what a network sees of a pixel.
+
+    >>> x, y = torch.zeros(4, 1, 8, 8), torch.tensor([0, 1, 0, 1])
+    >>> Federation("two", [Site("a", "a", Split(x, y)), Site("b", "b", test=Split(x, y))], ["cat", "dog"])
+    Federation 'two': 2 sites, 2 classes, images 1x8x8
+    site  domain  train  val  test  classes
+    a     a           4    -     -  2/2
+    b     b           -    -     4  2/2
+    >>> Federation("none", [], ["cat"])
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: federation 'none': it has no sites; give at least one with training data
+    """
+
+    name: str
+    sites: Sequence[Site]
+    classes: Sequence[str]
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    source: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sites", tuple(self.sites))
+        object.__setattr__(self, "classes", tuple(str(c) for c in self.classes))
+        object.__setattr__(self, "source", dict(self.source))
+        raise_problems(f"federation {self.name!r}", _problems(self))
+
+    @cached_property
+    def clients(self) -> tuple[Site, ...]:
+        """The sites with training data, sorted by name: the order does not depend on how they were listed."""
+        return tuple(sorted((s for s in self.sites if s.train is not None), key=lambda s: s.name))
+
+    @cached_property
+    def unseen(self) -> tuple[Site, ...]:
+        """The sites without training data, sorted by name."""
+        return tuple(sorted((s for s in self.sites if s.train is None), key=lambda s: s.name))
+
+    @cached_property
+    def domains(self) -> tuple[str, ...]:
+        """The domain names, in the order of the sites."""
+        return tuple(dict.fromkeys(site.domain for site in self.sites))
+
+    @cached_property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of one image: (C, H, W)."""
+        channels, height, width = next(s for site in self.sites for s in site.splits.values()).shape
+        return channels, height, width
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.classes)
+
+    def site(self, name: str) -> Site:
+        """The site with this name."""
+        for site in self.sites:
+            if site.name == name:
+                return site
+        raise BadInput(self._unknown(name, [s.name for s in self.sites], "site"))
+
+    def fingerprint(self) -> str:
+        """A hash of the content: classes, site names, domains, labels, pixels; not the order of the sites.
+
+        It reads every image once, and remembers the answer.
+        """
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+
+        def add(*words: object) -> None:
+            for word in words:
+                data = str(word).encode()
+                digest.update(len(data).to_bytes(8, "little") + data)
+
+        add(*self.classes)
+        for site in sorted(self.sites, key=lambda s: s.name):
+            add("site", site.name, site.domain)
+            for part, split in site.splits.items():
+                add(part, len(split), split.shape, split.x.dtype)
+                for x, y in split.batches(_CHUNK):
+                    digest.update(y.contiguous().cpu().numpy().tobytes())
+                    # Viewed as bytes, because NumPy has no bfloat16.
+                    digest.update(x.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+    def without(self, *names: str) -> Federation:
+        """The federation without these sites (named by site or domain)."""
+        gone = {site.name for site in self._select(names)}
+        left = [site for site in self.sites if site.name not in gone]
+        return replace(self, sites=left, source={**self.source, "without": sorted(gone)})
+
+    def hold_out(self, *names: str) -> Federation:
+        """These sites (named by site or domain) become unseen: they keep their test split and nothing else.
+
+        A site that has no test split is tested on all its data. For leave-one-domain-out.
+
+        >>> s = Split(torch.zeros(2, 1, 4, 4), torch.tensor([0, 1]))
+        >>> both = Federation("f", [Site("a", "a", s, test=s), Site("b", "b", s, test=s)], ["0", "1"])
+        >>> [site.name for site in both.hold_out("b").clients]
+        ['a']
+        """
+        held = {site.name for site in self._select(names)}
+        sites = [_test_only(site) if site.name in held else site for site in self.sites]
+        return replace(self, sites=sites, source={**self.source, "hold_out": sorted(held)})
+
+    def pooled(self, name: str = "pooled") -> Federation:
+        """One client holding all training (and all validation) data; the sites stay for testing only.
+
+        >>> s = Split(torch.zeros(2, 1, 4, 4), torch.tensor([0, 1]))
+        >>> Federation("f", [Site("a", "a", s, test=s), Site("b", "b", s, test=s)], ["0", "1"]).pooled()
+        Federation 'f, pooled': 3 sites, 2 classes, images 1x4x4
+        site    domain  train  val  test  classes
+        pooled  pooled      4    -     -  2/2
+        a       a           -    -     2  2/2
+        b       b           -    -     2  2/2
+        """
+        pool = Site(
+            name,
+            name,
+            _join([s.train for s in self.clients if s.train is not None]),
+            _join([s.val for s in self.clients if s.val is not None]),
+        )
+        tested = [replace(site, train=None, val=None) for site in self.sites if site.test is not None]
+        source = {**self.source, "pooled": name}
+        return replace(self, name=f"{self.name}, {name}", sites=[pool, *tested], source=source)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A summary in plain values: what there is and where it came from, without images and labels."""
+        return {
+            "name": self.name,
+            "classes": list(self.classes),
+            "shape": list(self.shape),
+            "preprocessing": self.preprocessing.to_dict(),
+            "source": dict(self.source),
+            "sites": [
+                {
+                    "name": site.name,
+                    "domain": site.domain,
+                    "attributes": dict(site.attributes),
+                    "images": site.counts(self.num_classes),
+                }
+                for site in self.sites
+            ],
+        }
+
+    def __repr__(self) -> str:
+        head = f"Federation {self.name!r}: {len(self.sites)} sites, {self.num_classes} classes"
+        rows: list[tuple[str, ...]] = [("site", "domain", "train", "val", "test", "classes")]
+        for site in self.sites[:_SHOWN]:
+            present = sum(map(any, zip(*site.counts(self.num_classes).values(), strict=True)))
+            sizes = [str(len(site.splits[p])) if p in site.splits else "-" for p in ("train", "val", "test")]
+            rows.append((site.name, site.domain, *sizes, f"{present}/{self.num_classes}"))
+        widths = [max(len(row[i]) for row in rows) for i in range(6)]
+        lines = [
+            "  ".join(
+                c.rjust(w) if 2 <= i <= 4 else c.ljust(w)
+                for i, (c, w) in enumerate(zip(r, widths, strict=True))
+            )
+            for r in rows
+        ]
+        if len(self.sites) > _SHOWN:
+            lines.append(f"... and {len(self.sites) - _SHOWN} more sites")
+        return "\n".join([f"{head}, images {_by(self.shape)}", *(line.rstrip() for line in lines)])
+
+    def _select(self, names: Sequence[str]) -> list[Site]:
+        known = [s.name for s in self.sites] + list(self.domains)
+        raise_problems(
+            f"federation {self.name!r}",
+            [self._unknown(n, known, "site or domain") for n in names if n not in known],
+        )
+        return [site for site in self.sites if site.name in names or site.domain in names]
+
+    def _unknown(self, name: str, known: Sequence[str], what: str) -> str:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        return f"no {what} {name!r}{hint}; it has {_some(list(dict.fromkeys(known)))}"
+
+
+def raise_problems(where: str, problems: Sequence[str]) -> None:
+    """Raise one `BadInput` that says all problems, or nothing if there are none.
+
+    >>> raise_problems("federation 'f'", [])
+    """
+    if not problems:
+        return
+    if len(problems) == 1:
+        raise BadInput(f"{where}: {problems[0]}")
+    shown = [
+        *problems[:_SHOWN],
+        *([f"... and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []),
+    ]
+    raise BadInput(f"{where}: {len(problems)} problems" + "".join(f"\n  - {problem}" for problem in shown))
+
+
+def _problems(federation: Federation) -> list[str]:
+    """Everything that is wrong with a federation, in words."""
+    found: list[str] = []
+    sites, classes = federation.sites, federation.classes
+    if not classes:
+        found.append("the list of classes is empty; name at least one class")
+    if twice := [c for c, n in Counter(classes).items() if n > 1]:
+        found.append(f"class names given twice: {_some(twice)}")
+    if not sites:
+        found.append("it has no sites; give at least one with training data")
+    elif all(site.train is None for site in sites):
+        found.append("no site has training data; at least one site needs a train split")
+    found += [
+        f"{count} sites are named {name!r}; give every site its own name"
+        for name, count in Counter(site.name for site in sites).items()
+        if count > 1
+    ]
+    shapes: dict[tuple[int, ...], list[str]] = {}
+    dtypes: dict[torch.dtype, list[str]] = {}
+    for site in sites:
+        if not site.name or not site.domain:
+            found.append(f"site {site.name!r} needs a name and a domain, got domain {site.domain!r}")
+        if not site.splits:
+            found.append(f"site {site.name!r} has no data; give it a train or test split, or leave it out")
+        for part, split in site.splits.items():
+            wrong = _split_problems(split, len(classes))
+            found += [f"site {site.name!r}, {part}: {problem}" for problem in wrong]
+            if not isinstance(split.x, Tensor | MappedImages):
+                continue
+            if split.x.ndim == 4:
+                shapes.setdefault(split.shape, []).append(site.name)
+            dtypes.setdefault(split.x.dtype, []).append(site.name)
+    if len(shapes) > 1:
+        listed = "; ".join(
+            f"{_by(shape)} at {_some(list(dict.fromkeys(who)))}" for shape, who in shapes.items()
+        )
+        found.append(f"sites have images of different shapes (C x H x W): {listed}; resize them to one shape")
+    if len(dtypes) > 1 and all(_image_type(dtype) for dtype in dtypes):
+        listed = "; ".join(f"{dtype} at {_some(list(dict.fromkeys(who)))}" for dtype, who in dtypes.items())
+        found.append(f"sites have images of different types: {listed}; convert them to one")
+    mean = federation.preprocessing.mean
+    if mean is not None and len(shapes) == 1 and len(mean) not in (1, next(iter(shapes))[0]):
+        found.append(f"preprocessing has {len(mean)} channels but the images are {_by(next(iter(shapes)))}")
+    return found
+
+
+def _split_problems(split: Split, classes: int) -> list[str]:
+    found = []
+    x, y = split.x, split.y
+    if not isinstance(x, Tensor | MappedImages) or not isinstance(y, Tensor):
+        kinds = f"{type(x).__name__} and {type(y).__name__}"
+        return [f"images and labels must be torch tensors, got {kinds}; from_arrays converts other arrays"]
+    if x.ndim != 4:
+        found.append(f"images must have four axes (N, C, H, W), got shape {tuple(x.shape)}")
+    if not _image_type(x.dtype):
+        found.append(f"images must be uint8 or floating point, got {x.dtype}")
+    if y.dtype != torch.int64 or y.ndim != 1:
+        found.append(f"labels must be int64 with one axis, got {y.dtype} of shape {tuple(y.shape)}")
+    elif len(y) and classes and (int(y.min()) < 0 or int(y.max()) >= classes):
+        at = int(((y < 0) | (y >= classes)).nonzero()[0])
+        found.append(
+            f"labels must be 0 to {classes - 1} for {classes} classes, got {int(y[at])} at position {at} "
+            f"(range {int(y.min())} to {int(y.max())})"
+        )
+    if len(x) != len(y):
+        found.append(f"{len(x)} images but {len(y)} labels; there must be one label per image")
+    if isinstance(x, Tensor) and x.is_floating_point():
+        bad = [
+            i + start for start in range(0, len(x), _CHUNK) for i in _not_finite(x[start : start + _CHUNK])
+        ]
+        if bad:
+            found.append(
+                f"{len(bad)} images hold values that are not finite (NaN or infinity), first at {bad[0]}"
+            )
+    return found
+
+
+def _image_type(dtype: torch.dtype) -> bool:
+    return dtype == torch.uint8 or dtype.is_floating_point
+
+
+def _not_finite(x: Tensor) -> list[int]:
+    return (~torch.isfinite(x).flatten(1).all(dim=1)).nonzero().flatten().tolist() if x.ndim > 1 else []
+
+
+def _test_only(site: Site) -> Site:
+    whole = site.test or _join(list(site.splits.values()))
+    return replace(site, train=None, val=None, test=whole)
+
+
+def _join(splits: Sequence[Split]) -> Split | None:
+    if not splits:
+        return None
+    y = torch.cat([s.y for s in splits])
+    mapped = [s.x for s in splits if isinstance(s.x, MappedImages)]
+    if len(mapped) == len(splits) and len({x.path for x in mapped}) == 1:
+        return Split(MappedImages(mapped[0].path, np.concatenate([x.rows for x in mapped])), y)
+    return Split(torch.cat([s.x[:] for s in splits]), y)
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _some(names: Sequence[object], most: int = 8) -> str:
+    listed = ", ".join(repr(n) if isinstance(n, str) else str(n) for n in names[:most])
+    return listed if len(names) <= most else f"{listed} and {len(names) - most} more"

@@ -1,0 +1,438 @@
+"""Federations from folders of images, root/site/class/image, decoded once into a cache on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from fednorms.data.federation import Federation, Site, Split, raise_problems
+from fednorms.data.mapped import MappedImages
+from fednorms.data.preprocessing import Preprocessing
+from fednorms.data.splits import split
+from fednorms.errors import BadInput
+
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif")
+Group = str | Callable[[Path], Hashable]
+
+_LAYOUT = "expected root/site/class/image.png"
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_NAMED = 10  # unreadable files named in one message
+_FORMAT = 1  # of the cache: raise it when decoding changes, so that old files are not taken for new ones
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    site: str
+    part: str  # "" where the folders do not say
+    label: str
+
+
+def from_folders(
+    root: str | Path,
+    size: int | tuple[int, int] | None = None,
+    channels: int = 3,
+    val: float = 0.1,
+    test: float = 0.2,
+    seed: int = 0,
+    group: Group | None = None,
+    cache: str | Path | bool | None = None,
+    memory_limit: int = 2 * 2**30,
+    classes: Sequence[str] | None = None,
+    preprocessing: Preprocessing | None = None,
+    name: str | None = None,
+) -> Federation:
+    r"""A federation from `root/site/class/image.png` (or jpg, bmp, tif, webp, gif: its first frame).
+
+    The classes are the sorted union over the sites, and a site may miss some. A site may bring its own
+    division, `root/site/{train,val,test}/class/image`, taken as it is. Hidden files are ignored.
+
+    Args:
+        root: the folder of the sites.
+        size: resize to this many pixels (bilinear; one number for a square, or height and width; each side is
+            scaled on its own). Without it all images must have one shape.
+        channels: 3 (RGB), 1 (grey) or 4 (RGBA).
+        val: fraction of each site's images kept for validation, stratified.
+        test: fraction kept for testing.
+        seed: decides, with the site's name, which images those are.
+        group: the patient of an image, none of whom is in two splits: a function of the path, or a regular
+            expression whose first group (or whole match) in the file name is the patient.
+        cache: the folder for decoded images, by default in the user's cache folder; False for none.
+        memory_limit: in bytes; a larger federation stays in the cache and is read batch by batch.
+        classes: their names and order, if not those of the folders found.
+        preprocessing: by default pixels go to [-1, 1].
+        name: of the federation; by default the folder's.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as root:
+    ...     for site, colour in (("berlin", "red"), ("oslo", "blue")):
+    ...         for label in ("cat", "dog"):
+    ...             folder = Path(root, site, label)
+    ...             folder.mkdir(parents=True)
+    ...             for i in range(5):
+    ...                 Image.new("RGB", (8, 8), colour).save(folder / f"patient{i}-scan.png")
+    ...     from_folders(root, val=0, group=r"(patient\d+)", cache=False, name="pets")
+    Federation 'pets': 2 sites, 2 classes, images 3x8x8
+    site    domain  train  val  test  classes
+    berlin  berlin      8    -     2  2/2
+    oslo    oslo        8    -     2  2/2
+    """
+    root = Path(root).expanduser()
+    _check_options(size, channels, val, test, memory_limit)
+    files = _scan(root)
+    names = _class_names(root, files, classes)
+    sites = _sites(root, files, names, size, channels, val, test, seed, group, cache, memory_limit)
+    source = {
+        "spec": f"folder:{root.resolve()}",
+        "size": size if size is None or isinstance(size, int) else list(size),
+        "channels": channels,
+        "val": val,
+        "test": test,
+        "seed": seed,
+        "group": group if isinstance(group, str | None) else getattr(group, "__qualname__", repr(group)),
+    }
+    preprocessing = preprocessing or Preprocessing.centred(channels)
+    return Federation(name or root.resolve().name, sites, names, preprocessing, source)
+
+
+def site_from_folder(
+    folder: str | Path,
+    classes: Sequence[str],
+    size: int | tuple[int, int] | None = None,
+    channels: int = 3,
+    val: float = 0.0,
+    test: float = 0.0,
+    seed: int = 0,
+    group: Group | None = None,
+    cache: str | Path | bool | None = None,
+    memory_limit: int = 2 * 2**30,
+) -> Site:
+    """One new site from `folder/class/image.png`, with the classes of a federation that exists already.
+
+    The options are those of `from_folders`. Without fractions all images are in the train split.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as root:
+    ...     Path(root, "clinic", "dog").mkdir(parents=True)
+    ...     Image.new("RGB", (8, 8)).save(Path(root, "clinic", "dog", "rex.png"))
+    ...     site_from_folder(Path(root, "clinic"), classes=["cat", "dog"], cache=False)
+    Site('clinic', domain='clinic', train=1)
+    """
+    folder = Path(folder).expanduser()
+    _check_options(size, channels, val, test, memory_limit)
+    if not folder.is_dir():
+        raise BadInput(f"folder {str(folder)!r}: not a folder; expected folder/class/image.png")
+    files, problems = _scan_site(folder.resolve())
+    raise_problems(f"folder {str(folder)!r}", problems)
+    names = _class_names(folder, files, classes)
+    root = folder.resolve()
+    return _sites(root, files, names, size, channels, val, test, seed, group, cache, memory_limit)[0]
+
+
+def _class_names(root: Path, files: Sequence[_File], classes: Sequence[str] | None) -> list[str]:
+    found = sorted({file.label for file in files})
+    if classes is None:
+        return found
+    if unknown := [label for label in found if label not in classes]:
+        raise BadInput(
+            f"folder {str(root)!r}: class folders {unknown} are not among {list(classes)}; rename them"
+        )
+    return list(classes)
+
+
+def _sites(
+    root: Path,
+    files: Sequence[_File],
+    classes: Sequence[str],
+    size: int | tuple[int, int] | None,
+    channels: int,
+    val: float,
+    test: float,
+    seed: int,
+    group: Group | None,
+    cache: str | Path | bool | None,
+    memory_limit: int,
+) -> list[Site]:
+    groups = _groups(files, group)
+    hw = (size, size) if isinstance(size, int) else size
+    shape = (channels, *(hw or _first_size(files)))
+    in_memory = len(files) * int(np.prod(shape)) <= memory_limit
+    number = {label: i for i, label in enumerate(classes)}
+    y = torch.tensor([number[file.label] for file in files], dtype=torch.int64)
+    everything = Split(_load(root, files, shape, hw is not None, cache, in_memory), y)
+    members: dict[str, list[int]] = {}
+    for i, file in enumerate(files):
+        members.setdefault(file.site, []).append(i)
+    sites = []
+    for site, inside in members.items():
+        at = np.array(inside)
+        whose = None if groups is None else [groups[i] for i in inside]
+        parts = _divide([files[i] for i in inside], y[at], whose, val, test, seed)
+        splits = {part: everything.subset(at[chosen]) for part, chosen in parts.items()}
+        sites.append(Site(site, site, splits.get("train"), splits.get("val"), splits.get("test")))
+    return sites
+
+
+def _check_options(
+    size: int | tuple[int, int] | None, channels: int, val: float, test: float, memory_limit: int
+) -> None:
+    problems = []
+    sides = () if size is None else (size,) if isinstance(size, int) else tuple(size)
+    if size is not None and (
+        len(sides) not in (1, 2) or not all(isinstance(s, int) and s > 0 for s in sides)
+    ):
+        problems.append(f"size must be a positive number of pixels or (height, width), got {size!r}")
+    if channels not in _MODES:
+        problems.append(f"channels must be 1, 3 or 4, got {channels!r}")
+    if min(val, test) < 0 or val + test >= 1:
+        problems.append(
+            f"val and test must be fractions that leave something to train on, got {val} and {test}"
+        )
+    if memory_limit < 0:
+        problems.append(f"memory_limit is a number of bytes, got {memory_limit}")
+    raise_problems("from_folders", problems)
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and p.name != "__MACOSX")
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [p for p in _visible(folder) if p.is_dir()]
+
+
+def _images_in(folder: Path) -> list[Path]:
+    return [p for p in _visible(folder) if p.suffix.lower() in EXTENSIONS and p.is_file()]
+
+
+def _scan(root: Path) -> list[_File]:
+    """All image files, sorted by site, split, class and name."""
+    if not root.is_dir():
+        raise BadInput(f"folder {str(root)!r}: not a folder; {_LAYOUT}")
+    sites = _folders(root)
+    if not sites:
+        raise BadInput(f"folder {str(root)!r}: it has no site folders; {_LAYOUT}")
+    files: list[_File] = []
+    problems: list[str] = []
+    for site in sites:
+        inside, wrong = _scan_site(site)
+        files += inside
+        problems += wrong
+    raise_problems(f"folder {str(root)!r}", problems)
+    return files
+
+
+def _scan_site(site: Path) -> tuple[list[_File], list[str]]:
+    """The image files of one site and what is wrong with its folders."""
+    files: list[_File] = []
+    problems: list[str] = []
+    inner = _folders(site)
+    divided = {p.name for p in inner} <= {"train", "val", "test"} and any(_folders(p) for p in inner)
+    for part, folder in [(p.name, p) for p in inner] if divided else [("", site)]:
+        labels = _folders(folder)
+        if not labels:
+            loose = f" but {len(_images_in(folder))} images" if _images_in(folder) else ""
+            problems.append(f"{str(folder)!r} has no class folders{loose}; {_LAYOUT}")
+        for label in labels:
+            images = _images_in(label)
+            if not images and _folders(label):
+                problems.append(f"{str(label)!r} has folders instead of images; {_LAYOUT}")
+            files += [_File(path, site.name, part, label.name) for path in images]
+    if not files and not problems:
+        problems.append(f"site {site.name!r} has no images ({', '.join(EXTENSIONS)})")
+    return files, problems
+
+
+def _groups(files: Sequence[_File], group: Group | None) -> list[str] | None:
+    if group is None:
+        return None
+    if not isinstance(group, str):
+        return [str(group(file.path)) for file in files]
+    try:
+        pattern = re.compile(group)
+    except re.error as problem:
+        raise BadInput(f"from_folders: group {group!r} is not a regular expression: {problem}") from None
+    matches = [pattern.search(file.path.name) for file in files]
+    missed = [str(file.path) for file, match in zip(files, matches, strict=True) if match is None]
+    if missed:
+        raise BadInput(
+            f"from_folders: group {group!r} matches nothing in {len(missed)} of {len(files)} file names, "
+            f"first {missed[0]!r}"
+        )
+    return [(m.group(1) or "") if pattern.groups else m.group(0) for m in matches if m is not None]
+
+
+def _divide(
+    files: Sequence[_File],
+    y: torch.Tensor,
+    groups: Sequence[str] | None,
+    val: float,
+    test: float,
+    seed: int,
+) -> dict[str, np.ndarray]:
+    if not files[0].part:
+        return split(y, {"val": val, "test": test}, seed, files[0].site, groups)
+    if groups is not None:
+        home: dict[str, str] = {}
+        for file, member in zip(files, groups, strict=True):
+            if home.setdefault(member, file.part) != file.part:
+                raise BadInput(
+                    f"site {file.site!r}: group {member!r} is in both {home[member]} and {file.part} "
+                    f"({str(file.path)!r}); move its images into one of them"
+                )
+    parts = np.array([file.part for file in files])
+    return {part: np.flatnonzero(parts == part) for part in ("train", "val", "test")}
+
+
+def _first_size(files: Sequence[_File]) -> tuple[int, int]:
+    """Height and width of the first image that can be opened (one that cannot is reported when decoding)."""
+    for file in files:
+        try:
+            with Image.open(file.path) as image:
+                return image.height, image.width
+        except Exception:  # Pillow's decoders raise almost anything on broken files
+            continue
+    raise BadInput(f"none of the {len(files)} images can be read, first {str(files[0].path)!r}")
+
+
+def _load(
+    root: Path,
+    files: Sequence[_File],
+    shape: tuple[int, ...],
+    resize: bool,
+    cache: str | Path | bool | None,
+    in_memory: bool,
+) -> torch.Tensor | MappedImages:
+    full = (len(files), *shape)
+    if cache is False:
+        if not in_memory:
+            raise BadInput(
+                f"folder {str(root)!r} is larger than memory_limit and needs a cache; set cache=FOLDER"
+            )
+        return torch.from_numpy(_decode(root, files, np.empty(full, np.uint8), resize))
+    path = _cache_folder(cache) / f"{_key(root, files, shape, resize)}.npy"
+    if not _usable(path, full):
+        try:
+            _write(path, root, files, full, resize)
+        except OSError as problem:
+            if not in_memory:
+                raise BadInput(
+                    f"folder {str(root)!r}: cannot write the cache {str(path.parent)!r} ({problem}), and the "
+                    "images exceed memory_limit; set cache=FOLDER to a place with room, or raise memory_limit"
+                ) from problem
+            warnings.warn(
+                f"cannot write the cache {str(path.parent)!r} ({problem}): {len(files)} images are decoded "
+                "into memory, now and in every later run until cache=FOLDER can be written",
+                stacklevel=3,
+            )
+            return torch.from_numpy(_decode(root, files, np.empty(full, np.uint8), resize))
+    return torch.from_numpy(np.load(path)) if in_memory else MappedImages(path)
+
+
+def _cache_folder(cache: str | Path | bool | None) -> Path:
+    if cache is None or isinstance(cache, bool):
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fednorms"
+    return Path(cache).expanduser()
+
+
+def _key(root: Path, files: Sequence[_File], shape: Sequence[int], resize: bool) -> str:
+    """Changes when a file is added, removed or written to, or when the wanted shape changes."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(json.dumps([_FORMAT, str(root.resolve()), list(shape), resize]).encode())
+    for file in files:
+        found = file.path.stat()
+        line = [file.path.relative_to(root).as_posix(), found.st_mtime_ns, found.st_size]
+        digest.update(json.dumps(line).encode())
+    return digest.hexdigest()
+
+
+def _usable(path: Path, full: tuple[int, ...]) -> bool:
+    try:
+        stored = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        return False
+    return stored.shape == full and stored.dtype == np.uint8
+
+
+def _write(path: Path, root: Path, files: Sequence[_File], full: tuple[int, ...], resize: bool) -> None:
+    """Decode into a file of another name, then rename: a cache file is complete or absent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for old in path.parent.glob("*.partial"):
+        if time.time() - old.stat().st_mtime > 24 * 3600:  # left by a killed process
+            old.unlink(missing_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".partial")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            np.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": full})
+            offset = out.tell()
+            # Reserved at once: a full disk is an error here, and not a crash while the map is written.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(out.fileno(), 0, offset + int(np.prod(full)))
+            else:
+                out.truncate(offset + int(np.prod(full)))
+        images = np.memmap(name, np.uint8, "r+", offset, full)
+        _decode(root, files, images, resize)
+        images.flush()
+        del images
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _decode(root: Path, files: Sequence[_File], images: np.ndarray, resize: bool) -> np.ndarray:
+    """Fill `images` (N,C,H,W) from the files, several at a time, or say which cannot be read."""
+    _, channels, height, width = images.shape
+    sizes: list[tuple[int, int]] = [(height, width)] * len(files)
+
+    def one(i: int) -> str | None:
+        try:
+            with Image.open(files[i].path) as image:
+                sizes[i] = (image.height, image.width)
+                if not resize and sizes[i] != (height, width):
+                    return None
+                pixels = np.asarray(_converted(image, channels, (width, height) if resize else None))
+        except Exception as problem:  # Pillow's decoders raise almost anything on broken files
+            return f"{str(files[i].path)!r} cannot be read: {problem}"
+        images[i] = pixels.reshape(height, width, channels).transpose(2, 0, 1)
+        return None
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        unreadable = [problem for problem in pool.map(one, range(len(files))) if problem]
+    problems = unreadable[:_NAMED]
+    if len(unreadable) > _NAMED:
+        problems.append(f"and {len(unreadable) - _NAMED} more that cannot be read")
+    other = [i for i, found in enumerate(sizes) if found != (height, width)]
+    if other and not resize:
+        same = next(i for i in range(len(files)) if sizes[i] == (height, width))
+        (high, wide), path = sizes[other[0]], str(files[other[0]].path)
+        problems.append(
+            f"images differ in size: {str(files[same].path)!r} is {height}x{width} (height x width), "
+            f"{path!r} is {high}x{wide}; set size= to resize them"
+        )
+    raise_problems(f"folder {str(root)!r}", problems)
+    return images
+
+
+def _converted(image: Image.Image, channels: int, size: tuple[int, int] | None) -> Image.Image:
+    if image.mode.startswith("I"):
+        # 16-bit grey (X-rays): keep the upper eight bits, where Pillow itself would clip.
+        image = Image.fromarray(np.clip(np.asarray(image) // 257, 0, 255).astype(np.uint8))
+    elif image.mode == "F":
+        raise ValueError("floating-point pixels have no fixed range; store it as 8 or 16 bits")
+    elif image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    image = image.convert(_MODES[channels])
+    return image if size is None else image.resize(size, Image.Resampling.BILINEAR)

@@ -1,0 +1,69 @@
+"""Federations by name, as the command line and recipes know them."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from fednorms.data import digits_shift
+from fednorms.data.federation import Federation
+from fednorms.data.folders import from_folders
+from fednorms.errors import BadInput
+
+_DESCRIPTIONS = {
+    "digits-shift": digits_shift.DESCRIPTION,
+    "folder:PATH": "your own images, PATH/site/class/image.png (or jpg, bmp, tif, webp, gif); also just PATH",
+}
+
+
+def federations() -> dict[str, str]:
+    """What `federation` understands: a name (or form of name) and one line about it.
+
+    >>> list(federations())
+    ['digits-shift', 'folder:PATH']
+    """
+    return dict(_DESCRIPTIONS)
+
+
+def federation(
+    spec: str | Path | Federation,
+    size: int | None = None,
+    seed: int | None = None,
+    val: float | None = None,
+    test: float | None = None,
+    root: str | Path | None = None,
+) -> Federation:
+    """The federation that `spec` names: "digits-shift", "folder:PATH", or the path of such a folder.
+
+    Args:
+        spec: the name; a `Federation` is returned as it is.
+        size: pixels; 16 for digits-shift, and that of the images for folders, if not given.
+        seed: decides how the data are divided (0).
+        val: fraction for validation (0.1).
+        test: fraction for testing (0.2).
+        root: where a relative folder is looked for, if not in the working directory.
+
+    >>> federation("digits-shift").shape
+    (3, 16, 16)
+    >>> federation("digit-shift")
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: no federation 'digit-shift'; did you mean 'digits-shift'? ...
+    """
+    options = {"size": size, "seed": seed, "val": val, "test": test}
+    given = sorted(option for option, value in options.items() if value is not None)
+    if isinstance(spec, Federation):
+        if given:
+            raise BadInput(f"federation {spec.name!r} is made already: {', '.join(given)} cannot be changed")
+        return spec
+    text = str(spec)
+    seed, val, test = seed or 0, 0.1 if val is None else val, 0.2 if test is None else test
+    if text == "digits-shift":
+        return digits_shift.digits_shift(16 if size is None else size, seed, val, test)
+    path = Path(root or "", text.removeprefix("folder:")).expanduser()
+    if text.startswith("folder:") or path.is_dir():
+        return from_folders(path, size, val=val, test=test, seed=seed)
+    near = difflib.get_close_matches(text, _DESCRIPTIONS, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise BadInput(
+        f"no federation {text!r}; {hint}There are {', '.join(_DESCRIPTIONS)}, and the path of a folder"
+    )

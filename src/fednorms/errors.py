@@ -1,0 +1,35 @@
+"""The library's exceptions; the command line maps each class to an exit code."""
+
+from __future__ import annotations
+
+
+class FednormsError(Exception):
+    """Base of every error the library raises on purpose: its text is meant for the user, without a traceback.
+
+    >>> FednormsError.exit_code
+    1
+    """
+
+    exit_code = 1
+
+
+class BadInput(FednormsError, ValueError):
+    """The user's input cannot be used: says what, where, expected, got, and how to fix it (exit code 2).
+
+    >>> BadInput.exit_code
+    2
+    """
+
+    exit_code = 2
+
+
+class RunFailed(FednormsError, RuntimeError):
+    """A run that started could not go on (exit code 1); what it had finished is on disk.
+
+    >>> RunFailed.exit_code
+    1
+    """
+
+
+class Diverged(RunFailed):
+    """A client's update is not finite; names client, phase, step and the part and hook where it began."""

@@ -1,0 +1,191 @@
+"""Adaptive group normalisation of FedNN: a learned mixture of batch and group statistics in every layer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fednorms import noise
+from fednorms.errors import BadInput
+from fednorms.layers.carry import keep_parameters, place, width
+from fednorms.layers.moments import affine, batch_moments, group_moments, instance_moments
+from fednorms.layers.norm_act import keep_act
+
+Variant = Literal["paper", "author"]
+EvalMode = Literal["soft", "hard", "sample"]
+
+
+def mixed_normalise(
+    x: Tensor,
+    share: Tensor,
+    bn: tuple[Tensor, Tensor],
+    gn: tuple[Tensor, Tensor],
+    variant: Variant = "paper",
+    eps: float = 1e-5,
+) -> Tensor:
+    """(x - mu) / sigma with mu = s_bn mu_bn + s_gn mu_gn, share = (s_bn, s_gn), moments as (mean, variance).
+
+    paper: sigma = s_bn sqrt(v_bn + eps) + s_gn sqrt(v_gn + eps);  author: sigma = sqrt(s_bn v_bn + s_gn v_gn
+    + eps). bn moments have shape (C), gn moments shape (N, C). FedNN (Pattern Recognition 2024), adaptive
+    group normalisation.
+
+    >>> x = torch.tensor([[1.0, 3.0], [5.0, 7.0]])
+    >>> one = (torch.zeros(2), torch.ones(2))
+    >>> torch.equal(mixed_normalise(x, torch.tensor([0.5, 0.5]), one, one, eps=0.0), x)
+    True
+    """
+    s_bn, s_gn = share[0], share[1]
+    (m_bn, v_bn), (m_gn, v_gn) = bn, gn
+    mean = s_bn * m_bn + s_gn * m_gn  # (N, C)
+    if variant == "paper":
+        deviation = s_bn * torch.sqrt(v_bn + eps) + s_gn * torch.sqrt(v_gn + eps)
+    else:
+        deviation = torch.sqrt(s_bn * v_bn + s_gn * v_gn + eps)
+    shape = (*mean.shape, *[1] * (x.dim() - 2))
+    return (x - mean.reshape(shape)) / deviation.reshape(shape)
+
+
+class AdaptiveGroupNorm(nn.Module):
+    """Normalise with a learned mixture of batch and group statistics, sampled by Gumbel-softmax while
+    training.
+
+    s = softmax((a + G) / tau), G = -log(-log U); y = gamma * (x - mu) / sigma + beta (see `mixed_normalise`).
+    FedNN (Pattern Recognition 2024). `logits` holds a in the order (bn, gn), readable as `a_bn` and `a_gn`;
+    the public code's order is the reverse. Evaluation: "soft" softmax(a / tau), "hard" the larger one,
+    "sample" as in training. The running statistics belong to the batch branch only: r <- keep * r + (1 -
+    keep) * batch value. variant="author": variances are mixed instead of deviations, with the public code's
+    divisors, and running_var starts at 0. Inputs of shape (N, C) count as one position.
+
+    >>> layer = AdaptiveGroupNorm(4, groups=2)
+    >>> sorted(layer.state_dict())
+    ['bias', 'logits', 'running_mean', 'running_var', 'tau', 'weight']
+    >>> layer.eval()(torch.zeros(2, 4, 3, 3)).shape
+    torch.Size([2, 4, 3, 3])
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    tau: Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        groups: int = 2,
+        variant: Variant = "paper",
+        eval_mode: EvalMode = "soft",
+        eps: float = 1e-5,
+        keep: float = 0.997,
+        tau: float = 5.0,
+        stream: int = 0,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        name: str = "",
+    ) -> None:
+        super().__init__()
+        if channels % groups:
+            where = f" {name!r}" if name else ""
+            raise BadInput(
+                f"layer{where}: {channels} channels do not divide into {groups} groups; "
+                f"expected groups to divide the width, fix with groups=1 or another divisor of {channels}"
+            )
+        for what, got, known in (
+            ("variant", variant, ("paper", "author")),
+            ("eval_mode", eval_mode, ("soft", "hard", "sample")),
+        ):
+            if got not in known:
+                raise BadInput(f"AdaptiveGroupNorm: {what} must be one of {', '.join(known)}, got {got!r}")
+        self.channels, self.groups = channels, groups
+        self.variant: Variant = variant
+        self.eval_mode: EvalMode = eval_mode
+        self.eps, self.keep, self.stream = eps, keep, stream
+        ones = torch.ones(channels, device=device, dtype=dtype)
+        self.weight = nn.Parameter(ones.clone()) if affine else None
+        self.bias = nn.Parameter(torch.zeros_like(ones)) if affine else None
+        self.logits = nn.Parameter(torch.ones(2, device=device, dtype=dtype))
+        self.register_buffer("running_mean", torch.zeros_like(ones))
+        self.register_buffer("running_var", ones.clone() if variant == "paper" else torch.zeros_like(ones))
+        self.register_buffer("tau", torch.tensor(tau, device=device, dtype=dtype))
+
+    @classmethod
+    def like(
+        cls,
+        norm: nn.Module,
+        groups: int = 2,
+        variant: Variant = "paper",
+        eval_mode: EvalMode = "soft",
+        eps: float = 1e-5,
+        keep: float = 0.997,
+        tau: float = 5.0,
+        name: str = "",
+    ) -> nn.Module:
+        """In place of a batch or group normalisation layer: keeps its affine parameters; the stream is from
+        `name`.
+        """
+        new = cls(
+            width(norm, name),
+            groups,
+            variant,
+            eval_mode,
+            eps,
+            keep,
+            tau,
+            noise.stream(name),
+            name=name,
+            **place(norm),
+        )
+        keep_parameters(norm, new, "weight", "bias")
+        return keep_act(norm, new)
+
+    @property
+    def a_bn(self) -> Tensor:
+        """The logit of the batch branch."""
+        return self.logits[0]
+
+    @property
+    def a_gn(self) -> Tensor:
+        """The logit of the group branch."""
+        return self.logits[1]
+
+    def share(self) -> Tensor:
+        """The pair (s_bn, s_gn) this call uses; it sums to 1."""
+        if self.training or self.eval_mode == "sample":
+            # Drawn in float32 whatever the layer's dtype, so that the sample does not depend on it.
+            u = noise.uniform((2,), self.stream, self.logits.new_empty(0, dtype=torch.float32))
+            gumbel = -torch.log(-torch.log(u)).to(self.logits.dtype)
+            return torch.softmax((self.logits + gumbel) / self.tau, dim=0)
+        if self.eval_mode == "hard":
+            bn = (self.a_bn >= self.a_gn).to(self.logits.dtype)
+            return torch.stack([bn, 1 - bn])
+        return torch.softmax(self.logits / self.tau, dim=0)
+
+    def batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the batch branch, per channel."""
+        if self.variant == "paper":
+            return batch_moments(x)
+        # The public code averages unbiased per-image variances and adds the spread of the per-image means;
+        # where there is one position only, that variance is undefined and taken as 0.
+        m_in, v_in = instance_moments(x, unbiased=True)
+        m_bn = m_in.mean(0)
+        return m_bn, v_in.mean(0) + (m_in - m_bn).square().mean(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x of shape (N, C, ...)."""
+        if self.training:
+            bn = self.batch_statistics(x)
+            with torch.no_grad():
+                for running, batch in zip((self.running_mean, self.running_var), bn, strict=True):
+                    running.mul_(self.keep).add_(batch.detach().to(running.dtype), alpha=1 - self.keep)
+        else:
+            bn = self.running_mean, self.running_var
+        gn = group_moments(x, self.groups, unbiased=self.variant == "author")
+        y = mixed_normalise(x, self.share(), bn, gn, self.variant, self.eps)
+        return affine(y, self.weight, self.bias).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """Width, groups, variant and evaluation mode."""
+        return (
+            f"{self.channels}, groups={self.groups}, variant={self.variant!r}, eval_mode={self.eval_mode!r}"
+        )

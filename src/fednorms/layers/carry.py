@@ -1,0 +1,77 @@
+"""What every `.like` shares: read the old layer, keep the tensors that still fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fednorms.errors import BadInput
+
+
+def width(norm: nn.Module, name: str = "") -> int:
+    """The number of channels of a batch or group normalisation layer.
+
+    >>> width(nn.BatchNorm2d(8)), width(nn.GroupNorm(2, 6))
+    (8, 6)
+    """
+    for attribute in ("num_features", "num_channels", "channels"):
+        value = getattr(norm, attribute, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    where = f" {name!r}" if name else ""
+    raise BadInput(
+        f"layer{where}: cannot tell the number of channels of a {type(norm).__name__}; "
+        "expected a batch or group normalisation layer with a known width (run a lazy layer once first)"
+    )
+
+
+def tensor(module: nn.Module, name: str) -> Tensor | None:
+    """A parameter or buffer of `module`, or None where it has none of that name.
+
+    >>> tensor(nn.Linear(2, 2, bias=False), "bias") is None
+    True
+    """
+    value = getattr(module, name, None)
+    return value if isinstance(value, Tensor) else None
+
+
+def place(module: nn.Module) -> dict[str, Any]:
+    """The dtype and device of a layer's tensors, as arguments for a tensor factory.
+
+    >>> place(nn.BatchNorm2d(1).double())["dtype"]
+    torch.float64
+    """
+    for value in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+        if value.is_floating_point():
+            return {"dtype": value.dtype, "device": value.device}
+    return {"dtype": torch.get_default_dtype(), "device": torch.device("cpu")}
+
+
+def keep_parameters(old: nn.Module, new: nn.Module, *names: str) -> None:
+    """Give `new` the very Parameter objects of `old`, so dtype, device, requires_grad and tying stay; and its
+    flag.
+
+    >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
+    >>> keep_parameters(a, b, "weight", "bias")
+    >>> b.weight is a.weight
+    True
+    """
+    for name in names:
+        setattr(new, name, getattr(old, name, None))
+    new.train(old.training)
+
+
+def refuse_other_forward(old: nn.Module, base: type[nn.Module], name: str = "") -> None:
+    """Refuse a subclass whose own forward a replacement would silently lose.
+
+    >>> refuse_other_forward(nn.Conv2d(1, 1, 3), nn.Conv2d)
+    """
+    if type(old).forward is not base.forward:
+        where = f" {name!r}" if name else ""
+        raise BadInput(
+            f"layer{where}: {type(old).__name__} has its own forward, which a replacement would lose; "
+            f"expected a plain {base.__name__}: replace it by hand, or leave out one of two parts "
+            "that change it"
+        )

@@ -1,0 +1,51 @@
+"""Group normalisation in place of batch normalisation, with the group counts that papers use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from fednorms.errors import BadInput
+from fednorms.layers.carry import keep_parameters, place, width
+from fednorms.layers.norm_act import keep_act
+
+
+def paper_groups(channels: int) -> int:
+    """The number of groups FedWon's comparison uses for a width: 32; 8 below 32 channels; 24 at 144 channels.
+
+    FedWon (ICLR 2024), appendix; it divides every width of ResNet-18 and MobileNetV2.
+
+    >>> [paper_groups(c) for c in (16, 64, 144)]
+    [8, 32, 24]
+    """
+    if channels == 144:
+        return 24
+    return 8 if channels < 32 else 32
+
+
+def group_norm_like(
+    norm: nn.Module, groups: int | Callable[[int], int] = paper_groups, name: str = ""
+) -> nn.Module:
+    """GroupNorm in place of a normalisation layer, keeping its affine parameters and eps.
+
+    y = gamma (x - mu) / sqrt(v + eps) + beta, mu and v (biased) per sample and group of channels; Wu & He
+    2018. groups=1 is the "LN" of the federated literature (statistics over C, H, W and a per-channel affine).
+    `groups` may be a rule from width to groups.
+
+    >>> group_norm_like(nn.BatchNorm2d(6), groups=2).num_groups
+    2
+    """
+    channels = width(norm, name)
+    count = groups(channels) if callable(groups) else groups
+    if count < 1 or channels % count:
+        where = f" {name!r}" if name else ""
+        raise BadInput(
+            f"layer{where}: {channels} channels do not divide into {count} groups; "
+            f"expected a divisor of {channels}, e.g. groups=1"
+        )
+    new = nn.GroupNorm(count, channels, eps=float(getattr(norm, "eps", 1e-5)), **place(norm))
+    affine = getattr(norm, "weight", None) is not None
+    new.affine = affine
+    keep_parameters(norm, new, "weight", "bias")
+    return keep_act(norm, new)

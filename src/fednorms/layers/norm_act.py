@@ -1,0 +1,52 @@
+"""Keep the activation and the drop layer that a fused normalisation layer carries."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class NormAct(nn.Module):
+    """A normalisation followed by what a fused layer (timm's BatchNormAct2d) applied after it.
+
+    y = act(drop(norm(x))).
+
+    >>> import torch
+    >>> NormAct(nn.Identity(), nn.Identity(), nn.ReLU())(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    """
+
+    def __init__(self, norm: nn.Module, drop: nn.Module, act: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+        self.drop = drop
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The normalised input after drop layer and activation."""
+        y: Tensor = self.act(self.drop(self.norm(x)))
+        return y
+
+
+def is_fused(norm: nn.Module) -> bool:
+    """Whether a normalisation layer itself applies an activation afterwards (timm's *NormAct* classes).
+
+    >>> is_fused(nn.BatchNorm2d(3))
+    False
+    """
+    children = dict(norm.named_children())
+    return "act" in children and not isinstance(norm, NormAct)
+
+
+def keep_act(old: nn.Module, new: nn.Module) -> nn.Module:
+    """`new`, followed by the drop layer and activation of `old` where `old` is fused.
+
+    >>> keep_act(nn.BatchNorm2d(4), nn.Identity())
+    Identity()
+    """
+    if not is_fused(old) or isinstance(new, NormAct):
+        return new
+    children = dict(old.named_children())
+    wrapped = NormAct(new, children.get("drop", nn.Identity()), children["act"])
+    # Only the wrapper's own flag: the parts kept theirs.
+    wrapped.training = old.training
+    return wrapped

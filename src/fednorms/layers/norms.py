@@ -1,0 +1,50 @@
+"""Which modules are normalisation layers, decided by their type and never by the letters of a name."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm
+from fednorms.layers.hybrid_norm import HybridNorm
+from fednorms.layers.mixed_norm import MixedNorm
+
+OURS = (AdaptiveGroupNorm, HybridNorm, MixedNorm)
+_TORCH = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+# Normalisation classes of timm and torchvision that derive from no torch normalisation class. Matched by
+# class name, because neither library may be imported here.
+_NAMED = ("FrozenBatchNorm", "RmsNorm", "SimpleNorm", "EvoNorm", "FilterResponseNorm")
+
+
+def is_batchnorm(module: nn.Module) -> bool:
+    """Whether `module` is torch's BatchNorm or derives from it (SyncBatchNorm, timm's BatchNormAct2d).
+
+    >>> is_batchnorm(nn.BatchNorm2d(2)), is_batchnorm(nn.GroupNorm(1, 2))
+    (True, False)
+    """
+    return isinstance(module, _BatchNorm)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether `module` is a normalisation layer: batch, group, layer, instance, RMS, timm's variants, ours.
+
+    >>> is_norm(nn.LayerNorm(2)), is_norm(nn.Conv2d(1, 1, 1))
+    (True, False)
+    """
+    if isinstance(module, (*_TORCH, *OURS)):
+        return True
+    return any(kind.__name__.startswith(_NAMED) for kind in type(module).__mro__)
+
+
+def keeps_statistics(module: nn.Module) -> bool:
+    """Whether `module` evaluates with stored statistics: tracked BatchNorm, AdaptiveGroupNorm, HybridNorm,
+    MixedNorm.
+
+    >>> keeps_statistics(nn.BatchNorm2d(2)), keeps_statistics(nn.BatchNorm2d(2, track_running_stats=False))
+    (True, False)
+    """
+    if isinstance(module, OURS):
+        return True
+    # An instance norm that tracks statistics also evaluates with them.
+    return isinstance(module, (_BatchNorm, _InstanceNorm)) and module.running_mean is not None

@@ -1,0 +1,118 @@
+"""Scaled weight standardisation: the convolution of FedWon, for networks without normalisation layers."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from fednorms.layers.carry import place
+from fednorms.layers.convolution import PaddingMode, StandardisedConv2d, geometry
+
+Form = Literal["listing", "formula"]
+
+
+def scaled_weight(
+    weight: Tensor, gain: Tensor | float = 1.0, form: Form = "listing", eps: float = 1e-4
+) -> Tensor:
+    """Filters with mean 0 and a norm that does not depend on the fan-in N.
+
+    gain * (w - mean) / sqrt(max(N * variance, eps)); FedWon (ICLR 2024). The paper's listing takes the
+    variance with divisor N-1 and learns the gain; its formula takes divisor N and a constant. Then the
+    squared norm of a filter is gain^2 * (N-1)/N or gain^2. Note max(., eps), not "+ eps".
+
+    >>> scaled_weight(torch.tensor([[1.0, 3.0]]), form="formula").square().sum()
+    tensor(1.0000)
+    """
+    axes = tuple(range(1, weight.dim()))
+    fan_in = weight[0].numel()
+    var, mean = torch.var_mean(weight, dim=axes, correction=int(form == "listing"), keepdim=True)
+    return gain * (weight - mean) * torch.rsqrt((var * fan_in).clamp_min(eps))
+
+
+class WSConv2d(StandardisedConv2d):
+    """Conv2d with scaled weight-standardised filters: y = conv(x, scaled_weight(w, gain)) + b.
+
+    FedWon (ICLR 2024). form="listing": a learnable `gain` of shape (out, 1, 1, 1), initially 1;
+    form="formula": the constant `gamma`. A new layer starts Xavier-normal as in the listing; `like` keeps the
+    weights it is given.
+
+    >>> conv = WSConv2d.like(nn.Conv2d(3, 4, 3))
+    >>> conv.gain.shape
+    torch.Size([4, 1, 1, 1])
+    >>> sorted(WSConv2d.like(nn.Conv2d(3, 4, 3, bias=False), form="formula").state_dict())
+    ['weight']
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: str | int | tuple[int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: PaddingMode = "zeros",
+        form: Form = "listing",
+        gamma: float = 1.0,
+        eps: float = 1e-4,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            padding_mode,
+            device=device,
+            dtype=dtype,
+        )
+        nn.init.xavier_normal_(self.weight)
+        self.form: Form = form
+        self.gamma = gamma
+        self.eps = eps
+        self.register_parameter("gain", None)
+        if form == "listing":
+            self.gain = nn.Parameter(torch.ones(out_channels, 1, 1, 1, device=device, dtype=dtype))
+
+    @classmethod
+    def like(
+        cls,
+        conv: nn.Conv2d,
+        form: Form = "listing",
+        add_bias: bool = False,
+        gamma: float = 1.0,
+        eps: float = 1e-4,
+        name: str = "",
+    ) -> Self:
+        """The same convolution (the same Parameter objects), standardised; `add_bias` adds a zero bias where
+        none is.
+        """
+        where = place(conv)
+        new = cls(**geometry(conv, name), dtype=where["dtype"], form=form, gamma=gamma, eps=eps)._take(conv)
+        if form == "listing":
+            new.gain = nn.Parameter(
+                torch.ones(conv.out_channels, 1, 1, 1, **where), requires_grad=conv.weight.requires_grad
+            )
+        if add_bias and new.bias is None:
+            new.bias = nn.Parameter(
+                torch.zeros(conv.out_channels, **where), requires_grad=conv.weight.requires_grad
+            )
+        return new
+
+    def effective_weight(self) -> Tensor:
+        """The standardised filters times the gain (listing) or the constant (formula)."""
+        gain = self.gamma if self.gain is None else self.gain
+        return scaled_weight(self.weight, gain, self.form, self.eps)
+
+    def extra_repr(self) -> str:
+        """Geometry and form."""
+        return f"{super().extra_repr()}, form={self.form!r}"

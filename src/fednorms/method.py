@@ -1,0 +1,189 @@
+"""Method: an ordered tuple of parts, its checks, and its text form `"scaffold + greg(alpha=1.0) + fedfn"`."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from fednorms.errors import BadInput
+from fednorms.options import nearest
+from fednorms.part import REGISTRY, SUMS, Eval, Part, Phase, Weighting, overrides
+from fednorms.views import Context
+
+_WORDS = {"inf": float("inf"), "true": True, "false": False, "none": None}
+
+
+@dataclass(frozen=True)
+class Method:
+    """An ordered tuple of parts; no parts at all is FedAvg. `+` joins methods, `str` gives the text form.
+
+    >>> m = method("fedprox(mu=0.01) + fedfn")
+    >>> str(m), m == method(str(m)), str(Method())
+    ('fedprox(mu=0.01) + fedfn', True, 'fedavg')
+    """
+
+    parts: tuple[Part, ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} is given twice: list each part once" for name in _repeated([p.name for p in self.parts])
+        ]
+        problems += [
+            f"{' and '.join(rivals)} each {what}: keep one of them"
+            for what, rivals in [
+                ("replace the base loss", [p.name for p in self.having("objective")]),
+                ("decide how to fine-tune", [p.name for p in self.parts if p.evaluation().phases]),
+                ("decide which server model is tested", [p.name for p in self.parts if p.evaluation().server_model]),
+                ("normalise the input", [p.name for p in self.parts if p.normalises_input]),
+            ]
+            if len(rivals) > 1
+        ]
+        if problems:
+            raise BadInput(f'Method "{self}": ' + "; ".join(problems) + ".")
+
+    def __add__(self, other: Method | Part) -> Method:
+        return Method(self.parts + (other.parts if isinstance(other, Method) else (other,)))
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.parts)) or "fedavg"
+
+    def __repr__(self) -> str:
+        return f"method({str(self)!r})"
+
+    def having(self, hook: str) -> list[Part]:
+        """The parts that implement a hook, in order.
+
+        >>> [p.name for p in method("fedprox + scaffold").having("loss")]
+        ['fedprox']
+        """
+        return [p for p in self.parts if overrides(p, hook)]
+
+    def phases(self, phases: list[Phase], c: Context) -> list[Phase]:
+        """The phases of a round of local training after every part's `plan`."""
+        for p in self.parts:
+            phases = p.plan(phases, c)
+        return phases
+
+    def path(self, c: Context) -> dict[str, Hashable]:
+        """The code path of every part in this round."""
+        return {p.name: p.path(c) for p in self.having("path")}
+
+    def evaluation(self) -> Eval:
+        """The one evaluation rule of all parts together.
+
+        >>> method("fedbn + finetune(epochs=2)").evaluation().phases[0].epochs
+        2
+        """
+        rules = [p.evaluation() for p in self.parts]
+        return Eval(
+            phases=next((r.phases for r in rules if r.phases), ()),
+            server_model=next((r.server_model for r in rules if r.server_model), None),
+        )
+
+    def weighting(self, chosen: Weighting | None = None) -> Weighting:
+        """How client models are weighted: the recipe's choice, else the parts' own, else by size.
+
+        >>> method("fedbn").weighting(), method("fedprox").weighting(), method("fedbn").weighting("size")
+        ('uniform', 'size', 'size')
+        """
+        if chosen:
+            return chosen
+        wanted = {p.weighting: p.name for p in self.parts if p.weighting}
+        if len(wanted) > 1:
+            asked = " and ".join(f"{name} ({w})" for w, name in wanted.items())
+            raise BadInput(
+                f'Method "{self}": {asked} ask for different weightings. Choose with weighting="size" or "uniform".'
+            )
+        return next((w for w in wanted if w), "size")
+
+
+def method(text: str | Method | Part) -> Method:
+    """Read a method from its text form: names joined by `+`, options in parentheses.
+
+    >>> method("scaffold + greg(alpha=0.5)").parts[1].alpha
+    0.5
+    >>> method("fedprocs")
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: Unknown method "fedprocs": did you mean "fedprox"? Known: ...
+    """
+    if isinstance(text, Method):
+        return text
+    if isinstance(text, Part):
+        return Method((text,))
+    load_all()
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise _unreadable(text, f"near column {error.offset}") from None
+    return Method(tuple(p for term in _terms(tree) for p in _read(term, text)))
+
+
+def load_all() -> None:
+    """Import every file of `fednorms.methods`, so that each part registers itself.
+
+    >>> load_all(); "fedbn" in REGISTRY
+    True
+    """
+    package = importlib.import_module("fednorms.methods")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"fednorms.methods.{module.name}")
+
+
+def names() -> list[str]:
+    """Every name that `method` understands.
+
+    >>> "fedavg" in names() and "fedwon" in names()
+    True
+    """
+    load_all()
+    return sorted({*REGISTRY, *SUMS, "fedavg"})
+
+
+def _terms(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _terms(node.left) + _terms(node.right)
+    return [node]
+
+
+def _read(node: ast.expr, text: str) -> tuple[Part, ...]:
+    call = node if isinstance(node, ast.Call) else None
+    head = call.func if call else node
+    if not isinstance(head, ast.Name) or (call and call.args):
+        raise _unreadable(text, f'at "{ast.unparse(node)}"')
+    name = head.id.lower()
+    options = {k.arg or "**": _value(k.value, text) for k in call.keywords} if call else {}
+    if name == "fedavg" and not options:
+        return ()
+    make = SUMS.get(name) or REGISTRY.get(name)
+    if make is None:
+        raise BadInput(f'Unknown method "{head.id}": {nearest(name, names())}')
+    allowed = [p for p in inspect.signature(make).parameters if p != "self"]
+    for key in options:
+        if key not in allowed:
+            known = nearest(key, allowed) if allowed else "it has no options"
+            raise BadInput(f'{name} has no option "{key}": {known}')
+    made = make(**options)
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _value(node: ast.expr, text: str) -> object:
+    if isinstance(node, ast.Name) and node.id.lower() in _WORDS:
+        return _WORDS[node.id.lower()]
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        if isinstance(node, ast.Name):  # a bare word is a string: greg(variant=paper)
+            return node.id
+        raise _unreadable(text, f'at "{ast.unparse(node)}"') from None
+
+
+def _unreadable(text: str, where: str) -> BadInput:
+    return BadInput(f'Cannot read the method "{text}" {where}. Write names joined by +: "scaffold + greg(alpha=1.0)".')
+
+
+def _repeated(items: list[str]) -> list[str]:
+    return sorted({i for i in items if items.count(i) > 1})

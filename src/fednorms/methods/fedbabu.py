@@ -1,0 +1,32 @@
+"""FedBABU: federate the body under a random head that never moves."""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from fednorms.part import Eval, Part, Phase, Route, Slot, option, part
+
+
+@part("fedbabu")
+class FedBABU(Part):
+    """Freeze the classifier at its initial value during federated training; fine-tune everything for personal use.
+
+    Paper: Oh et al., FedBABU, ICLR 2022 (five epochs at 0.001). Acts on routes; the head is a shared constant that is
+    never sent. No state. As "+ fedbabu" it applies to any method, whose variates and norms then cover the body only.
+
+    >>> FedBABU(epochs=1)
+    fedbabu(epochs=1)
+    """
+
+    paper = "Oh et al. 2022"
+
+    epochs: int = option(5, at_least=0)
+    lr: float = option(0.001, at_least=0.0)
+
+    @override
+    def route(self, slot: Slot) -> Route:
+        return Route.FROZEN if slot.head else Route.SHARED
+
+    @override
+    def evaluation(self) -> Eval:
+        return Eval(phases=(Phase(epochs=self.epochs, lr=self.lr),) if self.epochs else ())

@@ -1,0 +1,48 @@
+"""FedEXP: extrapolate on the server when clients disagree."""
+
+from __future__ import annotations
+
+import torch
+from typing_extensions import override
+
+from fednorms.part import Eval, Part, option, part
+from fednorms.tree import Tree
+from fednorms.views import End, Round
+
+
+@part("fedexp")
+class FedEXP(Part):
+    """Scale the mean update by eta = max(1, mean |d_k|^2 / (2 (|mean d|^2 + eps))), over all parameters as one vector.
+
+    Paper: Jhunjhunwala et al., FedExP: speeding up federated averaging via extrapolation, ICLR 2023. Acts on the server's
+    update of the parameters; statistics are averaged. One number more to send. Tests use the mean of the last two
+    global models (average_last_two). Server state: the previous model.
+    Divergence: the public code uses M eps and shrinks it every round; we follow the paper's constant eps.
+
+    >>> FedEXP(eps=0.1)
+    fedexp(eps=0.1)
+    """
+
+    paper = "Jhunjhunwala et al. 2023"
+
+    eps: float = option(0.001, at_least=0.0)
+    average_last_two: bool = option(True)
+
+    @override
+    def finish(self, e: End) -> tuple[Tree, Tree]:
+        return e.mine, Tree(sqnorm=e.delta.sqnorm())
+
+    @override
+    def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
+        ratio = r.up["sqnorm"] / (2 * (delta.sqnorm() + self.eps)) if r.up else torch.ones(())
+        eta = torch.nan_to_num(ratio, nan=1.0).clamp(min=1.0)  # no movement at all: 0 / 0
+        return delta * eta, r.model.pick(delta)
+
+    @override
+    def evaluation(self) -> Eval:
+        return Eval(server_model=_middle if self.average_last_two else None)
+
+
+def _middle(model: Tree, previous: Tree) -> Tree:
+    now = model.pick(previous)
+    return Tree({**model, **((now + previous) * 0.5 if previous else {})})

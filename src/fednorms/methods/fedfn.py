@@ -1,0 +1,61 @@
+"""FedFN and FedFR: what the classifier sees of a feature's length."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+from fednorms.layers.surgery import Change, swap
+from fednorms.layers.unit_norm import UnitNormLinear
+from fednorms.part import Part, option, part
+from fednorms.views import Step
+
+
+@part("fedfn")
+class FedFN(Part):
+    """Feed the classifier unit-norm features, in training and test: z = W f / |f| (+ b).
+
+    Paper: Kim et al., FedFN: feature normalization for alleviating data heterogeneity, 2023. Acts on the model's head;
+    the classifier's weights are not normalised and there is no temperature. No state, no extra communication; use a
+    larger learning rate. Divergence: the formula has no bias, the authors' personalisation code has one (default).
+
+    >>> FedFN(bias=False)
+    fedfn(bias=False)
+    """
+
+    paper = "Kim et al. 2023 (FedFN)"
+
+    bias: bool = option(True)
+
+    @override
+    def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
+        heads = [model.get_submodule(name) for name in head]
+
+        def make(linear: nn.Module, name: str) -> nn.Module:
+            assert isinstance(linear, nn.Linear)
+            return UnitNormLinear.like(linear, bias=self.bias, name=name)
+
+        return swap(model, lambda m: any(m is h for h in heads), make)
+
+
+@part("fedfr")
+class FedFR(Part):
+    """Add mu times the mean feature norm to the loss: CE + mu mean |f|_2 (not squared), with standard logits.
+
+    Paper: Kim et al., FedFN, 2023 (best mu 0.005 with two classes per client, 0.05 with five). Acts on the local loss.
+    No state, no extra communication. mu=0 is FedAvg bit for bit.
+
+    >>> FedFR(mu=0.05)
+    fedfr(mu=0.05)
+    """
+
+    paper = "Kim et al. 2023 (FedFN)"
+
+    mu: float = option(0.005, at_least=0.0)
+
+    @override
+    def loss(self, s: Step) -> Tensor | float:
+        if not self.mu:
+            return 0.0
+        # The small number keeps the gradient finite where all ReLU features are zero.
+        return self.mu * (s.features.flatten(1).square().sum(1) + 1e-12).sqrt().mean()

@@ -1,0 +1,96 @@
+"""FedWon: no normalisation layers, scaled weight-standardised convolutions, adaptive gradient clipping."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+from typing_extensions import override
+
+from fednorms.layers.agc import adaptive_clip
+from fednorms.layers.no_norm import no_norm_like
+from fednorms.layers.norms import is_norm
+from fednorms.layers.scaled_ws import WSConv2d
+from fednorms.layers.surgery import Change, swap
+from fednorms.part import Part, option, part, sum_of_parts
+from fednorms.tree import Tree
+from fednorms.views import Step
+
+
+@part("nonorm")
+class NoNorm(Part):
+    """Remove every normalisation layer (a fused activation stays).
+
+    First half of FedWon; alone it is the papers' "without normalisation". Acts on the model; no state.
+
+    >>> NoNorm()
+    nonorm
+    """
+
+    paper = "Zhuang and Lyu 2024 (FedWon)"
+
+    @override
+    def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
+        return swap(model, is_norm, lambda norm, name: no_norm_like(norm))
+
+
+@part("wsconv")
+class WSConv(Part):
+    """Replace every Conv2d by one with scaled standardised filters: gain (W - mean_i) / sqrt(max(N var_i, 1e-4)).
+
+    Paper: Zhuang and Lyu, FedWon, ICLR 2024. Acts on the model; one gain per filter more to send, no state.
+    Divergence: the paper's formula has a constant gain and a biased variance, its listing a learnable gain and an
+    unbiased one; form="listing" is the default. Convolutions keep their own bias flag unless add_bias=True.
+
+    >>> WSConv(form="formula")
+    wsconv(form='formula')
+    """
+
+    paper = "Zhuang and Lyu 2024 (FedWon)"
+
+    form: Literal["listing", "formula"] = option("listing", choices=("listing", "formula"))
+    add_bias: bool = option(False)
+
+    @override
+    def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
+        def make(conv: nn.Module, name: str) -> nn.Module:
+            assert isinstance(conv, nn.Conv2d)
+            return WSConv2d.like(conv, form=self.form, add_bias=self.add_bias, name=name)
+
+        return swap(model, nn.Conv2d, make)
+
+
+@part("agc")
+class AGC(Part):
+    """Clip the gradient of each unit (filter, output row) to `clip` times the norm of its weights (at least 1e-3).
+
+    G_i <- G_i min(1, clip max(|W_i|, eps) / |G_i|). Paper: Brock et al. 2021, as used in FedWon (Digits 0.64, Office
+    and DomainNet 1.28). Acts on the gradient; the classifier is left alone. Off for batches smaller than `min_batch`
+    (FedWon clips at batch size 32 only). clip=inf changes nothing, bit for bit.
+
+    >>> AGC(clip=1.28)
+    agc(clip=1.28)
+    """
+
+    paper = "Brock et al. 2021"
+
+    clip: float = option(0.64, above=0.0)
+    min_batch: int = option(0, at_least=0)
+
+    @override
+    def grad(self, g: Tree, s: Step) -> Tree:
+        if s.context.batch_size < self.min_batch:
+            return g
+        return Tree({k: v if k in s.head else adaptive_clip(v, s.params[k], self.clip) for k, v in g.items()})
+
+
+@sum_of_parts("fedwon")
+def fedwon(clip: float = 0.64, min_batch: int = 32) -> tuple[Part, ...]:
+    """FedWon = nonorm + wsconv + agc. Its ablations are the sums without one of them.
+
+    Paper: Zhuang and Lyu, FedWon: triumphing multi-domain federated learning without normalization, ICLR 2024.
+
+    >>> fedwon(clip=1.28)
+    (nonorm, wsconv, agc(clip=1.28, min_batch=32))
+    """
+    return NoNorm(), WSConv(), AGC(clip=clip, min_batch=min_batch)

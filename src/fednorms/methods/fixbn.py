@@ -1,0 +1,50 @@
+"""FixBN: train normally, then freeze the global batch-normalisation statistics and go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from fednorms.layers.norms import is_batchnorm
+from fednorms.part import Part, Phase, option, part
+from fednorms.tree import Tree
+from fednorms.views import Context, Round
+
+if TYPE_CHECKING:
+    from fednorms.net import Net
+
+
+@part("fixbn")
+class FixBN(Part):
+    """From round `switch * T` on, normalise with the global running statistics of that moment, in training and test.
+
+    Paper: Zhong et al., Making batch normalization great in federated deep learning, 2023. Acts on the norm mode of the
+    local phases; gamma, beta and all weights keep training; statistics are then constant, bit for bit. No state, no
+    extra communication. switch=1 is FedAvg.
+    Divergence: the original also carries momentum across rounds; here that is the recipe's keep_momentum.
+
+    >>> FixBN(switch=0.25)
+    fixbn(switch=0.25)
+    """
+
+    paper = "Zhong et al. 2023"
+
+    switch: float = option(0.5, at_least=0.0, at_most=1.0)
+
+    @override
+    def missing(self, net: Net) -> str | None:
+        return None if any(is_batchnorm(s.module) for s in net.slots.values()) else "BatchNorm layer"
+
+    @override
+    def path(self, c: Context) -> bool:
+        return c.round >= int(self.switch * c.rounds)
+
+    @override
+    def plan(self, phases: list[Phase], c: Context) -> list[Phase]:
+        return [replace(p, norm="running") for p in phases] if self.path(c) else phases
+
+    @override
+    def stats(self, delta: Tree, r: Round) -> Tree:
+        return delta.zeros() if self.path(r.context) else delta

@@ -1,0 +1,54 @@
+"""FedAvg+GN and FedAvg+LN: replace batch normalisation by group or layer normalisation."""
+
+from __future__ import annotations
+
+from torch import nn
+from typing_extensions import override
+
+from fednorms.layers.group_norm import group_norm_like, paper_groups
+from fednorms.layers.norms import is_batchnorm
+from fednorms.layers.surgery import Change, swap
+from fednorms.part import Part, option, part
+
+
+@part("gn")
+class GroupNorm(Part):
+    """Replace every BatchNorm by GroupNorm with per-channel affine; nothing else changes.
+
+    groups=0 follows FedWon's rules: the network's own table (digits-cnn: 32, 32, 64), else 32 groups, 8 below 32
+    channels, 24 for 144. FedNN, FedDyn and FedDC use groups=2. Acts on the model; no statistics, no state.
+
+    >>> GroupNorm(groups=2)
+    gn(groups=2)
+    """
+
+    paper = "Wu and He 2018; FedWon 2024, FedNN 2024"
+
+    groups: int = option(0, at_least=0)
+
+    @override
+    def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
+        table: dict[str, int] = getattr(model, "gn_groups", {})
+
+        def make(bn: nn.Module, name: str) -> nn.Module:
+            channels = int(bn.num_features)  # type: ignore[arg-type]
+            return group_norm_like(bn, self.groups or table.get(name) or paper_groups(channels), name)
+
+        return swap(model, is_batchnorm, make)
+
+
+@part("ln")
+class LayerNorm(Part):
+    """Replace every BatchNorm by layer normalisation: one group over channels and positions, per-channel affine.
+
+    As in FedWon's comparison (FedAvg+LN). Acts on the model; no statistics, no state.
+
+    >>> LayerNorm()
+    ln
+    """
+
+    paper = "Ba et al. 2016; FedWon 2024"
+
+    @override
+    def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
+        return swap(model, is_batchnorm, lambda bn, name: group_norm_like(bn, 1, name))

@@ -1,0 +1,27 @@
+"""SiloBN: share what batch normalisation learns, keep what it measures."""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from fednorms.layers.norms import is_batchnorm
+from fednorms.part import Part, Route, Slot, part
+
+
+@part("silobn")
+class SiloBN(Part):
+    """Average gamma and beta of BatchNorm layers like all weights; keep running statistics and counters local.
+
+    Paper: Andreux et al., Siloed federated learning for multi-centric histopathology, 2020. Acts on routes, by module
+    type. Client state: statistics; communication is less than FedAvg's. A new site estimates its own statistics from
+    its unlabelled images (evaluate with statistics "re-estimated").
+
+    >>> SiloBN()
+    silobn
+    """
+
+    paper = "Andreux et al. 2020"
+
+    @override
+    def route(self, slot: Slot) -> Route:
+        return Route.LOCAL if is_batchnorm(slot.module) and slot.kind == "buffer" else Route.SHARED

@@ -1,0 +1,8 @@
+"""Models: a few small networks of the papers, any network of torchvision and timm, and where its head is."""
+
+from __future__ import annotations
+
+from fednorms.models.head import split_head
+from fednorms.models.registry import ModelInfo, build, models
+
+__all__ = ["ModelInfo", "build", "models", "split_head"]

@@ -1,0 +1,121 @@
+"""Build a model by name, from a seed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fednorms import noise
+from fednorms.errors import BadInput
+from fednorms.models.cnn_small import SmallCNN
+from fednorms.models.digits_cnn import DigitsCNN
+from fednorms.models.lenet import LeNet
+from fednorms.models.weights import load_weights
+from fednorms.models.zoo import LIBRARIES, build_zoo
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A named model: what it is, the image size it is made for, and whether it takes other sizes.
+
+    >>> models()["lenet"].size
+    32
+    """
+
+    name: str
+    description: str
+    size: int
+    any_size: bool
+    make: Callable[[int, int, int], nn.Module]  # classes, channels, size
+
+
+_MODELS = (
+    ModelInfo(
+        "cnn-small",
+        "three 3x3 convolutions with BN, 16k parameters, any size from 8 pixels",
+        16,
+        True,
+        SmallCNN,
+    ),
+    ModelInfo("lenet", "LeNet with BN of FedDyn, FedDC and FedNN, 798k parameters", 32, False, LeNet),
+    ModelInfo(
+        "digits-cnn",
+        "six-layer digits CNN with BN and dropout of FedWon, 14.2M parameters",
+        28,
+        False,
+        DigitsCNN,
+    ),
+    ModelInfo(
+        "digits-cnn-fedbn",
+        "six-layer digits CNN of FedBN, BN after the linear layers too, 14.2M parameters",
+        28,
+        False,
+        partial(DigitsCNN, between="norm"),
+    ),
+)
+
+
+def models() -> dict[str, ModelInfo]:
+    """The models this library brings, by name; "torchvision:NAME" and "timm:NAME" are built as well.
+
+    >>> list(models())
+    ['cnn-small', 'lenet', 'digits-cnn', 'digits-cnn-fedbn']
+    """
+    return {info.name: info for info in _MODELS}
+
+
+def build(
+    name: str,
+    classes: int,
+    channels: int = 3,
+    size: int | None = None,
+    seed: int = 0,
+    pretrained: bool = False,
+    weights: str | Path | None = None,
+) -> nn.Module:
+    """A new model with batch normalisation (methods change that by surgery); the same seed gives the same
+    weights.
+
+    `weights` names a file with a state dict to start from (a head of another size keeps its fresh values);
+    `pretrained` asks torchvision or timm for theirs, which may download. torch's own generators are left as
+    they were.
+
+    >>> a, b = build("cnn-small", 10, seed=1), build("cnn-small", 10, seed=1)
+    >>> torch.equal(a.head.weight, b.head.weight)
+    True
+    """
+    if classes < 1 or channels < 1 or (size is not None and size < 1):
+        raise BadInput(
+            f"model {name!r}: classes, channels and size must be positive, got {classes}, {channels}, {size}"
+        )
+    library, _, rest = name.partition(":")
+    ours = models()
+    if name not in ours and (library not in LIBRARIES or not rest):
+        near = difflib.get_close_matches(name, [*ours, *(f"{prefix}:" for prefix in LIBRARIES)], n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise BadInput(
+            f"unknown model {name!r}; {hint}expected one of {', '.join(ours)}, torchvision:NAME or timm:NAME"
+        )
+    if pretrained and name in ours:
+        raise BadInput(
+            f"model {name!r} has no pretrained weights; leave out pretrained or pass weights= with a file"
+        )
+    if pretrained and weights is not None:
+        raise BadInput(f"model {name!r}: pass either pretrained or weights=, not both")
+    # Only the CPU's generator is forked and seeded (torch.manual_seed would reseed every GPU's as well).
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(noise.seed_of("model", seed, name))
+        if name in ours:
+            info = ours[name]
+            model = info.make(classes, channels, info.size if size is None else size)
+        else:
+            model = build_zoo(library, rest, classes, channels, size, pretrained)
+        if weights is not None:
+            load_weights(model, weights)
+    return model

@@ -1,0 +1,24 @@
+"""The one message about images of the wrong size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fednorms.errors import BadInput
+
+
+def require_size(model: str, got: int | Sequence[int], expected: int) -> None:
+    """Refuse images that a model with a fixed flattened width cannot take.
+
+    >>> require_size("lenet", 32, 32)
+    >>> require_size("lenet", (28, 28), 32)
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: model 'lenet' takes 32x32 images, got 28x28: resize the images to 32 or choose
+    ...
+    """
+    height, width = (got, got) if isinstance(got, int) else got
+    if (height, width) != (expected, expected):
+        raise BadInput(
+            f"model {model!r} takes {expected}x{expected} images, got {height}x{width}: resize the images to "
+            f"{expected} or choose a model that takes any size, such as 'cnn-small'"
+        )

@@ -1,0 +1,94 @@
+"""Load a state dict from a file the user names; nothing is ever downloaded here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fednorms.errors import BadInput
+from fednorms.models.head import split_head
+
+
+def read_state_dict(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file or of a torch file (read with weights_only, so no code in it runs).
+
+    A torch file may hold the state dict itself or under "state_dict" or "model".
+
+    >>> read_state_dict("missing.pt")
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: weights: no file 'missing.pt'; expected a .safetensors or .pt file with a state
+    dict
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise BadInput(
+            f"weights: no file {str(path)!r}; expected a .safetensors or .pt file with a state dict"
+        )
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(file)
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise BadInput(
+            f"weights: cannot read {str(path)!r} ({type(error).__name__}: {error}); "
+            "expected a .safetensors or .pt file with a state dict"
+        ) from error
+    for key in ("state_dict", "model"):
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise BadInput(f"weights: {str(path)!r} holds no state dict; expected names with tensors")
+    return loaded
+
+
+def load_weights(model: nn.Module, path: str | Path) -> list[str]:
+    """Load a state dict into `model`; a head of another size is left as it was. Returns the names not loaded.
+
+    >>> import tempfile
+    >>> a, b = (nn.Sequential(nn.Linear(2, 3), nn.Linear(3, n)) for n in (10, 4))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save(a.state_dict(), f"{folder}/a.pt")
+    ...     load_weights(b, f"{folder}/a.pt")
+    ['1.weight', '1.bias']
+    """
+    return load_tensors(model, read_state_dict(path), str(path))
+
+
+def load_tensors(model: nn.Module, tensors: dict[str, Tensor], source: str) -> list[str]:
+    """Load named tensors into `model`; a head of another size is left as it was. Returns the names not
+    loaded.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
+    >>> load_tensors(net, net.state_dict(), "itself")
+    []
+    """
+    own = model.state_dict()
+    heads = tuple(f"{name}." for name in split_head(model))
+    kept = [
+        name
+        for name, value in own.items()
+        if name.startswith(heads) and (name not in tensors or tensors[name].shape != value.shape)
+    ]
+    problems: list[str] = []
+    for name, value in own.items():
+        if name in kept or (name not in tensors and not value.is_floating_point()):
+            continue
+        if name not in tensors:
+            problems.append(f"{name} is missing")
+        elif tensors[name].shape != value.shape:
+            problems.append(f"{name} has shape {tuple(tensors[name].shape)}, expected {tuple(value.shape)}")
+    problems += [f"{name} is not in the model" for name in tensors if name not in own]
+    if problems:
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise BadInput(
+            f"weights: {source!r} does not fit {type(model).__name__}: {'; '.join(problems[:5])}{more}; "
+            "expected the state dict of the same architecture"
+        )
+    model.load_state_dict(
+        {name: tensors[name] for name in own if name in tensors and name not in kept}, strict=False
+    )
+    return kept

@@ -1,0 +1,98 @@
+"""Networks of torchvision and timm, by name; both libraries are optional and nothing is downloaded
+unasked.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any
+
+from torch import nn
+
+from fednorms.errors import BadInput
+from fednorms.models.weights import load_tensors
+
+LIBRARIES = ("torchvision", "timm")
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module({"torchvision": "torchvision.models", "timm": "timm"}[name])
+    except ImportError as error:
+        raise BadInput(
+            f"models '{name}:...' need {name}, which is not installed: pip install 'fednorms[zoo]'"
+        ) from error
+
+
+def zoo_names(library: str) -> list[str]:
+    """The classification networks that an installed library offers.
+
+    >>> "resnet18" in zoo_names("torchvision")
+    True
+    """
+    module = _library(library)
+    names = module.list_models(module=module) if library == "torchvision" else module.list_models()
+    return sorted(names)
+
+
+def build_zoo(
+    library: str,
+    name: str,
+    classes: int,
+    channels: int = 3,
+    size: int | None = None,
+    pretrained: bool = False,
+) -> nn.Module:
+    """A network of torchvision or timm with a head for `classes`; `pretrained` may download (its library's
+    cache).
+
+    >>> build_zoo("torchvision", "resnet18", classes=7).fc
+    Linear(in_features=512, out_features=7, bias=True)
+    """
+    known = zoo_names(library)
+    # timm names may carry a tag for the weights: "levit_128s.fb_dist_in1k".
+    if name.split(".")[0] not in known:
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f"did you mean {', '.join(f'{library}:{n}' for n in near)}? " if near else ""
+        raise BadInput(
+            f"unknown model '{library}:{name}'; {hint}{len(known)} names are listed by "
+            f"fednorms.models.zoo.zoo_names({library!r})"
+        )
+    build = _torchvision if library == "torchvision" else _timm
+    return build(name, classes, channels, size, pretrained)
+
+
+def _torchvision(name: str, classes: int, channels: int, size: int | None, pretrained: bool) -> nn.Module:
+    if channels != 3:
+        raise BadInput(
+            f"model 'torchvision:{name}' takes 3 channels, got {channels}: convert the images to RGB or use "
+            f"a 'timm:' model, which can be built for {channels}"
+        )
+    models = _library("torchvision")
+    options: dict[str, Any] = {}
+    if name in ("googlenet", "inception_v3"):
+        # Auxiliary heads change what forward returns in training.
+        options = {"aux_logits": False, "init_weights": True}
+    if name.startswith("vit_") and size is not None:
+        options = {"image_size": size}
+    model: nn.Module = models.get_model(name, weights=None, num_classes=classes, **options)
+    if pretrained:
+        weights = models.get_model_weights(name).DEFAULT
+        tensors = weights.get_state_dict(progress=False, check_hash=True)
+        # The auxiliary heads left out above are in the published file.
+        load_tensors(model, {k: v for k, v in tensors.items() if not k.lower().startswith("aux")}, name)
+    return model
+
+
+def _timm(name: str, classes: int, channels: int, size: int | None, pretrained: bool) -> nn.Module:
+    timm = _library("timm")
+    config = timm.get_pretrained_cfg(name)
+    options: dict[str, Any] = {}
+    # Only networks tied to one input size take it as an argument; the others accept any.
+    if size is not None and config is not None and getattr(config, "fixed_input_size", False):
+        options = {"img_size": size}
+    model: nn.Module = timm.create_model(
+        name, pretrained=pretrained, num_classes=classes, in_chans=channels, **options
+    )
+    return model

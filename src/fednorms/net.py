@@ -1,0 +1,219 @@
+"""Net: a model after a method's surgery, with the route of every tensor and a functional forward pass."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fednorms.errors import BadInput
+from fednorms.layers.norms import keeps_statistics
+from fednorms.layers.surgery import Change, replace_dropout
+from fednorms.method import Method
+from fednorms.models.head import split_head
+from fednorms.part import Part, Route, Slot
+from fednorms.tree import Tree
+
+
+class Net:
+    """The module that a method trains. The user's own module is copied and never changed.
+
+    Names are grouped once: `exchanged` travel and are averaged, `own` stay in the client's state, `trained` move in
+    local training, `sent_params` are what parts' `init`, `finish` and `server` see.
+
+    >>> from fednorms.method import method
+    >>> net = Net(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 3)), method("fedbn"))
+    >>> net.heads, sorted(net.own)[:2]
+    (['3'], ['1.bias', '1.num_batches_tracked'])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        *,
+        head: str | list[str] | None = None,
+        name: str | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
+        self.name = name or type(model).__name__
+        self.method = method
+        self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
+        self.heads = split_head(self.module, head)
+        self.changes = self._operate()
+        replace_dropout(self.module)
+        self.slots = dict(_slots(self.module, self.heads))
+        self.routes = self._route()
+        self.initial = self._state()
+        self._group()
+        for p in method.parts:
+            if missing := p.missing(self):
+                raise self._nothing(p, f"no {missing}")
+        self._norms = [m for m in self.module.modules() if keeps_statistics(m)]
+        self._caches = [
+            v for m in self.module.modules() for k, v in vars(m).items() if k[0] != "_" and type(v) is dict and not v
+        ]
+        self._tied = len(list(self.module.named_parameters())) != len(
+            list(self.module.named_parameters(remove_duplicate=False))
+        )
+        self._mode: tuple[bool, bool] | None = None
+        self._features: list[Tensor] = []
+        self.module.get_submodule(self.heads[0]).register_forward_pre_hook(
+            lambda _, args: self._features.append(args[0])
+        )
+
+    # -- what the method made of the model ----------------------------------------------------------------------
+    def _operate(self) -> dict[str, list[Change]]:
+        changes: dict[str, list[Change]] = {}
+        for p in self.method.having("surgery"):
+            changes[p.name] = p.surgery(self.module, self.heads)
+            if not changes[p.name]:
+                raise self._nothing(p, "no layer that it replaces")
+        return changes
+
+    def _nothing(self, p: Part, missing: str) -> BadInput:
+        earlier = [q.name for q in self.method.having("surgery") if q is not p]
+        why = f" (after {', '.join(earlier)} changed it)" if earlier else ""
+        return BadInput(
+            f'{p.name} has nothing to act on: model "{self.name}"{why} has {missing}. '
+            f"Remove {p.name} from the method, or choose a model with such layers."
+        )
+
+    def _route(self) -> dict[str, Route]:
+        routes: dict[str, Route] = {}
+        problems: list[str] = []
+        acted = {p.name: False for p in self.method.having("route")}
+        for slot in self.slots.values():
+            said = {p.name: p.route(slot) for p in self.method.having("route")}
+            for who, route in said.items():
+                acted[who] |= route is not Route.SHARED
+            if slot.kind == "param" and not slot.trainable:
+                said["requires_grad=False"] = Route.FROZEN
+            owners = [who for who, r in said.items() if r is Route.OWNED]
+            if len(owners) > 1:
+                problems.append(f"{' and '.join(owners)} both own {slot.name}")
+            claims = {r: who for who, r in said.items()}
+            if Route.FROZEN in claims and Route.LOCAL in claims and slot.trainable:
+                problems.append(f"{claims[Route.FROZEN]} freezes {slot.name} but {claims[Route.LOCAL]} keeps it local")
+            routes[slot.name] = max(said.values(), default=Route.SHARED)
+        for p in self.method.having("route"):
+            if not acted[p.name]:
+                raise self._nothing(p, "no tensor that it would keep back")
+        if max(routes.values(), default=Route.SHARED) > Route.SHARED and not any(
+            r <= Route.SENT and self.slots[n].trainable for n, r in routes.items()
+        ):
+            hermits = [p.name for p in self.method.having("route")]
+            if not any(p.keeps_all_local for p in self.method.parts):
+                problems.append(f"{' and '.join(hermits)} together leave nothing to share")
+        if problems:
+            more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+            raise BadInput(f'Method "{self.method}" on model "{self.name}": ' + "; ".join(problems[:5]) + more + ".")
+        return routes
+
+    def _group(self) -> None:
+        def where(test: Callable[[Slot, Route], bool]) -> list[str]:
+            return [n for n, s in self.slots.items() if test(s, self.routes[n])]
+
+        self.exchanged = where(lambda s, r: r <= Route.SENT)
+        self.own = where(lambda s, r: r in (Route.SENT, Route.LOCAL))
+        self.owned = where(lambda s, r: r is Route.OWNED)
+        self.private = frozenset(where(lambda s, r: r >= Route.OWNED))
+        self.trained = where(lambda s, r: s.trainable and r not in (Route.OWNED, Route.FROZEN))
+        self.sent_params = [n for n in self.trained if self.routes[n] <= Route.SENT]
+        self.buffers = where(lambda s, r: s.kind == "buffer")
+        self.statistics = [n for n in self.exchanged if n in self.buffers and self.initial[n].is_floating_point()]
+        self.head_names = frozenset(where(lambda s, r: s.head))
+
+    def _state(self) -> Tree:
+        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        return Tree({n: tensors[n].detach().clone() for n in self.slots})
+
+    def trainable(self, which: Literal["all", "head", "body"], *, also_frozen: bool = False) -> list[str]:
+        """The names that a phase trains; fine-tuning may also move what federated training froze.
+
+        >>> from fednorms.method import method
+        >>> Net(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), method("fedbabu")).trainable("all")
+        ['0.weight', '0.bias']
+        """
+        frozen = [n for n, s in self.slots.items() if s.trainable and self.routes[n] is Route.FROZEN]
+        names = self.trained + frozen if also_frozen else self.trained
+        return [n for n in names if which == "all" or self.slots[n].head == (which == "head")]
+
+    # -- running it ---------------------------------------------------------------------------------------------
+    def _set_mode(self, train: bool, batch_statistics: bool) -> None:
+        mode = (train, batch_statistics)
+        if mode == self._mode:
+            return
+        if self._mode is None or self._mode[0] != train:
+            self.module.train(train)
+        for m in self._norms:
+            m.train(batch_statistics)
+        self._mode = mode
+
+    def forward(
+        self, tensors: Mapping[str, Tensor], x: Tensor, *, train: bool, batch_statistics: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Logits and penultimate features. With batch statistics, running statistics in `tensors` are updated in place."""
+        self._set_mode(train, batch_statistics)
+        for cache in self._caches:  # timm's LeViT keeps attention biases of the last weights: a leak between clients
+            cache.clear()
+        self._features.clear()
+        logits = functional_call(self.module, dict(tensors), (x,), tie_weights=self._tied)
+        if isinstance(logits, tuple):  # networks with auxiliary heads return them beside the logits in training
+            logits = logits[0]
+        features = self._features[0]
+        self._features.clear()
+        return logits, features
+
+    @contextmanager
+    def watching(self, wanted: Callable[[nn.Module], bool]) -> Iterator[dict[str, Tensor]]:
+        """Within this context, the dictionary holds the last input of every wanted layer."""
+        seen: dict[str, Tensor] = {}
+        hooks = [
+            m.register_forward_pre_hook(lambda _, args, name=name: seen.__setitem__(name, args[0]))
+            for name, m in self.module.named_modules()
+            if wanted(m)
+        ]
+        try:
+            yield seen
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def needs_two(self, shape: tuple[int, ...]) -> bool:
+        """Whether batch normalisation refuses a batch of one image of this shape (maps of 1x1)."""
+        state = self.initial.clone()
+        like = next((t for t in state.values() if t.is_floating_point()), torch.zeros(()))
+        with torch.no_grad():
+            try:
+                self.forward(state, torch.zeros(1, *shape, dtype=like.dtype), train=True, batch_statistics=True)
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                return True
+        return False
+
+
+def _slots(module: nn.Module, heads: list[str]) -> Iterator[tuple[str, Slot]]:
+    persistent = module.state_dict(keep_vars=True)
+    first: dict[int, str] = {}
+    for n, t in persistent.items():
+        first.setdefault(id(t), n)
+    for prefix, m in module.named_modules():
+        head = any(prefix == h or prefix.startswith(h + ".") for h in heads)
+        for kind, tensors in (("param", m._parameters), ("buffer", m._buffers)):
+            for leaf, tensor in tensors.items():
+                name = f"{prefix}.{leaf}" if prefix else leaf
+                if tensor is None or name not in persistent:
+                    continue
+                if kind == "param" and first[id(tensor)] != name:
+                    continue  # a tied parameter has one slot, under its first name
+                trainable = kind == "param" and tensor.requires_grad
+                yield name, Slot(name, leaf, "param" if kind == "param" else "buffer", m, head, trainable)
+

@@ -1,0 +1,251 @@
+"""Part: one idea of federated learning, as a frozen dataclass of hyper-parameters with a few pure hooks.
+
+Every hook has one law of composition, so any parts combine; `docs/architecture.md` has the table. A part sees what the
+server sent to it (`down`) and its own state (`mine`), never another part's, and keeps nothing on `self`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, dataclass_transform
+
+from torch import Tensor, nn
+
+from fednorms.options import option, validate
+from fednorms.tree import Tree
+from fednorms.views import Begin, Context, End, Gradient, Local, Round, Step
+
+if TYPE_CHECKING:
+    from fednorms.data import Federation
+    from fednorms.layers.surgery import Change
+    from fednorms.net import Net
+
+Reduction = Literal["weighted", "uniform", "sum", "stack", "list"]
+Weighting = Literal["size", "uniform"]
+
+
+class Route(IntEnum):
+    """Who owns a tensor of the model; exactly one per tensor, ordered by privacy (the most private wins).
+
+    >>> max(Route.SHARED, Route.LOCAL).name
+    'LOCAL'
+    """
+
+    SHARED = 0  # sent up, averaged, loaded back
+    SENT = 1  # sent up and averaged, but the client keeps its own
+    OWNED = 2  # supplied by a part's down-link, never averaged
+    LOCAL = 3  # stays with the client
+    FROZEN = 4  # never moves during training
+
+
+@dataclass(frozen=True)
+class Slot:
+    """All that a route may look at: one tensor of the state dict and the module that owns it."""
+
+    name: str
+    leaf: str
+    kind: Literal["param", "buffer"]
+    module: nn.Module
+    head: bool
+    trainable: bool
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local training: how long, which tensors move, which statistics normalise.
+
+    `lr=None` is the round's rate; `factor` multiplies it. `draws` batches go into one step (only `oracle` sees them).
+
+    >>> Phase(epochs=5, train="head").norm
+    'batch'
+    """
+
+    epochs: int | None = 1
+    steps: int | None = None
+    train: Literal["all", "head", "body"] = "all"
+    norm: Literal["batch", "running"] = "batch"
+    lr: float | None = None
+    factor: float = 1.0
+    draws: int = 1
+
+
+@dataclass(frozen=True)
+class Pass:
+    """An extra computation of the clients: once before training, before each round's training, or to evaluate.
+
+    `client(local) -> keep, upload`; `server(reduced, round) -> mine`. "before" rides in the training call; what an
+    "evaluate" pass returns is broadcast for that evaluation only.
+    """
+
+    when: Literal["setup", "before", "evaluate"]
+    client: Callable[[Local], tuple[Tree, Tree]]
+    server: Callable[[Tree, Round], Tree]
+    reduce: Reduction = "weighted"
+
+
+@dataclass(frozen=True)
+class Eval:
+    """How a method wants to be tested: fine-tuning phases, and which server model (each set by at most one part)."""
+
+    phases: tuple[Phase, ...] = ()
+    server_model: Callable[[Tree, Tree], Tree] | None = None
+
+
+class Part:
+    """Base of all parts; a hook that is not overridden costs nothing. See `docs/architecture.md` for the laws."""
+
+    name: ClassVar[str]
+    paper: ClassVar[str] = ""
+    weighting: ClassVar[Weighting | None] = None  # the paper's own model weighting, if it insists
+    reduction: ClassVar[Reduction] = "weighted"  # of what `finish` uploads
+    requires: ClassVar[frozenset[str]] = frozenset()  # engine capabilities
+    keeps_all_local: ClassVar[bool] = False  # sharing nothing is the idea, not a mistake
+    normalises_input: ClassVar[bool] = False  # `batch` replaces the fixed input normalisation
+    uses_mean_gradient: ClassVar[bool] = False  # `finish` reads `mean_grad`
+
+    # -- model ------------------------------------------------------------------------------------------------
+    def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
+        """Change layers in place and say what changed; finding nothing to change is an error."""
+        return []
+
+    def route(self, slot: Slot) -> Route:
+        """Who owns this tensor; the most private answer wins."""
+        return Route.SHARED
+
+    def missing(self, net: Net) -> str | None:
+        """What this part looks for in a model and does not find ("BatchNorm layers"), which is an error."""
+        return None
+
+    def arrange(self, federation: Federation) -> Federation:
+        """Which sites train (Centralised pools them)."""
+        return federation
+
+    # -- local training ---------------------------------------------------------------------------------------
+    def plan(self, phases: list[Phase], c: Context) -> list[Phase]:
+        """What is trained, in which norm mode; in order."""
+        return phases
+
+    def begin(self, model: Tree, b: Begin) -> Tree:
+        """Install OWNED tensors, also before evaluation and export; in order, one owner per tensor."""
+        return model
+
+    def batch(self, x: Tensor, y: Tensor, s: Step) -> tuple[Tensor, Tensor]:
+        """Transform the data of a step (and, with `s.context.evaluating`, of a test); in order."""
+        return x, y
+
+    def objective(self, s: Step) -> Tensor:
+        """Replace the base loss; at most one part."""
+        return s.base(s.logits, s.y)
+
+    def loss(self, s: Step) -> Tensor | float:
+        """Add a term to the loss; terms are summed."""
+        return 0.0
+
+    def oracle(self, gradf: Gradient, s: Step) -> Gradient:
+        """Change how a gradient is taken; nested, first listed innermost."""
+        return gradf
+
+    def grad(self, g: Tree, s: Step) -> Tree:
+        """Correct the gradient, before clipping and the optimiser; in order."""
+        return g
+
+    def path(self, c: Context) -> Hashable:
+        """Name the code path that a step takes in this round; an engine captures again when it changes."""
+        return None
+
+    # -- wire -------------------------------------------------------------------------------------------------
+    def init(self, w: Tree) -> tuple[Tree, Tree]:
+        """Own state at the start: (server's, client's)."""
+        return Tree(), Tree()
+
+    def down(self, mine: Tree) -> Tree:
+        """Which of the server state is broadcast."""
+        return Tree()
+
+    def finish(self, e: End) -> tuple[Tree, Tree]:
+        """After local training: (new own state, upload)."""
+        return e.mine, Tree()
+
+    def send(self, delta: Tree, e: End) -> Tree:
+        """Change the update of the parameters before it leaves; in order."""
+        return delta
+
+    # -- server -----------------------------------------------------------------------------------------------
+    def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
+        """Transform the mean update of the parameters and the own state; a chain in order."""
+        return delta, r.mine
+
+    def stats(self, delta: Tree, r: Round) -> Tree:
+        """The same for running statistics only, which never see a server step; a chain in order."""
+        return delta
+
+    # -- other ------------------------------------------------------------------------------------------------
+    def passes(self) -> list[Pass]:
+        """Extra client computations."""
+        return []
+
+    def evaluation(self) -> Eval:
+        """How to test."""
+        return Eval()
+
+    def __str__(self) -> str:
+        changed = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in dataclasses.fields(self)  # type: ignore[arg-type]
+            if getattr(self, f.name) != f.default
+        ]
+        return f"{self.name}({', '.join(changed)})" if changed else self.name
+
+
+HOOKS = tuple(k for k, v in vars(Part).items() if callable(v) and not k.startswith("_"))
+REGISTRY: dict[str, type[Part]] = {}
+SUMS: dict[str, Callable[..., tuple[Part, ...]]] = {}
+
+P = TypeVar("P", bound=type[Part])
+F = TypeVar("F", bound=Callable[..., tuple[Part, ...]])
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(option, field))
+def part(name: str) -> Callable[[P], P]:
+    """Class decorator: make a Part a frozen, validated dataclass and register it under `name`.
+
+    >>> @part("shrink")
+    ... class Shrink(Part):
+    ...     by: float = option(0.5, above=0.0, at_most=1.0)
+    ...     def server(self, delta, r): return self.by * delta, r.mine
+    >>> str(Shrink(by=0.25))
+    'shrink(by=0.25)'
+    >>> _ = REGISTRY.pop("shrink")
+    """
+
+    def decorate(cls: P) -> P:
+        cls.name = name
+        cls.__post_init__ = validate  # type: ignore[attr-defined]
+        made = dataclass(frozen=True, repr=False)(cls)
+        made.__repr__ = made.__str__  # type: ignore[assignment, method-assign]
+        REGISTRY[name] = made
+        return made
+
+    return decorate
+
+
+def sum_of_parts(name: str) -> Callable[[F], F]:
+    """Function decorator: register a method that is the sum of other parts (FedWon = nonorm + wsconv + agc)."""
+
+    def decorate(make: F) -> F:
+        SUMS[name] = make
+        return make
+
+    return decorate
+
+
+def overrides(part: Part, hook: str) -> bool:
+    """Whether a part implements a hook.
+
+    >>> overrides(Part(), "loss")
+    False
+    """
+    return getattr(type(part), hook) is not getattr(Part, hook)

@@ -1,0 +1,92 @@
+"""What reads a client's data besides a training step: extra passes, and the batches of a test."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fednorms.part import Part, Pass
+from fednorms.states import Batch, Broadcast, Client, Task
+from fednorms.tree import Tree
+from fednorms.views import Context, Step
+
+
+def prepare(task: Task, s: Step, seen_by: Callable[[Part], Step]) -> Batch:
+    """A raw batch as the model gets it: scaled to [0, 1], through the parts' `batch`, normalised."""
+    s.x = x = task.preprocessing.unit(s.x, dtype=task.like.dtype)
+    y = s.y
+    for p in task.hooks["batch"]:
+        x, y = p.batch(x, y, seen_by(p))
+    if not any(p.normalises_input for p in task.hooks["batch"]):
+        x = task.preprocessing.normalise(x)
+    return x, y
+
+
+def passes(task: Task, when: Literal["setup", "before", "evaluate"]) -> list[tuple[Part, Pass]]:
+    """The parts' extra passes of one kind, in order."""
+    return [(p, job) for p in task.method.having("passes") for job in p.passes() if job.when == when]
+
+
+@dataclass
+class LocalView:
+    """A client's data and a model as an extra pass sees them (`views.Local`); changes nothing."""
+
+    task: Task
+    part: Part
+    client: Client
+    model: Tree
+    context: Context
+    sent: Broadcast
+    everyone: dict[str, Tree]
+
+    @property
+    def down(self) -> Tree:
+        """What the server sent to this part."""
+        return self.sent.parts[self.part.name]
+
+    @property
+    def mine(self) -> Tree:
+        """This part's own state at the client."""
+        return self.everyone[self.part.name]
+
+    def images(self) -> Iterator[Tensor]:
+        """Training images in [0, 1], in batches, before any normalisation."""
+        for rows in torch.arange(len(self.client.data)).split(256):
+            x = self.client.data.batch(rows)[0].to(self.task.like.device)
+            yield self.task.preprocessing.unit(x, dtype=self.task.like.dtype)
+
+    def layer_inputs(
+        self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        """Per training batch, in order, the input of every wanted layer (train mode, buffers untouched)."""
+        task = self.task
+        with task.net.watching(wanted) as seen, torch.no_grad():
+            for rows in torch.arange(len(self.client.data)).split(batch_size or task.training.batch_size):
+                if len(rows) == 1 and task.needs_two:
+                    continue
+                seen.clear()
+                x, _ = prepare_test(task, self.client.data.batch(rows), self.context, self.everyone, self.sent)
+                task.net.forward(self.model.clone(), x, train=True, batch_statistics=True)
+                yield dict(seen)
+
+
+def prepare_test(task: Task, batch: Batch, context: Context, mine: dict[str, Tree], sent: Broadcast) -> Batch:
+    """A raw batch as a tested model gets it: parts that transform data see `context.evaluating`."""
+    x, y = batch[0].to(task.like.device), batch[1].to(task.like.device)
+    s = Step(Tree(), Tree(), x, y, replace(context, evaluating=True), task.net.head_names, {}, _no_pass, task.loss)
+
+    def seen_by(p: Part) -> Step:
+        view = copy.copy(s)
+        view.part, view.down, view.mine = p.name, sent.parts[p.name], mine[p.name]
+        return view
+
+    return prepare(task, s, seen_by)
+
+
+def _no_pass(params: Tree, x: Tensor, stats: str = "batch") -> tuple[Tensor, Tensor]:
+    raise RuntimeError("a transform of the data cannot run the model")

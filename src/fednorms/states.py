@@ -1,0 +1,132 @@
+"""The values that cross a round: the task, the messages, the states, and a client's training in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from fednorms.data import Preprocessing, Split
+from fednorms.method import Method
+from fednorms.net import Net
+from fednorms.part import Part, Weighting
+from fednorms.training import Optimiser, Training
+from fednorms.tree import Tree
+from fednorms.views import Context
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the server and every client agree on before the first round."""
+
+    net: Net
+    training: Training
+    rounds: int
+    seed: int
+    clients: int  # N
+    samples: int  # sum of n_k
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
+    weighting: Weighting | None = None
+    needs_two: bool = False  # batch normalisation cannot take a batch of one
+
+    @property
+    def method(self) -> Method:
+        """The method that the net was built for."""
+        return self.net.method
+
+    @cached_property
+    def hooks(self) -> dict[str, list[Part]]:
+        """The parts that implement each hook of a step, found once."""
+        return {h: self.method.having(h) for h in ("batch", "objective", "loss", "oracle", "grad")}
+
+    @cached_property
+    def like(self) -> Tensor:
+        """A scalar with the floating type and device that the model trains in."""
+        floats = (t for t in self.net.initial.values() if t.is_floating_point())
+        return torch.zeros_like(next(floats, torch.zeros(())).flatten()[:1].sum())
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What the server sends: the model, and what each part sends down."""
+
+    round: int
+    model: Tree
+    parts: dict[str, Tree]
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a client sends: its exchanged tensors, and what each part sends up."""
+
+    client: str
+    weight: float
+    model: Tree
+    parts: dict[str, Tree]
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All that the server remembers between rounds."""
+
+    round: int
+    model: Tree
+    parts: dict[str, Tree]
+    seed: int
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """All that a client remembers between its rounds; it never leaves the engine."""
+
+    round: int
+    local: Tree
+    parts: dict[str, Tree]
+    velocity: Tree = field(default_factory=Tree)
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client as the core sees it: name, data, and state (None before its first round)."""
+
+    name: str
+    data: Split
+    state: ClientState | None = None
+    attributes: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Carry:
+    """A client's training in flight. `begin` copies everything into it, so `step` may work in place."""
+
+    client: Client
+    context: Context
+    broadcast: Broadcast
+    params: Tree  # all that local training may move
+    fixed: Tree  # parameters that stay as they are
+    buffers: Tree
+    start: Tree  # params at the start
+    start_buffers: Tree
+    mine: dict[str, Tree]
+    path: dict[str, Hashable]
+    key: Tensor  # (hash of seed, round and client; step number): all randomness inside a step
+    loss_sum: Tensor
+    active: list[str] = field(default_factory=list)
+    optimiser: Optimiser | None = None
+    grad_sum: Tree = field(default_factory=Tree)
+    grad_steps: dict[str, int] = field(default_factory=dict)
+    steps: int = 0
+    exchanged_steps: int = 0  # steps that moved something that is sent
+    dropped: int = 0
+    watch: bool = False  # check every hook's result, to name the one that diverged
+
+    def model(self) -> Tree:
+        """The client's whole model at this moment."""
+        return Tree({**self.fixed, **self.params, **self.buffers}).detach()

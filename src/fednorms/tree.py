@@ -1,0 +1,175 @@
+"""A flat tree of tensors: the one value that models, gradients, updates and control variates share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+
+class Tree(dict[str, Tensor]):
+    """Named tensors with the arithmetic that the papers' formulas use.
+
+    `a + b` and `a - b` have the left operand's keys; a key missing on the right leaves the left entry as it is, so
+    that a correction that knows fewer tensors (a frozen head, say) simply does not touch the others.
+    `dot` and `sqnorm` run over the common keys as one long vector.
+
+    >>> a = Tree(w=torch.tensor([1.0, 2.0]), b=torch.tensor([3.0]))
+    >>> (a - 2 * Tree(w=torch.ones(2)))["w"].tolist(), float(a.sqnorm())
+    ([-1.0, 0.0], 14.0)
+    """
+
+    __slots__ = ()
+
+    def map(self, f: Callable[[Tensor], Tensor]) -> Tree:
+        """Apply `f` to every tensor.
+
+        >>> Tree(w=torch.ones(2)).map(torch.exp)["w"].shape
+        torch.Size([2])
+        """
+        return Tree({k: f(v) for k, v in self.items()})
+
+    def _with(self, other: Tree, many: Callable[..., Iterable[Tensor]]) -> Tree:
+        common = [k for k in self if k in other]
+        out = Tree(self)
+        if common:
+            out.update(zip(common, many([self[k] for k in common], [other[k] for k in common]), strict=True))
+        return out
+
+    def __add__(self, other: Tree) -> Tree:
+        return self._with(other, torch._foreach_add)
+
+    def __sub__(self, other: Tree) -> Tree:
+        return self._with(other, torch._foreach_sub)
+
+    def __mul__(self, scalar: float | Tensor) -> Tree:
+        if not self:
+            return Tree()
+        return Tree(zip(self, torch._foreach_mul(list(self.values()), scalar), strict=True))  # type: ignore[arg-type]
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, scalar: float | Tensor) -> Tree:
+        if not self:
+            return Tree()
+        return Tree(zip(self, torch._foreach_div(list(self.values()), scalar), strict=True))  # type: ignore[arg-type]
+
+    def __neg__(self) -> Tree:
+        return self * -1.0
+
+    def dot(self, other: Tree) -> Tensor:
+        """The inner product over the common keys.
+
+        >>> float(Tree(w=torch.ones(3)).dot(Tree(w=torch.full((3,), 2.0), b=torch.ones(9))))
+        6.0
+        """
+        terms = [(v * other[k]).sum() for k, v in self.items() if k in other]
+        return torch.stack(terms).sum() if terms else torch.zeros(())
+
+    def sqnorm(self) -> Tensor:
+        """The squared Euclidean norm of all tensors together.
+
+        >>> float(Tree(w=torch.tensor([3.0, 4.0])).sqnorm())
+        25.0
+        """
+        return self.dot(self)
+
+    def zeros(self) -> Tree:
+        """The same names and shapes, all zero.
+
+        >>> Tree(w=torch.ones(2)).zeros()["w"].tolist()
+        [0.0, 0.0]
+        """
+        return self.map(torch.zeros_like)
+
+    def clone(self) -> Tree:
+        """A copy that shares no memory.
+
+        >>> a = Tree(w=torch.ones(1)); b = a.clone(); _ = b["w"].add_(1); a["w"].item()
+        1.0
+        """
+        return self.map(lambda t: t.detach().clone())
+
+    def detach(self) -> Tree:
+        """The same tensors as constants.
+
+        >>> Tree(w=torch.ones(1, requires_grad=True)).detach()["w"].requires_grad
+        False
+        """
+        return self.map(torch.Tensor.detach)
+
+    def to(self, like: torch.dtype | torch.device | str) -> Tree:
+        """Move floating tensors to a dtype, or all tensors to a device.
+
+        >>> Tree(w=torch.ones(1), n=torch.tensor(3)).to(torch.float64)["n"].dtype
+        torch.int64
+        """
+        if isinstance(like, torch.dtype):
+            return self.map(lambda t: t.to(like) if t.is_floating_point() else t)
+        return self.map(lambda t: t.to(like))
+
+    def pick(self, names: Iterable[str]) -> Tree:
+        """The entries with these names, in this order; names that are not there are left out.
+
+        >>> list(Tree(a=torch.ones(1), b=torch.ones(1)).pick(["b", "c"]))
+        ['b']
+        """
+        return Tree({k: self[k] for k in names if k in self})
+
+    def finite(self) -> bool:
+        """Whether every floating entry is finite.
+
+        >>> Tree(w=torch.tensor([1.0, float("nan")])).finite()
+        False
+        """
+        return all(bool(torch.isfinite(v).all()) for v in self.values() if v.is_floating_point())
+
+    def nbytes(self) -> int:
+        """How many bytes the tensors hold.
+
+        >>> Tree(w=torch.zeros(10)).nbytes()
+        40
+        """
+        return sum(t.numel() * t.element_size() for t in self.values())
+
+
+def join(**trees: Tree) -> Tree:
+    """Several trees as one, each under its own prefix: what a part with two states uploads or keeps.
+
+    >>> sorted(join(h=Tree(w=torch.ones(1)), c=Tree(w=torch.zeros(1))))
+    ['c/w', 'h/w']
+    """
+    return Tree({f"{prefix}/{k}": v for prefix, tree in trees.items() for k, v in tree.items()})
+
+
+def branch(tree: Tree, prefix: str) -> Tree:
+    """The tree that `join` stored under a prefix.
+
+    >>> branch(join(h=Tree(w=torch.ones(1)), c=Tree(w=torch.zeros(1))), "h")["w"].item()
+    1.0
+    """
+    start = prefix + "/"
+    return Tree({k[len(start) :]: v for k, v in tree.items() if k.startswith(start)})
+
+
+def mean(trees: list[Tree], weights: list[float]) -> Tree:
+    """The weighted mean of trees with equal keys, summed in float64 in the order given.
+
+    Weights are divided by their sum. A single tree comes back bit for bit; integer entries (counters) are the
+    first tree's, never averaged.
+
+    >>> mean([Tree(w=torch.tensor([1.0])), Tree(w=torch.tensor([4.0]))], [2, 1])["w"].item()
+    2.0
+    """
+    total = float(sum(weights))
+    out = Tree()
+    for name, first in trees[0].items():
+        if len(trees) == 1 or not first.is_floating_point():
+            out[name] = first
+            continue
+        acc = first.to(torch.float64) * (weights[0] / total)
+        for tree, weight in zip(trees[1:], weights[1:], strict=True):
+            acc.add_(tree[name].to(torch.float64), alpha=weight / total)
+        out[name] = acc.to(first.dtype)
+    return out

@@ -1,0 +1,57 @@
+"""Makes every test start alike on every machine: one thread, fixed seeds, no network, nothing in the home."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import tempfile
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch starts; the processes that tests start inherit it
+os.environ["MKL_NUM_THREADS"] = "1"
+
+import hypothesis
+import pytest
+import torch
+
+# The same few examples each time: a failure on one machine is a failure on all.
+hypothesis.settings.register_profile("fednorms", deadline=None, derandomize=True, max_examples=25)
+hypothesis.settings.load_profile("fednorms")
+
+_scratch = tempfile.TemporaryDirectory(prefix="fednorms-tests-")
+_connect = socket.socket.connect
+
+
+def _connect_here(self, address):
+    internet = self.family in (socket.AF_INET, socket.AF_INET6)
+    if internet and address[0] not in ("127.0.0.1", "::1", "localhost"):
+        self.close()
+        raise RuntimeError(f"tests must not use the network, but one tried to reach {address!r}")
+    return _connect(self, address)
+
+
+def pytest_configure(config):
+    # For the whole session and not as fixtures: the doctests in src/ run under it too.
+    torch.set_num_threads(1)
+    socket.socket.connect = _connect_here
+    os.environ.update(
+        XDG_CACHE_HOME=_scratch.name,
+        TORCH_HOME=_scratch.name,
+        HF_HOME=_scratch.name,
+        HF_HUB_OFFLINE="1",
+        MPLBACKEND="agg",
+    )
+
+
+def pytest_unconfigure(config):
+    socket.socket.connect = _connect
+    _scratch.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def _same_start():
+    random.seed(0)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
