@@ -17,7 +17,7 @@ from fednorms import noise
 from fednorms.errors import Diverged
 from fednorms.part import Part, Phase, Reduction
 from fednorms.passes import LocalView, passes, prepare
-from fednorms.states import Batch, Broadcast, Carry, Client, ClientState, ServerState, Task, Upload
+from fednorms.states import Batch, Broadcast, Carry, Client, ClientState, ServerState, Task, Upload, context_of
 from fednorms.training import Optimiser, batch_plan, clipped
 from fednorms.tree import Tree, join, mean
 from fednorms.views import Begin, Context, End, Round, Step
@@ -36,26 +36,6 @@ def broadcast(task: Task, state: ServerState) -> Broadcast:
     return Broadcast(state.round, state.model, parts)
 
 
-def context_of(task: Task, t: int, client: Client | None, *, evaluating: bool = False) -> Context:
-    """What hooks may know in round t, at a client or (client=None) on the server."""
-    n = len(client.data) if client else task.samples
-    training = task.training
-    return Context(
-        round=t,
-        rounds=task.rounds,
-        lr=training.rate(t, task.rounds),
-        lr_0=training.rate(0, task.rounds),
-        momentum=training.momentum if training.optimiser == "sgd" else 0.0,
-        batch_size=training.batch_size,
-        client=client.name if client else "server",
-        samples=n,
-        relative=n * task.clients / max(task.samples, 1) if client else 1.0,
-        clients=task.clients,
-        attributes=client.attributes if client else {},
-        evaluating=evaluating,
-    )
-
-
 def own_state(task: Task, sent: Broadcast, state: ClientState | None) -> dict[str, Tree]:
     """Each part's state at a client: what it kept, or its initial value."""
     kept = state.parts if state else {}
@@ -69,7 +49,7 @@ def load(task: Task, sent: Broadcast, client: Client, context: Context, mine: di
     if client.state:
         model.update(client.state.local)
     for p in task.method.having("begin"):
-        model = p.begin(model, Begin(context, sent.parts[p.name], mine[p.name]))
+        model = p.begin(model, Begin(context, sent.parts[p.name], mine[p.name], task.net.owned_by.get(p.name, ())))
     return model
 
 
@@ -161,10 +141,7 @@ def _gradient_function(task: Task, carry: Carry, views: list[Step], phase: Phase
             s.logits, s.features = task.net.forward(
                 {**carry.fixed, **params, **buffers}, s.x, train=True, batch_statistics=phase.norm == "batch"
             )
-            if replaced := task.hooks["objective"]:
-                total = replaced[0].objective(_seen_by(replaced[0], s, carry))
-            else:
-                total = task.loss(s.logits, s.y)
+            total = _base_loss(task, carry, s)
             _watch(carry, [total], "the model", "loss")
             for p in task.hooks["loss"]:
                 term = p.loss(_seen_by(p, s, carry))
@@ -180,6 +157,12 @@ def _gradient_function(task: Task, carry: Carry, views: list[Step], phase: Phase
         return g
 
     return gradf
+
+
+def _base_loss(task: Task, carry: Carry, s: Step) -> Tensor:
+    if replaced := task.hooks["objective"]:
+        return replaced[0].objective(_seen_by(replaced[0], s, carry))
+    return task.loss(s.logits, s.y)
 
 
 def _key(carry: Carry, draw: int) -> Tensor:
@@ -274,8 +257,8 @@ def full_gradient(task: Task, carry: Carry, params: Tree) -> Tree:
         alone = len(rows) == 1 and task.needs_two
         with noise.keyed(carry.key), torch.enable_grad():
             tensors = {**fixed, **point, **carry.buffers.clone()}
-            logits, _ = task.net.forward(tensors, s.x, train=True, batch_statistics=not alone)
-            grads = torch.autograd.grad(task.loss(logits, s.y), list(point.values()), allow_unused=True)
+            s.logits, s.features = task.net.forward(tensors, s.x, train=True, batch_statistics=not alone)
+            grads = torch.autograd.grad(_base_loss(task, carry, s), list(point.values()), allow_unused=True)
         share = Tree({k: g * (len(rows) / n) for k, g in zip(point, grads, strict=True) if g is not None})
         total = share + total
     return total
@@ -349,15 +332,15 @@ def server_update(task: Task, state: ServerState, uploads: list[Upload]) -> Serv
     itself is the new model: one participant gives back its model bit for bit.
     """
     uploads = sorted(uploads, key=lambda u: u.client)
-    sizes = [u.weight for u in uploads]
     uniform = task.method.weighting(task.weighting) == "uniform"
-    average = mean([u.model for u in uploads], [1.0] * len(uploads) if uniform else sizes)
+    weights = [1.0 if uniform else u.weight for u in uploads]  # one p_k for models and weighted uploads
+    average = mean([u.model for u in uploads], weights)
     new, parts = Tree({**state.model, **average}), dict(state.parts)
     riding = dict(passes(task, "before"))
     views = {}
     for p in task.method.parts:
         how = riding[p].reduce if p in riding else p.reduction
-        up = reduce_uploads([u.parts.get(p.name, Tree()) for u in uploads], sizes, how)
+        up = reduce_uploads([u.parts.get(p.name, Tree()) for u in uploads], weights, how)
         context = context_of(task, state.round, None)
         views[p.name] = Round(state.model, up, parts[p.name], len(uploads), task.clients, context)
         if p in riding:

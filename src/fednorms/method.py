@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import keyword
 import pkgutil
+import re
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ from fednorms.options import nearest
 from fednorms.part import REGISTRY, SUMS, Eval, Part, Phase, Weighting, overrides
 from fednorms.views import Context
 
+_PYTHON = re.compile(rf"=\s*({'|'.join(w for w in keyword.kwlist if w.islower())})(?=\s*[,)])")
 _WORDS = {"inf": float("inf"), "true": True, "false": False, "none": None}
 
 
@@ -116,7 +119,8 @@ def method(text: str | Method | Part) -> Method:
         return Method((text,))
     load_all()
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        # A bare word is a string also where Python keeps the word for itself: mixbn(kind=global).
+        tree = ast.parse(_PYTHON.sub(r"='\1'", text.strip()), mode="eval").body
     except SyntaxError as error:
         raise _unreadable(text, f"near column {error.offset}") from None
     return Method(tuple(p for term in _terms(tree) for p in _read(term, text)))
@@ -156,12 +160,12 @@ def _read(node: ast.expr, text: str) -> tuple[Part, ...]:
         raise _unreadable(text, f'at "{ast.unparse(node)}"')
     name = head.id.lower()
     options = {k.arg or "**": _value(k.value, text) for k in call.keywords} if call else {}
-    if name == "fedavg" and not options:
-        return ()
-    make = SUMS.get(name) or REGISTRY.get(name)
+    make = _fedavg if name == "fedavg" else SUMS.get(name) or REGISTRY.get(name)
     if make is None:
         raise BadInput(f'Unknown method "{head.id}": {nearest(name, names())}')
     allowed = [p for p in inspect.signature(make).parameters if p != "self"]
+    for key in _repeated([k.arg or "**" for k in call.keywords] if call else []):
+        raise BadInput(f"{name}: option {key} is given twice.")
     for key in options:
         if key not in allowed:
             known = nearest(key, allowed) if allowed else "it has no options"
@@ -170,12 +174,16 @@ def _read(node: ast.expr, text: str) -> tuple[Part, ...]:
     return made if isinstance(made, tuple) else (made,)
 
 
+def _fedavg() -> tuple[Part, ...]:
+    return ()
+
+
 def _value(node: ast.expr, text: str) -> object:
     if isinstance(node, ast.Name) and node.id.lower() in _WORDS:
         return _WORDS[node.id.lower()]
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):
         if isinstance(node, ast.Name):  # a bare word is a string: greg(variant=paper)
             return node.id
         raise _unreadable(text, f'at "{ast.unparse(node)}"') from None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fednorms import noise
 from fednorms.errors import BadInput
 from fednorms.layers.norms import keeps_statistics
 from fednorms.layers.surgery import Change, replace_dropout
@@ -88,6 +89,7 @@ class Net:
     def _route(self) -> dict[str, Route]:
         routes: dict[str, Route] = {}
         problems: list[str] = []
+        self.owned_by: dict[str, tuple[str, ...]] = {}
         acted = {p.name: False for p in self.method.having("route")}
         for slot in self.slots.values():
             said = {p.name: p.route(slot) for p in self.method.having("route")}
@@ -96,6 +98,8 @@ class Net:
             if slot.kind == "param" and not slot.trainable:
                 said["requires_grad=False"] = Route.FROZEN
             owners = [who for who, r in said.items() if r is Route.OWNED]
+            for who in owners:
+                self.owned_by[who] = (*self.owned_by.get(who, ()), slot.name)
             if len(owners) > 1:
                 problems.append(f"{' and '.join(owners)} both own {slot.name}")
             claims = {r: who for who, r in said.items()}
@@ -164,7 +168,8 @@ class Net:
         for cache in self._caches:  # timm's LeViT keeps attention biases of the last weights: a leak between clients
             cache.clear()
         self._features.clear()
-        logits = functional_call(self.module, dict(tensors), (x,), tie_weights=self._tied)
+        with noise.one_pass():
+            logits = functional_call(self.module, dict(tensors), (x,), tie_weights=self._tied)
         if isinstance(logits, tuple):  # networks with auxiliary heads return them beside the logits in training
             logits = logits[0]
         features = self._features[0]
@@ -186,13 +191,30 @@ class Net:
             for hook in hooks:
                 hook.remove()
 
-    def needs_two(self, shape: tuple[int, ...]) -> bool:
-        """Whether batch normalisation refuses a batch of one image of this shape (maps of 1x1)."""
+    def probe(self, shape: tuple[int, ...], classes: int) -> bool:
+        """Check that the model takes such images and gives such logits.
+
+        Returns whether batch normalisation refuses a batch of one image of this shape (maps of 1x1).
+        """
         state = self.initial.clone()
         like = next((t for t in state.values() if t.is_floating_point()), torch.zeros(()))
+        images = torch.zeros(2, *shape, dtype=like.dtype, device=like.device)
+        size = "x".join(map(str, shape))
         with torch.no_grad():
             try:
-                self.forward(state, torch.zeros(1, *shape, dtype=like.dtype), train=True, batch_statistics=True)
+                logits, _ = self.forward(state, images, train=False, batch_statistics=False)
+            except (RuntimeError, ValueError, AssertionError, IndexError) as error:
+                raise BadInput(
+                    f'Model "{self.name}" cannot take images of {size}: {error}. '
+                    "Give the federation another size, or choose another model."
+                ) from error
+            if tuple(logits.shape) != (2, classes):
+                raise BadInput(
+                    f'Model "{self.name}" gives outputs of shape {tuple(logits.shape)} for two images; expected '
+                    f"(2, {classes}), one logit per class. Build it with {classes} outputs."
+                )
+            try:
+                self.forward(state, images[:1], train=True, batch_statistics=True)
             except ValueError as error:
                 if "more than 1 value per channel" not in str(error):
                     raise

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 _active: ContextVar[Tensor | None] = ContextVar("fednorms_noise_key", default=None)
+_calls: ContextVar[dict[int, int] | None] = ContextVar("fednorms_noise_calls", default=None)
 _MASK = 0xFFFFFFFF
 
 
@@ -64,19 +65,37 @@ def hashed_uniform(key: Tensor, number: int, shape: Sequence[int], dtype: torch.
 
 @contextmanager
 def keyed(key: Tensor) -> Iterator[None]:
-    """Within this context `uniform` draws from `key`.
+    """Within this context `uniform` draws from `key`; a second draw from a stream gives other numbers.
 
     >>> with keyed(torch.tensor([1, 2])):
-    ...     a = uniform((3,), 5, torch.zeros(1))
+    ...     a, b = uniform((3,), 5, torch.zeros(1)), uniform((3,), 5, torch.zeros(1))
     >>> with keyed(torch.tensor([1, 2])):
-    ...     torch.equal(a, uniform((3,), 5, torch.zeros(1)))
-    True
+    ...     torch.equal(a, uniform((3,), 5, torch.zeros(1))), torch.equal(a, b)
+    (True, False)
     """
     token = _active.set(key)
     try:
-        yield
+        with one_pass():
+            yield
     finally:
         _active.reset(token)
+
+
+@contextmanager
+def one_pass() -> Iterator[None]:
+    """Count draws afresh, so that every forward pass of a step meets the same numbers (GReg's two, say).
+
+    >>> with keyed(torch.tensor([1, 2])):
+    ...     a = uniform((3,), 5, torch.zeros(1))
+    ...     with one_pass():
+    ...         torch.equal(a, uniform((3,), 5, torch.zeros(1)))
+    True
+    """
+    token = _calls.set({})
+    try:
+        yield
+    finally:
+        _calls.reset(token)
 
 
 def uniform(shape: Sequence[int], number: int, like: Tensor) -> Tensor:
@@ -87,7 +106,8 @@ def uniform(shape: Sequence[int], number: int, like: Tensor) -> Tensor:
     >>> uniform((2, 3), 1, torch.zeros(1)).shape
     torch.Size([2, 3])
     """
-    key = _active.get()
-    if key is None:
+    key, calls = _active.get(), _calls.get()
+    if key is None or calls is None:
         return torch.rand(tuple(shape), dtype=like.dtype, device=like.device).clamp_(2.0**-25, 1 - 2.0**-24)
-    return hashed_uniform(key, number, shape, like.dtype)
+    call = calls[number] = calls.get(number, -1) + 1
+    return hashed_uniform(key, (number + 0x9E3779B9 * call) & _MASK, shape, like.dtype)

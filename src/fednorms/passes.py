@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fednorms.part import Part, Pass
-from fednorms.states import Batch, Broadcast, Client, Task
+from fednorms.states import Batch, Broadcast, Client, Task, context_of
 from fednorms.tree import Tree
 from fednorms.views import Context, Step
 
@@ -64,15 +64,30 @@ class LocalView:
         self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None
     ) -> Iterator[dict[str, Tensor]]:
         """Per training batch, in order, the input of every wanted layer (train mode, buffers untouched)."""
-        task = self.task
-        with task.net.watching(wanted) as seen, torch.no_grad():
-            for rows in torch.arange(len(self.client.data)).split(batch_size or task.training.batch_size):
-                if len(rows) == 1 and task.needs_two:
-                    continue
-                seen.clear()
-                x, _ = prepare_test(task, self.client.data.batch(rows), self.context, self.everyone, self.sent)
-                task.net.forward(self.model.clone(), x, train=True, batch_statistics=True)
-                yield dict(seen)
+        return layer_inputs(
+            self.task, self.sent, self.client, self.model, self.everyone, wanted, batch_size
+        )
+
+
+def layer_inputs(
+    task: Task,
+    sent: Broadcast,
+    client: Client,
+    model: Tree,
+    mine: dict[str, Tree],
+    wanted: Callable[[nn.Module], bool],
+    batch_size: int | None = None,
+) -> Iterator[dict[str, Tensor]]:
+    """Run a client's data through a model in train mode, leaving it as it is, and show what wanted layers receive."""
+    context = context_of(task, sent.round, client, evaluating=True)
+    with task.net.watching(wanted) as seen, torch.no_grad():
+        for rows in torch.arange(len(client.data)).split(batch_size or task.training.batch_size):
+            if len(rows) == 1 and task.needs_two:
+                continue
+            seen.clear()
+            x, _ = prepare_test(task, client.data.batch(rows), context, mine, sent)
+            task.net.forward(model.clone(), x, train=True, batch_statistics=True)
+            yield dict(seen)
 
 
 def prepare_test(task: Task, batch: Batch, context: Context, mine: dict[str, Tree], sent: Broadcast) -> Batch:

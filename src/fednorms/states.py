@@ -102,6 +102,26 @@ class Client:
     attributes: dict[str, str] = field(default_factory=dict)
 
 
+def context_of(task: Task, t: int, client: Client | None, *, evaluating: bool = False) -> Context:
+    """What hooks may know in round t, at a client or (client=None) on the server."""
+    n = len(client.data) if client else task.samples
+    training = task.training
+    return Context(
+        round=t,
+        rounds=task.rounds,
+        lr=training.rate(t, task.rounds),
+        lr_0=training.rate(0, task.rounds),
+        momentum=training.momentum if training.optimiser == "sgd" else 0.0,
+        batch_size=training.batch_size,
+        client=client.name if client else "server",
+        samples=n,
+        relative=n * task.clients / max(task.samples, 1) if client else 1.0,
+        clients=task.clients,
+        attributes=client.attributes if client else {},
+        evaluating=evaluating,
+    )
+
+
 @dataclass
 class Carry:
     """A client's training in flight. `begin` copies everything into it, so `step` may work in place."""

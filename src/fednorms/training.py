@@ -78,7 +78,9 @@ def batch_plan(
     wanted = phase.steps * phase.draws if phase.steps else None
     plan: list[Tensor] = []
     dropped = epoch = 0
-    while len(plan) < wanted if wanted else epoch < (phase.epochs or 1):
+    epochs = 0 if wanted else phase.epochs or 1
+    least = wanted or phase.draws  # a client with fewer batches than one step draws goes through its data again
+    while epoch < epochs or len(plan) < least:
         order = torch.randperm(n, generator=generator)
         batches = list(order.split(size))
         short = len(batches[-1]) < size

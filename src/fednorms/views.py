@@ -76,6 +76,7 @@ class Begin:
     context: Context
     down: Tree
     mine: Tree
+    owned: tuple[str, ...]  # the tensors that this part routes OWNED, found by module type
 
 
 @dataclass(frozen=True)

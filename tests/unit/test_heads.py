@@ -36,7 +36,8 @@ HEADS = {
 
 def zoo(name: str) -> nn.Module:
     library, _, model = name.partition(":")
-    with torch.device("meta"):
+    # RegNet computes its widths with tensors, so it cannot be built without memory.
+    with torch.device("cpu" if model.startswith("regnet") else "meta"):
         if library == "timm":
             return pytest.importorskip("timm").create_model(model, num_classes=7)
         models = pytest.importorskip("torchvision.models")
@@ -102,7 +103,7 @@ def test_an_explicit_head_is_taken():
         BadInput, match=r"ModuleDict: head='three' is no module of it; pass head= .*one, two\.1"
     ):
         split_head(net, "three")
-    with pytest.raises(BadInput, match="is a ReLU that does not end in an nn.Linear"):
+    with pytest.raises(BadInput, match=r"is a ReLU that does not end in an nn\.Linear"):
         split_head(net, "two.0")
     with pytest.raises(BadInput, match="names no module"):
         split_head(net, [])

@@ -151,7 +151,7 @@ def test_a_wrong_size_is_refused_clearly(name, size):
 
 
 def test_unknown_names_get_the_nearest_and_the_list():
-    with pytest.raises(BadInput, match="did you mean 'lenet'.*cnn-small, lenet, digits-cnn"):
+    with pytest.raises(BadInput, match=r"did you mean 'lenet'.*cnn-small, lenet, digits-cnn"):
         build("lennet", 10)
     with pytest.raises(BadInput, match="torchvision:NAME or timm:NAME"):
         build("torchvision:", 10)

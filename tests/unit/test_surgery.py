@@ -43,7 +43,8 @@ BATCHNORMS = {
 
 def zoo(name: str) -> nn.Module:
     library, _, model = name.partition(":")
-    with torch.device("meta"):
+    # RegNet computes its widths with tensors, so it cannot be built without memory.
+    with torch.device("cpu" if model.startswith("regnet") else "meta"):
         if library == "timm":
             return pytest.importorskip("timm").create_model(model, num_classes=5)
         models = pytest.importorskip("torchvision.models")
@@ -106,7 +107,7 @@ def test_an_error_leaves_the_model_as_it_was():
 
 def test_layers_whose_extras_would_be_lost_are_refused():
     net = nn.Sequential(parametrizations.weight_norm(nn.Conv2d(2, 2, 3)))
-    with pytest.raises(BadInput, match="'0'.*parametrisation"):
+    with pytest.raises(BadInput, match=r"'0'.*parametrisation"):
         swap(net, nn.Conv2d, lambda old, name: WNConv2d.like(old))
     net = nn.Sequential(nn.BatchNorm2d(2))
     net[0].register_forward_hook(lambda module, args, out: out)

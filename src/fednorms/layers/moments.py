@@ -60,8 +60,11 @@ def group_moments(x: Tensor, groups: int, unbiased: bool = False) -> tuple[Tenso
     flat = widened(x).reshape(x.shape[0], groups, -1)
     correction = int(unbiased and flat.shape[2] > 1)
     var, mean = torch.var_mean(flat, dim=2, correction=correction)
-    width = x.shape[1] // groups
-    return mean.repeat_interleave(width, dim=1), var.repeat_interleave(width, dim=1)
+
+    def to_channels(v: Tensor) -> Tensor:
+        return v[:, :, None].expand(-1, -1, x.shape[1] // groups).reshape(x.shape[0], x.shape[1])
+
+    return to_channels(mean), to_channels(var)
 
 
 def affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -80,8 +80,7 @@ class AGN(Part):
     def begin(self, model: Tree, b: Begin) -> Tree:
         t = min(b.context.round, b.context.rounds - 1)  # a finished model keeps the last round's temperature
         tau = self.tau * (b.context.rounds - t + 1e-3) / b.context.rounds
-        owned = {k: torch.full_like(v, tau) for k, v in model.items() if k.rsplit(".", 1)[-1] == "tau"}
-        return Tree({**model, **owned})
+        return Tree({**model, **{k: torch.full_like(model[k], tau) for k in b.owned}})
 
 
 @sum_of_parts("fednn")

@@ -104,8 +104,10 @@ class MixBN(Part):
     @override
     def begin(self, model: Tree, b: Begin) -> Tree:
         out = Tree(model)
-        for layer in [k.removesuffix(".active") for k in model if k.endswith(".active")]:
-            out[f"{layer}.sent_mean"] = model[f"{layer}.running_mean"]
-            out[f"{layer}.sent_var"] = model[f"{layer}.running_var"]
-            out[f"{layer}.active"] = torch.full_like(model[f"{layer}.active"], float(b.context.round > 0))
+        for name in b.owned:
+            layer, leaf = name.rsplit(".", 1)
+            if leaf == "active":
+                out[name] = torch.full_like(model[name], float(b.context.round > 0))
+            else:
+                out[name] = model[f"{layer}.{leaf.replace('sent', 'running')}"]
         return out

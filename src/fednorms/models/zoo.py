@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,7 @@ from fednorms.models.weights import load_tensors
 LIBRARIES = ("torchvision", "timm")
 
 
-def _library(name: str) -> Any:
+def _library(name: str) -> ModuleType:
     try:
         return importlib.import_module({"torchvision": "torchvision.models", "timm": "timm"}[name])
     except ImportError as error:

@@ -1,0 +1,1 @@
+"""Where the clients' functions run, and where their states live."""

@@ -1,0 +1,162 @@
+"""The reference engine: one client after the other, eagerly, on the CPU or one GPU. The debugger of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+
+from fednorms.core import broadcast, local_update, own_state, reduce_uploads
+from fednorms.data import Federation, Site, Split
+from fednorms.engines.store import ClientStore
+from fednorms.errors import BadInput, Diverged
+from fednorms.evaluation.modes import Mode, model_for, score_site, sent_for_test, unseen_broadcast
+from fednorms.evaluation.scores import Scores, SiteScore
+from fednorms.noise import seed_of
+from fednorms.part import Part, Pass
+from fednorms.passes import LocalView, passes
+from fednorms.states import Broadcast, Client, ClientState, ServerState, Task, Upload, context_of
+from fednorms.tree import Tree
+from fednorms.views import Round
+
+
+@dataclass
+class Trained:
+    """What a round of training gave: uploads, clients left out because they diverged, scores right after training."""
+
+    uploads: list[Upload]
+    diverged: dict[str, str] = field(default_factory=dict)
+    after_local: dict[str, SiteScore] = field(default_factory=dict)
+
+
+class Loop:
+    """Runs clients' functions in a Python loop and keeps their states in a store."""
+
+    provides: frozenset[str] = frozenset({"passes", "phases"})
+
+    def __init__(
+        self,
+        task: Task,
+        training: Federation,
+        testing: Federation,
+        store: ClientStore,
+        threads: int = 1,
+        on_divergence: Literal["stop", "skip"] = "stop",
+    ) -> None:
+        lacking = {p.name: p.requires - self.provides for p in task.method.parts if p.requires - self.provides}
+        if lacking:
+            raise BadInput(f'The loop engine cannot run {", ".join(lacking)}: it lacks {lacking}.')
+        self.task, self.store, self.threads, self.on_divergence = task, store, threads, on_divergence
+        self.sites: dict[str, Site] = {s.name: s for s in training.clients}
+        self.tested: Federation = testing
+
+    @property
+    def clients(self) -> list[str]:
+        """Names of the training clients, in a fixed order."""
+        return list(self.sites)
+
+    def _client(self, site: Site, data: Split) -> Client:
+        return Client(site.name, data, self.store.get(site.name), site.attributes)
+
+    @contextmanager
+    def _at(self, *names: object) -> Iterator[None]:
+        # A model that draws from torch's global generator (functional dropout) still repeats, and leaves no trace.
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(seed_of("torch", self.task.seed, *names))
+                yield
+        finally:
+            torch.set_num_threads(before)
+
+    # -- training -----------------------------------------------------------------------------------------------
+    def setup(self, state: ServerState) -> ServerState:
+        """Run the passes that come before the first round."""
+        for p, job in passes(self.task, "setup"):
+            mine = self._run(p, job, state, self.clients, keep=True)
+            state = replace(state, parts={**state.parts, p.name: mine})
+        return state
+
+    def _run(self, p: Part, job: Pass, state: ServerState, names: Sequence[str], *, keep: bool) -> Tree:
+        sent = broadcast(self.task, state)
+        uploads, sizes = [], []
+        for name in sorted(names):
+            client = self._client(self.sites[name], self.sites[name].train)
+            with self._at("pass", p.name, state.round, name):
+                mine = own_state(self.task, sent, client.state)
+                context = context_of(self.task, sent.round, client)
+                model = Tree({**sent.model, **(client.state.local if client.state else {})})
+                kept, up = job.client(LocalView(self.task, p, client, model, context, sent, mine))
+            uploads.append(up)
+            sizes.append(float(context.samples))
+            if keep:
+                old = client.state or ClientState(0, Tree(), {})
+                self.store.put(name, replace(old, parts={**old.parts, p.name: kept}))
+        reduced = reduce_uploads(uploads, sizes, job.reduce)
+        context = context_of(self.task, state.round, None)
+        return job.server(
+            reduced, Round(state.model, reduced, state.parts[p.name], len(uploads), len(self.sites), context)
+        )
+
+    def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
+        """Train the clients of a cohort one after the other; with `score`, also test each right after."""
+        done = Trained([])
+        for name in cohort:
+            site = self.sites[name]
+            client = self._client(site, site.train)
+            try:
+                with self._at("train", sent.round, name):
+                    upload, state = local_update(self.task, sent, client)
+            except Diverged as error:
+                if self.on_divergence == "stop":
+                    raise
+                done.diverged[name] = str(error)
+                continue
+            done.uploads.append(upload)
+            if score and site.test is not None:
+                done.after_local[name] = self._score_upload(sent, replace(client, state=state), upload, site.test)
+            if state.local or state.velocity or any(state.parts.values()):
+                self.store.put(name, state)
+        return done
+
+    def _score_upload(self, sent: Broadcast, client: Client, upload: Upload, test: Split) -> SiteScore:
+        mode = Mode("after_local", "own")
+        here = replace(sent, model=Tree({**sent.model, **upload.model}))
+        model, mine = model_for(self.task, here, client, mode)
+        return score_site(self.task, here, client, test, self.tested.num_classes, model, mine, mode)
+
+    # -- testing ------------------------------------------------------------------------------------------------
+    def evaluate(
+        self, state: ServerState, mode: Mode, cohort: Sequence[str], split: Literal["test", "val"] = "test"
+    ) -> Scores | None:
+        """Test a mode on all sites that have such data (None if there are none); `cohort` took part in the last round."""
+        mode = mode.resolved(self.task)
+        chosen = self.tested.unseen if mode.model == "unseen" else self.tested.clients
+        data = {s.name: d for s in chosen if (d := s.splits.get(split)) is not None}
+        if not data:
+            return None
+        sent = self.test_broadcast(state, cohort)
+        if mode.model == "unseen":
+            sent = unseen_broadcast(self.task, sent, (s for n in self.store.names() if (s := self.store.get(n))))
+        scores = {s.name: self.score(sent, s, data[s.name], mode) for s in chosen if s.name in data}
+        return Scores(mode.model, mode.statistics, split, scores, {s.name: s.domain for s in chosen})
+
+    def test_broadcast(self, state: ServerState, cohort: Sequence[str]) -> Broadcast:
+        """What an evaluation broadcasts: the tested server model, and what "evaluate" passes measured."""
+        tested = state
+        for p, job in passes(self.task, "evaluate"):
+            mine = self._run(p, job, state, cohort or self.clients, keep=False)
+            tested = replace(tested, parts={**tested.parts, p.name: mine})
+        return sent_for_test(self.task, state, broadcast(self.task, tested))
+
+    def score(self, sent: Broadcast, site: Site, data: Split, mode: Mode) -> SiteScore:
+        """Test a mode at one site."""
+        own = site.train if site.train is not None else data
+        client = self._client(site, own)
+        with self._at("test", sent.round, site.name):
+            model, mine = model_for(self.task, sent, client, mode)
+            return score_site(self.task, sent, client, data, self.tested.num_classes, model, mine, mode)

@@ -1,0 +1,158 @@
+"""Scores of a model on the sites of a federation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Tally:
+    """Counts over the batches of one site; nothing is averaged until the end, so batching never changes a score.
+
+    >>> tally = Tally(classes=2)
+    >>> tally.add(torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]), torch.tensor([0, 1, 1]))
+    >>> score = tally.score()
+    >>> round(score.accuracy, 4), score.recall, score.balanced_accuracy, score.samples
+    (0.6667, [1.0, 0.5], 0.75, 3)
+    """
+
+    classes: int
+    right: Tensor = field(init=False)
+    total: Tensor = field(init=False)
+    loss_sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.right, self.total = torch.zeros(self.classes), torch.zeros(self.classes)
+
+    def add(self, logits: Tensor, y: Tensor) -> None:
+        """Count one batch; the loss is plain cross-entropy, whatever the model was trained with."""
+        y, logits = y.cpu(), logits.detach().double().cpu()
+        hit = logits.argmax(1) == y
+        self.total += torch.bincount(y, minlength=self.classes)
+        self.right += torch.bincount(y[hit], minlength=self.classes)
+        self.loss_sum += float(torch.nn.functional.cross_entropy(logits, y, reduction="sum"))
+
+    def score(self) -> SiteScore:
+        """The scores of everything counted so far."""
+        n = int(self.total.sum())
+        recall = [float(r / t) if t else math.nan for r, t in zip(self.right, self.total, strict=True)]
+        present = [r for r in recall if not math.isnan(r)]
+        return SiteScore(
+            accuracy=float(self.right.sum()) / n,
+            balanced_accuracy=sum(present) / len(present),
+            loss=self.loss_sum / n,
+            samples=n,
+            recall=recall,
+        )
+
+
+@dataclass(frozen=True)
+class SiteScore:
+    """Scores on one site's data; `recall` has one entry per class, NaN where the site has no such sample."""
+
+    accuracy: float
+    balanced_accuracy: float
+    loss: float
+    samples: int
+    recall: list[float]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores on all sites, and which model (`mode`) and which statistics they belong to.
+
+    `mean` and `std` (population form) are over sites, unweighted; `pooled` is over all samples; `domains` are means
+    over the sites of a domain.
+
+    >>> a, b = Tally(2), Tally(2)
+    >>> a.add(torch.eye(2), torch.tensor([0, 1])); b.add(torch.eye(2), torch.tensor([1, 1]))
+    >>> scores = Scores("global", "global", "test", {"x": a.score(), "y": b.score()}, {"x": "scanner A", "y": "scanner B"})
+    >>> scores.mean, scores.std, scores.worst
+    (0.75, 0.25, ('scanner B', 0.5))
+    """
+
+    mode: str
+    statistics: str
+    split: str
+    sites: Mapping[str, SiteScore]
+    domain_of: Mapping[str, str]
+
+    @property
+    def label(self) -> str:
+        """Mode and statistics in one word: "personal/own"."""
+        return f"{self.mode}/{self.statistics}"
+
+    @property
+    def domains(self) -> dict[str, float]:
+        """Mean accuracy over the sites of each domain."""
+        groups: dict[str, list[float]] = {}
+        for site, score in self.sites.items():
+            groups.setdefault(self.domain_of[site], []).append(score.accuracy)
+        return {d: sum(v) / len(v) for d, v in groups.items()}
+
+    @property
+    def mean(self) -> float:
+        """Unweighted mean accuracy over sites."""
+        return sum(s.accuracy for s in self.sites.values()) / len(self.sites)
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation of the accuracy over sites."""
+        return math.sqrt(sum((s.accuracy - self.mean) ** 2 for s in self.sites.values()) / len(self.sites))
+
+    @property
+    def pooled(self) -> float:
+        """Accuracy over all samples of all sites."""
+        n = sum(s.samples for s in self.sites.values())
+        return sum(s.accuracy * s.samples for s in self.sites.values()) / n
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The domain with the lowest accuracy."""
+        return min(self.domains.items(), key=lambda item: item[1])
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Unweighted mean over sites of the mean recall over classes."""
+        return sum(s.balanced_accuracy for s in self.sites.values()) / len(self.sites)
+
+    @property
+    def loss(self) -> float:
+        """Unweighted mean over sites of the cross-entropy."""
+        return sum(s.loss for s in self.sites.values()) / len(self.sites)
+
+    def to_dict(self) -> dict[str, object]:
+        """Everything as plain values."""
+        domain, accuracy = self.worst
+        return {
+            "mode": self.mode,
+            "statistics": self.statistics,
+            "split": self.split,
+            "mean": self.mean,
+            "std": self.std,
+            "pooled": self.pooled,
+            "balanced_accuracy": self.balanced_accuracy,
+            "loss": self.loss,
+            "worst_domain": domain,
+            "worst": accuracy,
+            "domains": self.domains,
+            "sites": {
+                name: {
+                    "accuracy": s.accuracy,
+                    "balanced_accuracy": s.balanced_accuracy,
+                    "loss": s.loss,
+                    "samples": s.samples,
+                    "recall": [None if math.isnan(r) else r for r in s.recall],
+                }
+                for name, s in self.sites.items()
+            },
+        }
+
+    def __repr__(self) -> str:
+        per_domain = ", ".join(f"{d} {100 * a:.1f}" for d, a in self.domains.items())
+        return f"Scores({self.label}, {self.split}: mean {100 * self.mean:.1f} ± {100 * self.std:.1f}; {per_domain})"

@@ -1,0 +1,59 @@
+"""The base losses that a recipe can name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fednorms.data import Federation
+from fednorms.errors import BadInput
+from fednorms.options import nearest
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Mean cross-entropy over the batch; with class weights, the weighted mean.
+
+    >>> round(cross_entropy(torch.zeros(1, 2), torch.tensor([0])).item(), 4)
+    0.6931
+    """
+    return nn.functional.cross_entropy(logits, y, weight=None if weight is None else weight.to(logits))
+
+
+def focal(logits: Tensor, y: Tensor, weight: Tensor | None = None, gamma: float = 2.0) -> Tensor:
+    """Weighted focal loss: mean of a_y (1 - p)^gamma (-log p), p the probability of the true class (Fed-ISIC2019).
+
+    >>> round(focal(torch.zeros(1, 2), torch.tensor([1]), torch.tensor([5.5813, 2.0472])).item(), 5)
+    0.35475
+    """
+    log_p = logits.log_softmax(1).gather(1, y[:, None]).squeeze(1)
+    a = 1.0 if weight is None else weight.to(logits)[y]
+    return (a * (1 - log_p.exp()) ** gamma * -log_p).mean()
+
+
+LOSSES = {"cross_entropy": cross_entropy, "focal": focal}
+
+
+def base_loss(name: str, weights: list[float] | Literal["none", "balanced"], federation: Federation) -> Loss:
+    """The loss that a recipe names, with its class weights."""
+    if name not in LOSSES:
+        raise BadInput(f'Unknown loss "{name}": {nearest(name, LOSSES)}. From Python, pass any function of (logits, y).')
+    chosen = LOSSES[name]
+    if weights == "none":
+        return chosen
+    if weights == "balanced":
+        labels = torch.cat([s.train.y for s in federation.clients if s.train is not None])
+        counts = torch.bincount(labels, minlength=federation.num_classes).clamp(min=1)
+        table = len(labels) / (federation.num_classes * counts.double())
+    else:
+        table = torch.tensor(weights, dtype=torch.float64)
+        if len(table) != federation.num_classes or bool((table < 0).any()):
+            raise BadInput(
+                f"class_weights needs {federation.num_classes} numbers >= 0, one per class of federation "
+                f'"{federation.name}"; got {list(weights)}.'
+            )
+    return lambda logits, y: chosen(logits, y, table)

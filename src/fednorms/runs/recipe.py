@@ -1,0 +1,166 @@
+"""Recipe: everything that determines a run, as text that reproduces it."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from fednorms.engines.sampling import Participation
+from fednorms.errors import BadInput
+from fednorms.evaluation.modes import Mode
+from fednorms.method import method as read_method
+from fednorms.options import nearest
+from fednorms.runs.toml import dumps
+from fednorms.training import Training
+from fednorms.version import __version__
+
+
+class Data(BaseModel):
+    """How a named federation or a folder of images becomes sites with training, validation and test data."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: int | None = Field(default=None, ge=1)
+    """Resize images to this many pixels (default: as they are; digits-shift: 16)."""
+    seed: int | None = None
+    """Seed of the division into training, validation and test data (default 0)."""
+    val: float | None = Field(default=None, ge=0, lt=1)
+    """Fraction of each site's images for validation."""
+    test: float | None = Field(default=None, ge=0, lt=1)
+    """Fraction of each site's images for testing."""
+    hold_out: list[str] = []
+    """Sites or domains that do not train and are tested as unseen."""
+
+
+class Recipe(BaseModel):
+    """A run: method, federation, model, rounds, and how clients train and are tested.
+
+    >>> recipe = Recipe(method="fedbn", rounds=3, training={"lr": 0.1})
+    >>> recipe.training.lr, Recipe.from_toml(recipe.to_toml()) == recipe
+    (0.1, True)
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str = "fedavg"
+    """Parts joined by +, as in "scaffold + greg(alpha=1.0) + fedfn"."""
+    federation: str = "digits-shift"
+    """A name (see `fednorms list federations`) or a folder of site/class/image."""
+    model: str = "cnn-small"
+    """A name (see `fednorms list models`), torchvision:NAME or timm:NAME."""
+    rounds: int = Field(default=30, ge=1)
+    """Rounds of federated training."""
+    seed: int = 0
+    """Seed of model, batches, cohorts and all randomness in training."""
+    participation: str = "all"
+    """"all", "fixed:10" (clients), "fixed:0.1" (a fraction) or "bernoulli:0.4"."""
+    weighting: Literal["auto", "size", "uniform"] = "auto"
+    """Weights of client models: by data size, equal, or as the method's paper says."""
+    training: Training = Training()
+    data: Data = Data()
+    loss: str = "cross_entropy"
+    """Base loss: cross_entropy, or focal (gamma 2)."""
+    class_weights: list[float] | Literal["none", "balanced"] = "none"
+    """Weight of each class in the loss; balanced: n / (classes * n_c) over all training data."""
+    head: list[str] = []
+    """Names of the classifier's layers, if they cannot be found."""
+    pretrained: bool = False
+    """Start a torchvision or timm model from its published weights (downloads them)."""
+    weights: str = ""
+    """Start the model from this safetensors or torch file."""
+    evaluate: list[str] = ["auto"]
+    """Evaluation modes, as "personal" or "global/batch"; auto: what the method is judged by."""
+    evaluate_every: int = Field(default=1, ge=1)
+    """Test after every so many rounds (the last always)."""
+    checkpoint_every: int = Field(default=1, ge=1)
+    """Write a checkpoint after every so many rounds (the last always)."""
+    on_divergence: Literal["stop", "skip"] = "stop"
+    """What to do when a client's update is not finite."""
+    engine: Literal["auto", "loop"] = "auto"
+    """How clients run."""
+    device: str = "cpu"
+    """cpu, cuda, or auto."""
+    precision: Literal["float32", "float64"] = "float32"
+    """Floating type of the model."""
+    threads: int = Field(default=0, ge=0)
+    """CPU threads per client (0: all cores up to four); results repeat bit for bit at equal threads."""
+    state_limit_mb: int = Field(default=1024, ge=0)
+    """Client states beyond this many megabytes go to disk."""
+    version: str = __version__
+    """The library's version."""
+    fingerprint: str = ""
+    """Hash of the federation's data, recorded by a run; a run is not continued on other data."""
+
+    @field_validator("method")
+    @classmethod
+    def _canonical(cls, text: str) -> str:
+        return str(read_method(text))
+
+    @field_validator("participation")
+    @classmethod
+    def _readable(cls, text: str) -> str:
+        Participation.read(text)
+        return text
+
+    @field_validator("evaluate")
+    @classmethod
+    def _known(cls, modes: list[str]) -> list[str]:
+        for text in modes:
+            if text != "auto":
+                Mode.read(text)
+        return modes
+
+    def resolved(self) -> Recipe:
+        """With everything that depends on the machine written out, so that it is recorded."""
+        threads = self.threads or min(os.cpu_count() or 1, 4)
+        return self.model_copy(update={"threads": threads, "engine": "loop", "version": __version__})
+
+    def to_toml(self) -> str:
+        """The complete recipe as TOML."""
+        return dumps(self.model_dump(mode="json") | {"training": _plain(self.training)})
+
+    @classmethod
+    def from_toml(cls, text: str, where: str = "the recipe") -> Recipe:
+        """Read a recipe; every problem is reported at once, with the nearest known name for unknown ones."""
+        try:
+            return cls.make(tomllib.loads(text), where)
+        except tomllib.TOMLDecodeError as error:
+            raise BadInput(f"{where} is not valid TOML: {error}.") from None
+
+    @classmethod
+    def make(cls, values: dict[str, object], where: str = "the recipe") -> Recipe:
+        """A recipe from plain values, with all problems in one message."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise BadInput(f"{where}: " + "; ".join(_problem(e) for e in error.errors())) from None
+
+    @classmethod
+    def read(cls, path: Path | str) -> Recipe:
+        """Read a recipe from a file."""
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"Cannot read the recipe {path}: {error}.") from None
+        return cls.from_toml(text, str(path))
+
+
+def _plain(training: Training) -> dict[str, object]:
+    return dict(vars(training))
+
+
+def _problem(error: object) -> str:
+    assert isinstance(error, dict)
+    place = ".".join(map(str, error["loc"]))
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        inside = {"training": Training.__dataclass_fields__, "data": Data.model_fields}
+        known = inside.get(str(error["loc"][0]), {}) if len(error["loc"]) > 1 else Recipe.model_fields
+        return f'unknown key "{place}": {nearest(str(error["loc"][-1]), known)}'
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    return f"{place}: {error['msg'][0].lower() + error['msg'][1:]}, got {error['input']!r}"

@@ -1,0 +1,151 @@
+"""Result: what a run found, with a readable repr."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fednorms.errors import BadInput
+from fednorms.evaluation.modes import Mode, model_for, unseen_broadcast
+from fednorms.runs.recipe import Recipe
+from fednorms.runs.session import Session
+from fednorms.states import Client, ServerState
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Result:
+    """A run's history and scores.
+
+    `headline` names the scores the method is judged by (model/statistics). Two rounds are reported, the last one and
+    the one with the best validation accuracy; never the best on test data.
+
+    >>> from fednorms.runs.driver import run
+    >>> result = run("fedavg", rounds=1)
+    >>> 0 <= result.accuracy <= 1, sorted(result.domains) == ["clean", "faint", "foggy", "negative", "poster"]
+    (True, True)
+    """
+
+    method: str
+    recipe: Recipe
+    headline: str
+    history: list[Row]
+    best: Row | None = None  # round and accuracy of the best validation
+    notes: list[str] = field(default_factory=list)
+    path: Path | None = None
+    _session: Session | None = None
+    _state: ServerState | None = None
+
+    @classmethod
+    def of(cls, session: Session, history: list[Row], best: Row | None, notes: list[str], path: Path | None) -> Result:
+        """A result at the start of a run, or where one is continued."""
+        return cls(session.recipe.method, session.recipe, str(session.headline), history, best, notes, path)
+
+    def add(self, row: Row, best: Row | None) -> None:
+        """Take in one more round."""
+        self.history.append(row)
+        self.best = best
+
+    def close(self, session: Session, state: ServerState) -> None:
+        """The run is over: remember the models."""
+        self._session, self._state = session, state
+
+    # -- reading ------------------------------------------------------------------------------------------------
+    @property
+    def rounds(self) -> int:
+        """How many rounds were done."""
+        return int(self.history[-1]["round"]) if self.history else 0
+
+    def scores(self, label: str | None = None, *, split: str = "test", which: str = "last") -> Row:
+        """Scores of a mode ("personal/own"; default: the headline) in the last or the best-validation round."""
+        name = f"{label or self.headline}/{split}"
+        rows = [r for r in self.history if name in r["scores"]]
+        if which == "best":
+            rows = [r for r in rows if self.best and r["round"] == self.best["round"]]
+        if not rows:
+            known = sorted({k for r in self.history for k in r["scores"]})
+            raise BadInput(f'No scores "{name}" in this run ({which} round). It has: {", ".join(known) or "none"}.')
+        found: Row = rows[-1]["scores"][name]
+        return found
+
+    @property
+    def accuracy(self) -> float:
+        """Mean test accuracy over sites in the last round (headline mode)."""
+        return float(self.scores()["mean"])
+
+    @property
+    def domains(self) -> dict[str, float]:
+        """Test accuracy per domain in the last round (headline mode)."""
+        return dict(self.scores()["domains"])
+
+    def curve(self, label: str | None = None, *, split: str = "test") -> list[tuple[int, float]]:
+        """Mean accuracy after each evaluated round."""
+        name = f"{label or self.headline}/{split}"
+        return [(r["round"], r["scores"][name]["mean"]) for r in self.history if name in r["scores"]]
+
+    def model(self, site: str | None = None) -> nn.Module:
+        """The trained model as a plain module in eval mode: the server's, or a site's own.
+
+        Input: images scaled to [0, 1] and normalised as `recipe` and federation say; output: logits.
+        """
+        if self._session is None or self._state is None:
+            raise BadInput("This result was read from disk; load its model with fednorms.load_model(path).")
+        return site_model(self._session, self._state, site)
+
+    def to_dict(self) -> Row:
+        """Everything but the models, as plain values."""
+        last = self.history[-1] if self.history else {}
+        best_row = next((r for r in self.history if self.best and r["round"] == self.best["round"]), None)
+        return {
+            "method": self.method,
+            "headline": self.headline,
+            "rounds": self.rounds,
+            "last": last.get("scores", {}),
+            "best_validation": None if best_row is None else {**(self.best or {}), "scores": best_row["scores"]},
+            "seconds": sum(r["seconds"] for r in self.history),
+            "bytes_up": sum(r["bytes_up"] for r in self.history),
+            "bytes_down": sum(r["bytes_down"] for r in self.history),
+            "diverged": sum(len(r["diverged"]) for r in self.history),
+            "notes": self.notes,
+            "recipe": self.recipe.model_dump(mode="json") | {"training": dict(vars(self.recipe.training))},
+        }
+
+    def __repr__(self) -> str:
+        if not self.history:
+            return f"Result({self.method}: no round yet)"
+        s = self.scores()
+        lines = [
+            f"{self.method} on {self.recipe.federation}, {self.recipe.model}, {self.rounds} rounds, seed {self.recipe.seed}",
+            f"  {self.headline} test accuracy {100 * s['mean']:.1f} % (std over sites {100 * s['std']:.1f}, "
+            f"worst {s['worst_domain']} {100 * s['worst']:.1f})",
+            "  " + "  ".join(f"{d} {100 * a:.1f}" for d, a in s["domains"].items()),
+        ]
+        if self.best:
+            best = self.scores(which="best")
+            lines.append(f"  at the best validation (round {self.best['round']}): {100 * best['mean']:.1f} %")
+        return "\n".join(lines)
+
+
+def site_model(session: Session, state: ServerState, site: str | None) -> nn.Module:
+    """The server's model (site=None) or the model of one client, as a module of its own in eval mode."""
+    task, engine = session.task, session.engine
+    cohort = session.participation.cohort(engine.clients, session.recipe.seed, max(state.round - 1, 0))
+    sent = engine.test_broadcast(state, cohort)
+    if site is None:
+        sent = unseen_broadcast(task, sent, (s for n in engine.store.names() if (s := engine.store.get(n))))
+        name, mode = engine.clients[0], Mode("unseen")
+    else:
+        name, mode = session.federation.site(site).name, Mode("personal")
+    data = next(s.train or s.test for s in session.federation.sites if site in (None, s.name))
+    assert data is not None
+    tensors, _ = model_for(task, sent, Client(name, data, engine.store.get(name)), mode)
+    module = copy.deepcopy(task.net.module)
+    module.load_state_dict(tensors, strict=False)
+    for m in module.modules():  # the hook that hands features to parts is ours, not the user's
+        m._forward_pre_hooks.clear()
+    return module.eval()

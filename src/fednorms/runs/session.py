@@ -1,0 +1,152 @@
+"""Session: a recipe turned into the things that run: federation, model, task and engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fednorms.data import Federation
+from fednorms.data.registry import federation as read_federation
+from fednorms.engines.loop import Loop
+from fednorms.engines.sampling import Participation
+from fednorms.engines.store import ClientStore
+from fednorms.errors import BadInput
+from fednorms.evaluation.modes import Mode, headline
+from fednorms.method import method as read_method
+from fednorms.models import build
+from fednorms.net import Net
+from fednorms.runs.losses import Loss, base_loss
+from fednorms.runs.recipe import Recipe
+from fednorms.states import Task
+
+
+@dataclass
+class Session:
+    """A recipe with its federation, task and engine; `federation` is as the user gave it, before any part pooled it."""
+
+    recipe: Recipe
+    federation: Federation
+    task: Task
+    engine: Loop
+    participation: Participation
+    modes: list[Mode]
+    headline: Mode
+
+    @classmethod
+    def open(
+        cls,
+        recipe: Recipe,
+        federation: Federation | None = None,
+        model: nn.Module | None = None,
+        loss: Loss | None = None,
+        spill: Path | None = None,
+    ) -> Session:
+        """Build everything a recipe names; objects given here replace what it would build."""
+        recipe = recipe.resolved()
+        method = read_method(recipe.method)
+        given = open_federation(recipe) if federation is None else federation
+        training = given
+        for p in method.parts:
+            training = p.arrange(training)
+        device = pick_device(recipe.device)
+        net = Net(
+            open_model(recipe, given) if model is None else model,
+            method,
+            head=recipe.head or None,
+            name=recipe.model,
+            dtype=getattr(torch, recipe.precision),
+            device=device,
+        )
+        needs_two = net.probe(given.shape, given.num_classes)
+        _check_sizes(training, recipe, needs_two, net.name)
+        task = Task(
+            net=net,
+            training=recipe.training,
+            rounds=recipe.rounds,
+            seed=recipe.seed,
+            clients=len(training.clients),
+            samples=sum(len(s.train) for s in training.clients if s.train is not None),
+            preprocessing=given.preprocessing,
+            loss=loss or base_loss(recipe.loss, recipe.class_weights, training),
+            weighting=None if recipe.weighting == "auto" else recipe.weighting,
+            needs_two=needs_two,
+        )
+        method.weighting(task.weighting)  # two parts that insist on different weightings are an error now
+        participation = Participation.read(recipe.participation)
+        participation.cohort([s.name for s in training.clients], recipe.seed, 0)
+        store = ClientStore(recipe.state_limit_mb * 2**20, spill)
+        engine = Loop(task, training, given, store, recipe.threads, recipe.on_divergence)
+        first = headline(task)
+        return cls(recipe, given, task, engine, participation, _modes(recipe, task, first, given), first)
+
+
+def open_federation(recipe: Recipe) -> Federation:
+    """The federation that a recipe names, with held-out sites turned into unseen ones."""
+    options = recipe.data
+    found = read_federation(
+        recipe.federation, size=options.size, seed=options.seed, val=options.val, test=options.test
+    )
+    return found.hold_out(*options.hold_out) if options.hold_out else found
+
+
+def open_model(recipe: Recipe, federation: Federation) -> nn.Module:
+    """The model that a recipe names, built for a federation's images and classes."""
+    channels, height, width = federation.shape
+    if height != width and not recipe.model.startswith(("torchvision:", "timm:")):
+        raise BadInput(
+            f'Model "{recipe.model}" takes square images, but federation "{federation.name}" has {height}x{width}. '
+            "Give the federation a size, or pass a model of your own."
+        )
+    return build(
+        recipe.model,
+        classes=federation.num_classes,
+        channels=channels,
+        size=height,
+        seed=recipe.seed,
+        pretrained=recipe.pretrained,
+        weights=recipe.weights or None,
+    )
+
+
+def pick_device(name: str) -> str:
+    """The device that a recipe means, checked.
+
+    >>> pick_device("cpu")
+    'cpu'
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name != "cpu" and not (name.split(":")[0] == "cuda" and torch.cuda.is_available()):
+        raise BadInput(f'Device "{name}" is not available here. Use device="cpu" or "auto".')
+    return name
+
+
+def _modes(recipe: Recipe, task: Task, first: Mode, federation: Federation) -> list[Mode]:
+    modes: list[Mode] = []
+    for text in recipe.evaluate:
+        if text != "auto":
+            modes.append(Mode.read(text).resolved(task))
+            continue
+        modes.append(first)
+        if task.method.evaluation().phases:
+            modes.append(Mode("adapted").resolved(task))
+        if federation.unseen:
+            modes.append(Mode("unseen").resolved(task))
+    return list(dict.fromkeys(modes))
+
+
+def _check_sizes(training: Federation, recipe: Recipe, needs_two: bool, model: str) -> None:
+    if not needs_two:
+        return
+    alone = [s.name for s in training.clients if s.train is not None and len(s.train) == 1]
+    if recipe.training.batch_size == 1:
+        alone = [s.name for s in training.clients]
+    if alone:
+        raise BadInput(
+            f'Batch normalisation in model "{model}" cannot train on a batch of one image, which is all that '
+            f"{', '.join(alone[:3])}{' and others' if len(alone) > 3 else ''} would give it (one training image or "
+            'batch_size=1). Give the site more data, raise batch_size, or add "+ gn" or "+ fedwon" to the method.'
+        )

@@ -1,0 +1,12 @@
+"""Per-FedAvg, Fallah et al. 2020: one meta-step by the formulas, for a gradient function g(w, batch)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def meta_step(g: Callable, w: float, alpha: float, beta: float, variant: str, delta: float = 1e-3) -> float:
+    v = g(w - alpha * g(w, 0), 1)
+    if variant == "hessian_free":
+        v = v - alpha * (g(w + delta * v, 2) - g(w - delta * v, 2)) / (2 * delta)
+    return w - beta * v

@@ -1,0 +1,184 @@
+"""SCAFFOLD by its identities: sign, storage and scale of the control variates."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fednorms.core import broadcast, initial_state, local_update
+from fednorms.states import Client, ClientState
+from fednorms.tree import Tree
+from tests.reference.scaffold import scaffold
+from tests.tiny import Scalar, close, ones, pairs, plan_of, play, rounds, tiny_data, tiny_net, tiny_task
+
+COHORTS = ["abc", "ac", "b", "ab"]
+
+
+def c_of(run):
+    return run.server.parts["scaffold"]
+
+
+def c_i(run, name):
+    return run.states[name].parts["scaffold"]
+
+
+def gradient(model, x, y):
+    model.train()
+    nn.functional.cross_entropy(model(x), y).backward()
+    return Tree({n: p.grad for n, p in model.named_parameters()})
+
+
+@pytest.mark.parametrize("control", ["gradient", "difference"])
+def test_equals_algorithm_1_line_by_line_under_partial_participation(control):
+    data = tiny_data()
+    task = tiny_task(f"scaffold(control={control})", data)
+    run = rounds(task, data, 4, cohorts=COHORTS)
+    plans = [[plan_of(task, s, k, t) for k, s in data.items()] for t in range(4)]
+    model, c, c_clients = scaffold(
+        tiny_net(), pairs(data), plans, [["abc".index(k) for k in cohort] for cohort in COHORTS], 0.1
+    )
+    close(run.model, model.state_dict())
+    close(c_of(run), c)
+    for name, wanted in zip("abc", c_clients, strict=True):
+        close(c_i(run, name), wanted)
+
+
+@pytest.mark.parametrize("text", ["scaffold", "scaffold(control=difference)", "scaffold(option=I)"])
+def test_c_is_the_mean_of_all_c_i(text):
+    run = play(text, n=4, cohorts=COHORTS)
+    for name, c in c_of(run).items():
+        mean = sum(c_i(run, k)[name] for k in "abc") / 3
+        torch.testing.assert_close(c, mean, atol=1e-12, rtol=0)
+
+
+def test_a_client_that_never_took_part_counts_with_zero():
+    run = play("scaffold", n=2, cohorts=["a", "b"])
+    assert set(run.states) == {"a", "b"}
+    for name, c in c_of(run).items():
+        torch.testing.assert_close(c, (c_i(run, "a")[name] + c_i(run, "b")[name]) / 3, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("control", ["gradient", "difference"])
+def test_one_local_step_makes_c_i_the_gradient(control):
+    data = tiny_data(5)
+    run = play(f"scaffold(control={control})", data, n=1, batch_size=5)
+    close(c_i(run, "a"), gradient(tiny_net(), data["a"].x, data["a"].y), atol=1e-12)
+
+
+def test_both_controls_agree_under_plain_sgd_and_weight_decay_tells_them_apart():
+    plain = [play(f"scaffold(control={c})", n=3, epochs=2) for c in ("gradient", "difference")]
+    close(c_of(plain[0]), c_of(plain[1]))
+    close(plain[0].model, plain[1].model)
+    decayed = [
+        play(f"scaffold(control={c})", n=1, weight_decay=0.1, batch_size=99)
+        for c in ("gradient", "difference")
+    ]
+    start = tiny_net().head.weight.detach()
+    gap = c_of(decayed[1])["head.weight"] - c_of(decayed[0])["head.weight"]
+    torch.testing.assert_close(gap, 0.1 * start, atol=1e-12, rtol=0)  # the difference contains wd w
+
+
+def test_one_client_alone_is_fedavg():
+    data = tiny_data(9)
+    close(play("scaffold", data, n=3).model, play("fedavg", data, n=3).model, atol=1e-12)
+
+
+def test_round_zero_is_fedavg_with_uniform_weights():
+    close(play("scaffold", n=1).model, play("fedavg", n=1, weighting="uniform").model, atol=1e-15)
+
+
+def test_identical_clients_get_no_correction():
+    split = tiny_data(4)["a"]
+    data = {"a": split, "b": split, "c": split}  # full batches: the order permutes a sum only
+    run = play("scaffold", data, n=3, epochs=3)
+    close(c_i(run, "a"), c_of(run), atol=1e-12)
+    close(run.model, play("fedavg", data, n=3, epochs=3).model, atol=1e-11)
+
+
+@pytest.mark.parametrize("text", ["scaffold", "scaffold(control=difference)"])
+def test_one_full_batch_makes_option_one_and_two_coincide(text):
+    one, two = (play(t, n=2, batch_size=50) for t in ("scaffold(option=I)", text))
+    close(c_of(one), c_of(two), atol=1e-12)
+    close(one.model, two.model, atol=1e-12)
+
+
+def test_option_one_is_the_gradient_at_the_broadcast_model_over_all_data():
+    data = tiny_data(8, 6)
+    run = play("nonorm + scaffold(option=I)", data, n=1, epochs=2)
+    model = tiny_net()
+    model.norm = nn.Identity()  # without batch statistics the mean over batches is the full gradient
+    close(c_i(run, "b"), gradient(model, data["b"].x, data["b"].y), atol=1e-12)
+
+
+def test_exact_variates_move_every_client_by_the_mean_gradient():
+    data = tiny_data()
+    task = tiny_task("scaffold", data, batch_size=50)
+    grads = {k: gradient(tiny_net(), s.x, s.y) for k, s in data.items()}
+    mean = Tree({n: sum(g[n] for g in grads.values()) / 3 for n in grads["a"]})
+    state = replace(initial_state(task), parts={"scaffold": mean})
+    for name, split in data.items():
+        mine = ClientState(0, Tree(), {"scaffold": grads[name]})
+        upload, _ = local_update(task, broadcast(task, state), Client(name, split, mine))
+        close(upload.model.pick(mean) - task.net.initial, mean * -0.1, atol=1e-12)
+
+
+@pytest.mark.parametrize(("k", "rho"), [(10, 0.9), (4, 0.5), (1, 0.9)])
+def test_momentum_divides_by_k_prime(k, rho):
+    # A constant gradient of 1: the true mean gradient is 1, and the difference form must say so.
+    def linear(z, y):
+        return z.mean()
+
+    run = play(
+        "scaffold(control=difference)",
+        ones(2),
+        n=1,
+        model=Scalar(),
+        loss=linear,
+        steps=k,
+        momentum=rho,
+        batch_size=2,
+    )
+    assert float(c_i(run, "a")["head.weight"]) == pytest.approx(1.0, abs=1e-12)
+    prime = float(1.0 - run.model["head.weight"]) / 0.1
+    velocity = [sum(rho**j for j in range(i + 1)) for i in range(k)]
+    assert prime == pytest.approx(sum(velocity), abs=1e-12)
+    if (k, rho) == (10, 0.9):
+        assert prime == pytest.approx(41.38, abs=0.005)  # the specification's number
+
+
+def test_the_rate_in_force_is_used_not_the_first_one():
+    decayed = [
+        play(f"scaffold(control={c})", n=3, schedule="exp", decay=0.5) for c in ("gradient", "difference")
+    ]
+    close(c_of(decayed[0]), c_of(decayed[1]))
+
+
+def test_statistics_are_averaged_and_never_corrected():
+    run = play("scaffold", n=3)
+    assert not [k for k in c_of(run) if "running" in k or "tracked" in k]
+    mean = sum(run.uploads[k].model["norm.running_var"] for k in "abc") / 3
+    torch.testing.assert_close(run.model["norm.running_var"], mean, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize(("other", "left_out"), [("fedbabu", "head."), ("fedbn", "norm."), ("fedrep", "head.")])
+def test_variates_cover_exactly_what_is_sent(other, left_out):
+    run = play(f"scaffold + {other}", n=2)
+    assert c_of(run).keys() == c_i(run, "a").keys() == run.uploads["a"].parts["scaffold"].keys()
+    assert c_of(run)
+    assert not [k for k in c_of(run) if k.startswith(left_out)]
+
+
+def test_clipping_and_two_phases_keep_the_mean_gradient_meaning():
+    # The mean raw gradient does not depend on what happens to the gradient after it was taken.
+    one = play("scaffold", n=1, steps=1, clip=1e-3)
+    two = play("scaffold", n=1, steps=1)
+    close(c_of(one), c_of(two), atol=1e-15)
+
+
+def test_option_one_sees_the_methods_own_loss():
+    data = tiny_data(6, 5)
+    one, two = (
+        play(t, data, n=2, batch_size=50) for t in ("spherefed + scaffold(option=I)", "spherefed + scaffold")
+    )
+    close(c_of(one), c_of(two), atol=1e-12)
