@@ -8,14 +8,21 @@ import torch
 from torch import nn
 
 from fednorms import noise
-from fednorms.core import broadcast, context_of, local_update, own_state, reduce_uploads, server_update
-from fednorms.core import initial_state as initial_state
+from fednorms.core import (
+    broadcast,
+    initial_state,
+    load,
+    local_update,
+    own_state,
+    reduce_uploads,
+    server_update,
+)
 from fednorms.data import Split
 from fednorms.method import method
 from fednorms.net import Net
 from fednorms.part import Phase
 from fednorms.passes import LocalView, passes
-from fednorms.states import Client, ClientState, ServerState, Task, Upload
+from fednorms.states import Client, ClientState, ServerState, Task, Upload, context_of
 from fednorms.training import Training, batch_plan
 from fednorms.tree import Tree
 from fednorms.views import Round
@@ -128,6 +135,14 @@ def rounds(task: Task, data: dict[str, Split], n: int, *, run: Run | None = None
             run.uploads[name], run.states[name] = local_update(task, sent, client)
         run.server = server_update(task, run.server, list(run.uploads.values()))
     return run
+
+
+def client_model(task: Task, data: dict[str, Split], run: Run, name: str) -> Tree:
+    """What a client holds after it loaded the server's latest model."""
+    sent = broadcast(task, run.server)
+    client = Client(name, data[name], run.states.get(name))
+    mine = own_state(task, sent, client.state)
+    return load(task, sent, client, context_of(task, sent.round, client), mine)
 
 
 def play(text, data=None, n: int = 2, *, cohorts=None, **settings) -> Run:

@@ -22,6 +22,7 @@ from fednorms.training import Optimiser, batch_plan, clipped
 from fednorms.tree import Tree, join, mean
 from fednorms.views import Begin, Context, End, Round, Step
 
+
 # -- the start of a round -------------------------------------------------------------------------------------------
 def initial_state(task: Task) -> ServerState:
     """The server before round 0."""
@@ -252,7 +253,7 @@ def full_gradient(task: Task, carry: Carry, params: Tree) -> Tree:
     total, n = Tree(), len(carry.client.data)
     fixed = {**carry.fixed, **carry.params.detach()}
     point = Tree({k: v.detach().requires_grad_() for k, v in params.items()})
-    for rows in torch.arange(n).split(task.training.batch_size):
+    for rows in torch.split(torch.arange(n), task.training.batch_size):
         s = _step_view(task, carry, carry.client.data.batch(rows), 0)
         alone = len(rows) == 1 and task.needs_two
         with noise.keyed(carry.key), torch.enable_grad():

@@ -154,7 +154,9 @@ def describe(
         known = models().get(model) if isinstance(model, str) else None
         side = known.size if known and known.size else (32 if known else 224)
         shape = (3, side, side)
-    module = build(model, classes=classes, channels=shape[0], size=shape[1], seed=0) if isinstance(model, str) else model
+    module = (
+        build(model, classes=classes, channels=shape[0], size=shape[1], seed=0) if isinstance(model, str) else model
+    )
     net = Net(module, chosen, head=head, name=model if isinstance(model, str) else type(model).__name__)
     needs_two = net.probe(shape, classes)
     generator = torch.Generator().manual_seed(0)
@@ -172,7 +174,9 @@ def describe(
     state = server_update(task, state, engine.train(broadcast(task, state), ["a", "b"]).uploads)
     sent = broadcast(task, state)
     with _counting(net) as count:
-        upload, kept = local_update(task, sent, Client("a", sites[0].train or sites[0].splits["train"], engine.store.get("a")))
+        upload, kept = local_update(
+            task, sent, Client("a", sites[0].train or sites[0].splits["train"], engine.store.get("a"))
+        )
     steps = max(upload.metrics["steps"], 1)
     after = server_update(task, state, [upload, replace(upload, client="b")])
     sizes = {n: Tree({n: t}).nbytes() for n, t in net.initial.items()}

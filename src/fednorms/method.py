@@ -32,9 +32,7 @@ class Method:
     parts: tuple[Part, ...] = ()
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name} is given twice: list each part once" for name in _repeated([p.name for p in self.parts])
-        ]
+        problems = [f"{name} is given twice: list each part once" for name in _repeated([p.name for p in self.parts])]
         problems += [
             f"{' and '.join(rivals)} each {what}: keep one of them"
             for what, rivals in [

@@ -57,15 +57,16 @@ class Net:
             if missing := p.missing(self):
                 raise self._nothing(p, f"no {missing}")
         self._norms = [m for m in self.module.modules() if keeps_statistics(m)]
+        # By module and attribute: timm's `train` puts new dictionaries in their place.
         self._caches = [
-            v for m in self.module.modules() for k, v in vars(m).items() if k[0] != "_" and type(v) is dict and not v
+            (m, k) for m in self.module.modules() for k, v in vars(m).items() if k[0] != "_" and type(v) is dict and not v
         ]
         self._tied = len(list(self.module.named_parameters())) != len(
             list(self.module.named_parameters(remove_duplicate=False))
         )
         self._mode: tuple[bool, bool] | None = None
         self._features: list[Tensor] = []
-        self.module.get_submodule(self.heads[0]).register_forward_pre_hook(
+        self._hook = self.module.get_submodule(self.heads[0]).register_forward_pre_hook(
             lambda _, args: self._features.append(args[0])
         )
 
@@ -165,8 +166,7 @@ class Net:
     ) -> tuple[Tensor, Tensor]:
         """Logits and penultimate features. With batch statistics, running statistics in `tensors` are updated in place."""
         self._set_mode(train, batch_statistics)
-        for cache in self._caches:  # timm's LeViT keeps attention biases of the last weights: a leak between clients
-            cache.clear()
+        self._forget()
         self._features.clear()
         with noise.one_pass():
             logits = functional_call(self.module, dict(tensors), (x,), tie_weights=self._tied)
@@ -175,6 +175,27 @@ class Net:
         features = self._features[0]
         self._features.clear()
         return logits, features
+
+    def _forget(self) -> None:
+        for m, attribute in self._caches:  # LeViT keeps attention biases of the last weights: a leak between clients
+            getattr(m, attribute).clear()
+
+    def plain(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """A module of its own that holds these tensors, in eval mode: what a user keeps.
+
+        >>> from fednorms.method import method
+        >>> net = Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), method("fedavg"))
+        >>> net.plain({**net.initial, "1.bias": torch.ones(2)})[1].bias.tolist()
+        [1.0, 1.0]
+        """
+        self._forget()
+        module = copy.deepcopy(self.module)
+        module.get_submodule(self.heads[0])._forward_pre_hooks.pop(self._hook.id)
+        with torch.no_grad():
+            for name, tensor in {**dict(module.named_parameters()), **dict(module.named_buffers())}.items():
+                if name in self.slots:
+                    tensor.copy_(tensors[name])
+        return module.eval()
 
     @contextmanager
     def watching(self, wanted: Callable[[nn.Module], bool]) -> Iterator[dict[str, Tensor]]:
@@ -238,4 +259,3 @@ def _slots(module: nn.Module, heads: list[str]) -> Iterator[tuple[str, Slot]]:
                     continue  # a tied parameter has one slot, under its first name
                 trainable = kind == "param" and tensor.requires_grad
                 yield name, Slot(name, leaf, "param" if kind == "param" else "buffer", m, head, trainable)
-

@@ -41,9 +41,16 @@ def _illegal(part: Named, f: dataclasses.Field[Any]) -> str | None:
             object.__setattr__(part, f.name, value := float(value))
         low, over, high = limit.get("at_least"), limit.get("above"), limit.get("at_most")
         bounds = [f">= {low}"] * (low is not None) + [f"> {over}"] * (over is not None)
-        want = " and ".join([f"a{'n integer' if kind is int else ' number'}", *bounds, *[f"<= {high}"] * (high is not None)])
+        want = " and ".join(
+            [f"a{'n integer' if kind is int else ' number'}", *bounds, *[f"<= {high}"] * (high is not None)]
+        )
         fine = type(value) is kind and value == value
-        fine = fine and (low is None or value >= low) and (over is None or value > over) and (high is None or value <= high)
+        fine = (
+            fine
+            and (low is None or value >= low)
+            and (over is None or value > over)
+            and (high is None or value <= high)
+        )
     else:
         fine, want = type(value) is kind, f"a {kind.__name__}"
     if fine:
@@ -52,6 +59,7 @@ def _illegal(part: Named, f: dataclasses.Field[Any]) -> str | None:
 
 
 def validate(part: Named) -> None:
+    """Check every hyper-parameter of a part against its range; all problems are reported at once."""
     problems = [m for f in dataclasses.fields(part) if (m := _illegal(part, f))]  # type: ignore[arg-type]
     if problems:
         raise BadInput("; ".join(problems) + ".")

@@ -10,11 +10,12 @@ import dataclasses
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast, dataclass_transform
 
 from torch import Tensor, nn
 
-from fednorms.options import option, validate
+from fednorms.options import option as option
+from fednorms.options import validate
 from fednorms.tree import Tree
 from fednorms.views import Begin, Context, End, Gradient, Local, Round, Step
 
@@ -208,7 +209,7 @@ P = TypeVar("P", bound=type[Part])
 F = TypeVar("F", bound=Callable[..., tuple[Part, ...]])
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(option, field))
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def part(name: str) -> Callable[[P], P]:
     """Class decorator: make a Part a frozen, validated dataclass and register it under `name`.
 
@@ -227,7 +228,7 @@ def part(name: str) -> Callable[[P], P]:
         made = dataclass(frozen=True, repr=False)(cls)
         made.__repr__ = made.__str__  # type: ignore[assignment, method-assign]
         REGISTRY[name] = made
-        return made
+        return cast(P, made)
 
     return decorate
 

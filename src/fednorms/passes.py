@@ -64,9 +64,7 @@ class LocalView:
         self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None
     ) -> Iterator[dict[str, Tensor]]:
         """Per training batch, in order, the input of every wanted layer (train mode, buffers untouched)."""
-        return layer_inputs(
-            self.task, self.sent, self.client, self.model, self.everyone, wanted, batch_size
-        )
+        return layer_inputs(self.task, self.sent, self.client, self.model, self.everyone, wanted, batch_size)
 
 
 def layer_inputs(

@@ -23,17 +23,29 @@ class Training:
     """
 
     epochs: int = 1
+    """Epochs over the client's data in a round."""
     steps: int | None = None
+    """Local steps in a round, instead of epochs."""
     batch_size: int = 32
+    """Images in a batch."""
     lr: float = 0.05
+    """Learning rate of the first round."""
     schedule: Literal["const", "exp", "step", "cosine"] = "const"
+    """Learning rate over rounds: const, exp (times `decay` each round), step (x0.1 at 1/2 and 3/4), cosine."""
     decay: float = 0.998
+    """Factor per round of the schedule exp."""
     optimiser: Literal["sgd", "adamw"] = "sgd"
+    """Local optimiser."""
     momentum: float = 0.0
+    """Momentum of SGD."""
     weight_decay: float = 0.0
+    """Weight decay (decoupled with adamw)."""
     clip: float | None = None
+    """Longest gradient, as an L2 norm (default: not clipped)."""
     last: Literal["keep", "drop", "fill"] = "keep"
+    """The short last batch of an epoch: keep it, drop it, or fill it up."""
     keep_momentum: bool = False
+    """Keep the momentum from round to round instead of starting fresh."""
 
     def __post_init__(self) -> None:
         limits = [

@@ -46,14 +46,14 @@ class Tree(dict[str, Tensor]):
     def __mul__(self, scalar: float | Tensor) -> Tree:
         if not self:
             return Tree()
-        return Tree(zip(self, torch._foreach_mul(list(self.values()), scalar), strict=True))  # type: ignore[arg-type]
+        return Tree(zip(self, torch._foreach_mul(list(self.values()), scalar), strict=True))
 
     __rmul__ = __mul__
 
     def __truediv__(self, scalar: float | Tensor) -> Tree:
         if not self:
             return Tree()
-        return Tree(zip(self, torch._foreach_div(list(self.values()), scalar), strict=True))  # type: ignore[arg-type]
+        return Tree(zip(self, torch._foreach_div(list(self.values()), scalar), strict=True))
 
     def __neg__(self) -> Tree:
         return self * -1.0

@@ -36,7 +36,9 @@ class Forward(Protocol):
 
     def __call__(
         self, params: Tree, x: Tensor, stats: Literal["batch", "broadcast"] = "batch"
-    ) -> tuple[Tensor, Tensor]: ...
+    ) -> tuple[Tensor, Tensor]:
+        """Logits and penultimate features."""
+        ...
 
 
 @dataclass
@@ -66,7 +68,9 @@ class Step:
 class Gradient(Protocol):
     """The gradient of the local loss at `params` on batch number `draw` of this step."""
 
-    def __call__(self, params: Tree, draw: int) -> Tree: ...
+    def __call__(self, params: Tree, draw: int, /) -> Tree:
+        """The gradient tree."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,7 @@ def hybrid_norm(x: np.ndarray, phi, mean_g, var_g, gamma, beta, eps: float = 1e-
     return y
 
 
-def mixed_norm(
-    x: np.ndarray, kind: str, lam: float, mean_g, var_g, gamma, beta, eps: float = 1e-5
-) -> np.ndarray:
+def mixed_norm(x: np.ndarray, kind: str, lam: float, mean_g, var_g, gamma, beta, eps: float = 1e-5) -> np.ndarray:
     y = np.empty_like(x)
     for c in range(x.shape[1]):
         values = x[:, c]

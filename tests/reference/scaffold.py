@@ -29,9 +29,7 @@ def scaffold(model: nn.Module, clients, plans, cohorts, lr):
                         p -= lr * (p.grad - c_clients[i][name] + c[name])
             here, there = dict(local.named_parameters()), dict(x_server.named_parameters())
             k = len(plan[i])
-            new = {
-                n: c_clients[i][n] - c[n] + (there[n].detach() - here[n].detach()) / (k * lr) for n in names
-            }
+            new = {n: c_clients[i][n] - c[n] + (there[n].detach() - here[n].detach()) / (k * lr) for n in names}
             differences.append({n: new[n] - c_clients[i][n] for n in names})
             c_clients[i] = new
             states.append(local.state_dict())

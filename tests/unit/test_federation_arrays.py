@@ -57,9 +57,7 @@ def test_channels_are_repeated_dropped_or_made_grey_as_pillow_does():
     grey = numbers(4, 6, 6)
     assert torch.equal(whole(grey, channels=3), torch.from_numpy(np.stack([grey] * 3, 1)))
     colour = numbers(4, 6, 6, 4)
-    assert torch.equal(
-        whole(colour, channels=3), torch.from_numpy(colour[..., :3].transpose(0, 3, 1, 2).copy())
-    )
+    assert torch.equal(whole(colour, channels=3), torch.from_numpy(colour[..., :3].transpose(0, 3, 1, 2).copy()))
     pillow = np.stack([np.asarray(Image.fromarray(image[..., :3]).convert("L")) for image in colour])
     ours = whole(colour, channels=1)[:, 0].numpy()
     assert abs(ours.astype(int) - pillow.astype(int)).max() <= 1
@@ -110,9 +108,7 @@ def test_a_pair_is_divided_and_given_splits_are_kept():
     )
     a, b, u = fed.sites
     assert [len(s) for s in a.splits.values()] == [28, 4, 8]
-    assert {image.numpy().tobytes() for s in a.splits.values() for image in s.x} == {
-        image.tobytes() for image in x
-    }
+    assert {image.numpy().tobytes() for s in a.splits.values() for image in s.x} == {image.tobytes() for image in x}
     for part in a.splits.values():
         rows = {image.tobytes(): int(label) for image, label in zip(x, y, strict=True)}
         assert [rows[image.numpy().tobytes()] for image in part.x] == part.y.tolist()
@@ -158,9 +154,7 @@ def test_default_preprocessing_brings_pixels_to_plus_minus_one():
     y = np.arange(4)
     assert from_arrays({"a": (numbers(4, 8, 8, 3), y)}).preprocessing == Preprocessing.centred(3)
     assert from_arrays({"a": (torch.rand(4, 1, 8, 8), y)}).preprocessing == Preprocessing.centred(1)
-    assert from_arrays({"a": (torch.randn(4, 1, 8, 8), y)}).preprocessing == Preprocessing(), (
-        "normalised already"
-    )
+    assert from_arrays({"a": (torch.randn(4, 1, 8, 8), y)}).preprocessing == Preprocessing(), "normalised already"
     own = Preprocessing((0.1,), (0.2,))
     assert from_arrays({"a": (torch.rand(4, 1, 8, 8) * 255, y)}, preprocessing=own).preprocessing == own
     with pytest.raises(BadInput, match=r"looks like 0 to 255"):

@@ -58,9 +58,7 @@ def test_sites_classes_images_and_labels(root):
         for split in site.splits.values():
             for value, label in zip(values(split), split.y.tolist(), strict=True):
                 assert fed.classes[label] == ["dog", "cat", "cat", "cow", "dog"][value // 10]
-            assert (split.x[:][:, :, 0, 0] + split.x[:][:, :, 1, 1] == 255).all(), (
-                "rows and columns are in place"
-            )
+            assert (split.x[:][:, :, 0, 0] + split.x[:][:, :, 1, 1] == 255).all(), "rows and columns are in place"
 
 
 def test_the_order_of_files_on_disk_does_not_matter(root, tmp_path):
@@ -333,9 +331,7 @@ def test_given_classes_keep_their_order(root):
     fed = load(root, classes=["dog", "cow", "cat", "emu"])
     assert fed.classes == ("dog", "cow", "cat", "emu")
     oslo = fed.site("oslo").train
-    assert [fed.classes[label] for label in oslo.y.tolist()] == [
-        ["dog", "cat"][v // 10] for v in values(oslo)
-    ]
+    assert [fed.classes[label] for label in oslo.y.tolist()] == [["dog", "cat"][v // 10] for v in values(oslo)]
     with pytest.raises(BadInput, match=r"class folders \['cow'\] are not among"):
         load(root, classes=["dog", "cat"])
 

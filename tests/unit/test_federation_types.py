@@ -87,9 +87,7 @@ def test_fingerprint_of_floats_of_any_type():
 
 
 def test_repr_and_dict_say_what_there_is():
-    fed = federation(
-        Site("north", "ct", make(6), make(2), attributes={"vendor": "x"}), Site("s", "mr", test=make(1))
-    )
+    fed = federation(Site("north", "ct", make(6), make(2), attributes={"vendor": "x"}), Site("s", "mr", test=make(1)))
     table = [line.split() for line in repr(fed).splitlines()[1:]]
     assert table == [
         ["site", "domain", "train", "val", "test", "classes"],
@@ -205,9 +203,7 @@ def test_refuses_labels_of_other_types_and_shapes():
 def test_refuses_images_without_channels_and_mixed_types_and_wrong_preprocessing():
     assert "four axes" in refused(Site("a", "a", Split(make().x[:, 0], make().y)))
     assert "different types" in refused(Site("a", "a", make()), Site("b", "b", make(dtype=torch.float32)))
-    assert "preprocessing has 3 channels" in refused(
-        Site("a", "a", make()), preprocessing=Preprocessing.centred(3)
-    )
+    assert "preprocessing has 3 channels" in refused(Site("a", "a", make()), preprocessing=Preprocessing.centred(3))
 
 
 def test_says_all_problems_at_once():

@@ -88,9 +88,7 @@ class Attention(nn.Module):
 
 
 def test_user_models():
-    assert split_head(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2), nn.Softmax(1))) == [
-        "2"
-    ]
+    assert split_head(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2), nn.Softmax(1))) == ["2"]
     assert split_head(Named()) == ["classifier.2"]
 
 
@@ -99,9 +97,7 @@ def test_an_explicit_head_is_taken():
     assert split_head(net, "one") == ["one"]
     assert split_head(net, ["one", "two"]) == ["one", "two.1"]
     assert split_head(net, "two.1") == ["two.1"]
-    with pytest.raises(
-        BadInput, match=r"ModuleDict: head='three' is no module of it; pass head= .*one, two\.1"
-    ):
+    with pytest.raises(BadInput, match=r"ModuleDict: head='three' is no module of it; pass head= .*one, two\.1"):
         split_head(net, "three")
     with pytest.raises(BadInput, match=r"is a ReLU that does not end in an nn\.Linear"):
         split_head(net, "two.0")

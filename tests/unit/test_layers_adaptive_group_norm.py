@@ -100,9 +100,7 @@ def test_evaluation_is_deterministic_and_touches_no_buffer(mode):
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     assert torch.equal(layer(x), layer(x))
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
-    expected = (
-        torch.softmax(layer.logits / layer.tau, 0) if mode == "soft" else torch.tensor([0.0, 1.0]).double()
-    )
+    expected = torch.softmax(layer.logits / layer.tau, 0) if mode == "soft" else torch.tensor([0.0, 1.0]).double()
     torch.testing.assert_close(layer.share(), expected)
 
 

@@ -23,9 +23,7 @@ GEOMETRIES = [
 
 @pytest.fixture
 def weight() -> torch.Tensor:
-    return (
-        torch.randn(5, 3, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 0.2 + 0.1
-    )
+    return torch.randn(5, 3, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 0.2 + 0.1
 
 
 @pytest.mark.parametrize("variant", ["paper", "author"])
@@ -121,9 +119,7 @@ def test_gradients_flow_through_mean_and_deviation(cls):
     def forward(*values):
         return torch.func.functional_call(conv, dict(zip(names, values, strict=True)), (x,))
 
-    assert torch.autograd.gradcheck(
-        forward, tuple(p.detach().clone().requires_grad_() for p in conv.parameters())
-    )
+    assert torch.autograd.gradcheck(forward, tuple(p.detach().clone().requires_grad_() for p in conv.parameters()))
 
 
 def test_wsconv_output_of_an_image_does_not_depend_on_its_batch_or_mode():

@@ -81,9 +81,7 @@ def test_functional_call_writes_only_into_the_tensors_it_is_given(make):
 
 
 @pytest.mark.parametrize("name", ["levit_128s", "mobilevit_xxs"])
-@pytest.mark.parametrize(
-    "make", [AdaptiveGroupNorm.like, HybridNorm.like, MixedNorm.like], ids=["agn", "hbn", "mixed"]
-)
+@pytest.mark.parametrize("make", [AdaptiveGroupNorm.like, HybridNorm.like, MixedNorm.like], ids=["agn", "hbn", "mixed"])
 def test_attention_networks_train_with_every_norm(name, make):
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)

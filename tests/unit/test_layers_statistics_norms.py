@@ -133,9 +133,7 @@ def test_active_mixed_norm_is_the_slow_reference_and_updates_like_batchnorm(kind
     y = layer(x)
     bn(x)
     values = [t.detach().numpy() for t in (layer.sent_mean, layer.sent_var, layer.weight, layer.bias)]
-    np.testing.assert_allclose(
-        y.detach().numpy(), reference.mixed_norm(x.numpy(), kind, lam, *values), rtol=1e-9
-    )
+    np.testing.assert_allclose(y.detach().numpy(), reference.mixed_norm(x.numpy(), kind, lam, *values), rtol=1e-9)
     for name, value in bn.named_buffers():
         assert torch.equal(dict(layer.named_buffers())[name], value), name
     torch.testing.assert_close(layer.eval()(x), bn.eval()(x))

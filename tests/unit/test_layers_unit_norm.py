@@ -13,9 +13,7 @@ from fednorms.layers import UnitNormLinear, unit_norm
 
 @pytest.fixture
 def features() -> torch.Tensor:
-    return torch.randn(
-        5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True
-    )
+    return torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
 
 
 def test_features_have_norm_one_and_zero_stays_zero(features):

@@ -27,9 +27,7 @@ def test_equals_a_plain_torch_loop_over_three_rounds(settings):
     data = tiny_data()
     task = tiny_task("fedavg", data, **settings)
     known = {k: settings[k] for k in ("momentum", "weight_decay", "clip") if k in settings}
-    wanted = fedavg(
-        tiny_net(), pairs(data), plans(task, data, 3), 0.1, uniform="weighting" in settings, **known
-    )
+    wanted = fedavg(tiny_net(), pairs(data), plans(task, data, 3), 0.1, uniform="weighting" in settings, **known)
     close(rounds(task, data, 3).model, wanted.state_dict())
 
 

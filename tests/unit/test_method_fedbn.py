@@ -3,22 +3,13 @@
 import pytest
 import torch
 
-from fednorms.core import broadcast, load, own_state
 from fednorms.errors import BadInput
 from fednorms.part import Route
-from fednorms.states import Client
 from tests.reference.fedbn import fedbn
-from tests.tiny import close, pairs, plan_of, play, rounds, same, tiny_data, tiny_net, tiny_task
+from tests.tiny import client_model, close, pairs, plan_of, play, rounds, same, tiny_data, tiny_net, tiny_task
 
 AFFINE = {"norm.weight", "norm.bias"}
 STATISTICS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
-
-
-def client_model(task, run, data, name):
-    """What a client holds after it loaded the server's latest model."""
-    sent = broadcast(task, run.server)
-    client = Client(name, data[name], run.states[name])
-    return load(task, sent, client, None, own_state(task, sent, client.state))
 
 
 @pytest.mark.parametrize(("text", "statistics_only"), [("fedbn", False), ("silobn", True)])
@@ -29,7 +20,7 @@ def test_client_models_equal_a_plain_torch_loop(text, statistics_only):
     plans = [[plan_of(task, s, k, t) for k, s in data.items()] for t in range(3)]
     models = fedbn(tiny_net(), pairs(data), plans, 0.1, statistics_only)
     for name, wanted in zip("abc", models, strict=True):
-        close(client_model(task, run, data, name), wanted.state_dict())
+        close(client_model(task, data, run, name), wanted.state_dict())
 
 
 @pytest.mark.parametrize(("text", "kept"), [("fedbn", AFFINE | STATISTICS), ("silobn", STATISTICS)])
@@ -46,7 +37,7 @@ def test_after_a_round_shared_tensors_are_equal_and_kept_ones_differ_and_persist
     data = tiny_data(12, 12)
     task = tiny_task(text, data)
     run = rounds(task, data, 2)
-    a, b = (client_model(task, run, data, k) for k in "ab")
+    a, b = (client_model(task, data, run, k) for k in "ab")
     assert {k for k in a if not torch.equal(a[k], b[k])} == kept - {"norm.num_batches_tracked"}
     assert all(a[k] is run.states["a"].local[k] for k in kept)
 
@@ -56,7 +47,7 @@ def test_one_client_is_fedavg(text):
     data = tiny_data(9)
     task = tiny_task(text, data)
     run = rounds(task, data, 3)
-    assert same(client_model(task, run, data, "a"), play("fedavg", data, n=3).model)
+    assert same(client_model(task, data, run, "a"), play("fedavg", data, n=3).model)
 
 
 def test_silobn_with_identical_clients_is_fedavg():
@@ -64,7 +55,7 @@ def test_silobn_with_identical_clients_is_fedavg():
     data = {"a": split, "b": split}
     task = tiny_task("silobn", data)
     run = rounds(task, data, 3)
-    close(client_model(task, run, data, "a"), play("fedavg", data, n=3).model, atol=1e-12)
+    close(client_model(task, data, run, "a"), play("fedavg", data, n=3).model, atol=1e-12)
 
 
 def test_the_two_differ_exactly_in_the_affine_tensors():
@@ -88,7 +79,7 @@ def test_upload_also_gives_the_server_the_mean_for_unseen_sites():
     plain = tiny_task("fedbn", data)
     other = rounds(plain, data, 2)
     for name in "ab":
-        assert same(client_model(task, run, data, name), client_model(plain, other, data, name))
+        assert same(client_model(task, data, run, name), client_model(plain, data, other, name))
 
 
 def test_layers_are_found_by_type_not_by_name():

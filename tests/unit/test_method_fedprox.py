@@ -30,9 +30,7 @@ def test_fixed_point_of_a_quadratic(mu):
     def quadratic(z, y):
         return 0.5 * (z - a).square().mean()
 
-    run = play(
-        f"fedprox(mu={mu})", ones(1), n=1, model=Scalar(w), loss=quadratic, steps=200, lr=0.2, batch_size=1
-    )
+    run = play(f"fedprox(mu={mu})", ones(1), n=1, model=Scalar(w), loss=quadratic, steps=200, lr=0.2, batch_size=1)
     assert float(run.model["head.weight"]) == pytest.approx((a + mu * w) / (1 + mu), abs=1e-12)
 
 

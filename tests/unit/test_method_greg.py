@@ -107,9 +107,7 @@ def test_smoothing_has_its_closed_form():
     run = play(f"greg(rho={rho}, alpha=0)", tiny_data(6, 6), n=n, lr=0.0, batch_size=6)
     data = tiny_data(6, 6)
     s = sum(tiny_net().conv(d.x).mean((0, 2, 3)) for d in data.values()).detach() / 2
-    torch.testing.assert_close(
-        run.model["norm.running_mean"], s * (1 - (1 - 0.1 * rho) ** n), atol=1e-12, rtol=0
-    )
+    torch.testing.assert_close(run.model["norm.running_mean"], s * (1 - (1 - 0.1 * rho) ** n), atol=1e-12, rtol=0)
 
 
 def test_the_ema_of_a_constant_aggregate():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.reference.layers_reference import mixed_norm
-from tests.tiny import close, play, rounds, same, tiny_data, tiny_net, tiny_task
+from tests.tiny import client_model, close, play, rounds, same, tiny_data, tiny_net, tiny_task
 
 KINDS = ("global", "fixed", "learned", "ensemble")
 STATISTICS = ("norm.running_mean", "norm.running_var")
@@ -55,13 +55,7 @@ def test_a_client_normalises_with_what_was_sent(kind):
     conv = tiny_net().conv
     conv.load_state_dict({k: run.model[f"conv.{k}"] for k in ("weight", "bias")})
     h = conv(x).detach()
-    part = task.method.parts[0]
-
-    class Moment:
-        class context:
-            round = 1
-
-    model = part.begin(run.model, Moment)
+    model = client_model(task, data, run, "c")
     layer = task.net.module.norm
     layer.train()
     got = torch.func.functional_call(

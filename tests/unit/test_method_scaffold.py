@@ -70,10 +70,7 @@ def test_both_controls_agree_under_plain_sgd_and_weight_decay_tells_them_apart()
     plain = [play(f"scaffold(control={c})", n=3, epochs=2) for c in ("gradient", "difference")]
     close(c_of(plain[0]), c_of(plain[1]))
     close(plain[0].model, plain[1].model)
-    decayed = [
-        play(f"scaffold(control={c})", n=1, weight_decay=0.1, batch_size=99)
-        for c in ("gradient", "difference")
-    ]
+    decayed = [play(f"scaffold(control={c})", n=1, weight_decay=0.1, batch_size=99) for c in ("gradient", "difference")]
     start = tiny_net().head.weight.detach()
     gap = c_of(decayed[1])["head.weight"] - c_of(decayed[0])["head.weight"]
     torch.testing.assert_close(gap, 0.1 * start, atol=1e-12, rtol=0)  # the difference contains wd w
@@ -148,9 +145,7 @@ def test_momentum_divides_by_k_prime(k, rho):
 
 
 def test_the_rate_in_force_is_used_not_the_first_one():
-    decayed = [
-        play(f"scaffold(control={c})", n=3, schedule="exp", decay=0.5) for c in ("gradient", "difference")
-    ]
+    decayed = [play(f"scaffold(control={c})", n=3, schedule="exp", decay=0.5) for c in ("gradient", "difference")]
     close(c_of(decayed[0]), c_of(decayed[1]))
 
 
@@ -178,7 +173,5 @@ def test_clipping_and_two_phases_keep_the_mean_gradient_meaning():
 
 def test_option_one_sees_the_methods_own_loss():
     data = tiny_data(6, 5)
-    one, two = (
-        play(t, data, n=2, batch_size=50) for t in ("spherefed + scaffold(option=I)", "spherefed + scaffold")
-    )
+    one, two = (play(t, data, n=2, batch_size=50) for t in ("spherefed + scaffold(option=I)", "spherefed + scaffold"))
     close(c_of(one), c_of(two), atol=1e-12)

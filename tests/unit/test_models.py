@@ -80,9 +80,7 @@ def test_digits_cnn_parameter_counts(between, norm, expected):
 def test_the_digits_networks_differ_as_in_their_papers():
     fedwon, fedbn = build("digits-cnn", 10), build("digits-cnn-fedbn", 10)
     assert [type(m).__name__ for m in fedwon.modules() if is_batchnorm(m)] == ["BatchNorm2d"] * 3
-    assert [type(m).__name__ for m in fedbn.modules() if is_batchnorm(m)] == ["BatchNorm2d"] * 3 + [
-        "BatchNorm1d"
-    ] * 2
+    assert [type(m).__name__ for m in fedbn.modules() if is_batchnorm(m)] == ["BatchNorm2d"] * 3 + ["BatchNorm1d"] * 2
     assert [change.before for change in replace_dropout(fedwon)] == ["Dropout(0.5)"] * 2
     assert replace_dropout(fedbn) == []
 

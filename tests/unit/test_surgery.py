@@ -136,9 +136,7 @@ def test_a_surgeried_model_can_be_copied_and_saved():
 def test_every_batchnorm_of_the_zoo_is_found(name):
     model = zoo(name)
     # Independent of our predicate: whatever holds a running mean is a batch normalisation layer.
-    owners = {
-        key.removesuffix(".running_mean") for key in model.state_dict() if key.endswith(".running_mean")
-    }
+    owners = {key.removesuffix(".running_mean") for key in model.state_dict() if key.endswith(".running_mean")}
     found = {key for key, module in model.named_modules() if is_batchnorm(module)}
     assert found == owners
     assert len(found) == BATCHNORMS[name]

@@ -134,9 +134,7 @@ def from_datasets(
         parts = data
         if isinstance(data, tuple):
             if len(data) not in (2, 3):
-                problems.append(
-                    f"site {site!r}: give (train, test) or (train, val, test), got {len(data)} datasets"
-                )
+                problems.append(f"site {site!r}: give (train, test) or (train, val, test), got {len(data)} datasets")
                 continue
             parts = dict(zip(("train", "test") if len(data) == 2 else _PARTS, data, strict=True))
         read: dict[str, Any] = {}
@@ -223,9 +221,7 @@ def _layout(shape: tuple[int, ...]) -> Layout:
         first, last = shape[1] in _CHANNELS, shape[3] in _CHANNELS
         if first != last:
             return "NCHW" if first else "NHWC"
-    raise BadInput(
-        f"cannot tell where the channels are in images of shape {shape}; say layout='NCHW', 'NHWC' or 'NHW'"
-    )
+    raise BadInput(f"cannot tell where the channels are in images of shape {shape}; say layout='NCHW', 'NHWC' or 'NHW'")
 
 
 def _tensor(x: Array) -> Tensor:
@@ -278,9 +274,7 @@ def _recoloured(x: Tensor, channels: int | None) -> Tensor:
 
 def _range(splits: Sequence[Split]) -> tuple[float, float]:
     values = [s.x for s in splits if isinstance(s.x, Tensor) and s.x.is_floating_point() and s.x.numel()]
-    return min((float(x.min()) for x in values), default=0.0), max(
-        (float(x.max()) for x in values), default=1.0
-    )
+    return min((float(x.min()) for x in values), default=0.0), max((float(x.max()) for x in values), default=1.0)
 
 
 def _scale_problems(sites: Sequence[Site]) -> list[str]:

@@ -30,9 +30,7 @@ def division(seed: int = 0, val: float = 0.1, test: float = 0.2) -> dict[str, di
     _, y = _digits()
     sites = split(y, {site: 1 / len(_CAMERAS) for site in _CAMERAS}, seed, "digits-shift")
     return {
-        site: {
-            part: at[chosen] for part, chosen in split(y[at], {"val": val, "test": test}, seed, site).items()
-        }
+        site: {part: at[chosen] for part, chosen in split(y[at], {"val": val, "test": test}, seed, site).items()}
         for site, at in sites.items()
     }
 

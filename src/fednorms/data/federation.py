@@ -281,10 +281,7 @@ class Federation:
             rows.append((site.name, site.domain, *sizes, f"{present}/{self.num_classes}"))
         widths = [max(len(row[i]) for row in rows) for i in range(6)]
         lines = [
-            "  ".join(
-                c.rjust(w) if 2 <= i <= 4 else c.ljust(w)
-                for i, (c, w) in enumerate(zip(r, widths, strict=True))
-            )
+            "  ".join(c.rjust(w) if 2 <= i <= 4 else c.ljust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True)))
             for r in rows
         ]
         if len(self.sites) > _SHOWN:
@@ -354,9 +351,7 @@ def _problems(federation: Federation) -> list[str]:
                 shapes.setdefault(split.shape, []).append(site.name)
             dtypes.setdefault(split.x.dtype, []).append(site.name)
     if len(shapes) > 1:
-        listed = "; ".join(
-            f"{_by(shape)} at {_some(list(dict.fromkeys(who)))}" for shape, who in shapes.items()
-        )
+        listed = "; ".join(f"{_by(shape)} at {_some(list(dict.fromkeys(who)))}" for shape, who in shapes.items())
         found.append(f"sites have images of different shapes (C x H x W): {listed}; resize them to one shape")
     if len(dtypes) > 1 and all(_image_type(dtype) for dtype in dtypes):
         listed = "; ".join(f"{dtype} at {_some(list(dict.fromkeys(who)))}" for dtype, who in dtypes.items())
@@ -388,13 +383,9 @@ def _split_problems(split: Split, classes: int) -> list[str]:
     if len(x) != len(y):
         found.append(f"{len(x)} images but {len(y)} labels; there must be one label per image")
     if isinstance(x, Tensor) and x.is_floating_point():
-        bad = [
-            i + start for start in range(0, len(x), _CHUNK) for i in _not_finite(x[start : start + _CHUNK])
-        ]
+        bad = [i + start for start in range(0, len(x), _CHUNK) for i in _not_finite(x[start : start + _CHUNK])]
         if bad:
-            found.append(
-                f"{len(bad)} images hold values that are not finite (NaN or infinity), first at {bad[0]}"
-            )
+            found.append(f"{len(bad)} images hold values that are not finite (NaN or infinity), first at {bad[0]}")
     return found
 
 

@@ -147,9 +147,7 @@ def _class_names(root: Path, files: Sequence[_File], classes: Sequence[str] | No
     if classes is None:
         return found
     if unknown := [label for label in found if label not in classes]:
-        raise BadInput(
-            f"folder {str(root)!r}: class folders {unknown} are not among {list(classes)}; rename them"
-        )
+        raise BadInput(f"folder {str(root)!r}: class folders {unknown} are not among {list(classes)}; rename them")
     return list(classes)
 
 
@@ -191,16 +189,12 @@ def _check_options(
 ) -> None:
     problems = []
     sides = () if size is None else (size,) if isinstance(size, int) else tuple(size)
-    if size is not None and (
-        len(sides) not in (1, 2) or not all(isinstance(s, int) and s > 0 for s in sides)
-    ):
+    if size is not None and (len(sides) not in (1, 2) or not all(isinstance(s, int) and s > 0 for s in sides)):
         problems.append(f"size must be a positive number of pixels or (height, width), got {size!r}")
     if channels not in _MODES:
         problems.append(f"channels must be 1, 3 or 4, got {channels!r}")
     if min(val, test) < 0 or val + test >= 1:
-        problems.append(
-            f"val and test must be fractions that leave something to train on, got {val} and {test}"
-        )
+        problems.append(f"val and test must be fractions that leave something to train on, got {val} and {test}")
     if memory_limit < 0:
         problems.append(f"memory_limit is a number of bytes, got {memory_limit}")
     raise_problems("from_folders", problems)
@@ -319,9 +313,7 @@ def _load(
     full = (len(files), *shape)
     if cache is False:
         if not in_memory:
-            raise BadInput(
-                f"folder {str(root)!r} is larger than memory_limit and needs a cache; set cache=FOLDER"
-            )
+            raise BadInput(f"folder {str(root)!r} is larger than memory_limit and needs a cache; set cache=FOLDER")
         return torch.from_numpy(_decode(root, files, np.empty(full, np.uint8), resize))
     path = _cache_folder(cache) / f"{_key(root, files, shape, resize)}.npy"
     if not _usable(path, full):

@@ -42,13 +42,9 @@ class Preprocessing:
                 f"preprocessing: mean and std must be numbers per channel, got {self.mean!r} and {self.std!r}"
             ) from None
         if not mean or len(mean) != len(std):
-            raise BadInput(
-                f"preprocessing: mean and std need one number per channel, got {len(mean)} and {len(std)}"
-            )
+            raise BadInput(f"preprocessing: mean and std need one number per channel, got {len(mean)} and {len(std)}")
         if not all(map(math.isfinite, mean)) or not all(math.isfinite(s) and s > 0 for s in std):
-            raise BadInput(
-                f"preprocessing: mean must be finite and std positive, got mean {mean} and std {std}"
-            )
+            raise BadInput(f"preprocessing: mean must be finite and std positive, got mean {mean} and std {std}")
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "std", std)
 

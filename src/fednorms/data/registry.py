@@ -64,6 +64,4 @@ def federation(
         return from_folders(path, size, val=val, test=test, seed=seed)
     near = difflib.get_close_matches(text, _DESCRIPTIONS, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise BadInput(
-        f"no federation {text!r}; {hint}There are {', '.join(_DESCRIPTIONS)}, and the path of a folder"
-    )
+    raise BadInput(f"no federation {text!r}; {hint}There are {', '.join(_DESCRIPTIONS)}, and the path of a folder")

@@ -48,9 +48,10 @@ class Loop:
     ) -> None:
         lacking = {p.name: p.requires - self.provides for p in task.method.parts if p.requires - self.provides}
         if lacking:
-            raise BadInput(f'The loop engine cannot run {", ".join(lacking)}: it lacks {lacking}.')
+            raise BadInput(f"The loop engine cannot run {', '.join(lacking)}: it lacks {lacking}.")
         self.task, self.store, self.threads, self.on_divergence = task, store, threads, on_divergence
         self.sites: dict[str, Site] = {s.name: s for s in training.clients}
+        self.data: dict[str, Split] = {s.name: s.train for s in training.clients if s.train is not None}
         self.tested: Federation = testing
 
     @property
@@ -59,7 +60,7 @@ class Loop:
         return list(self.sites)
 
     def _client(self, site: Site, data: Split) -> Client:
-        return Client(site.name, data, self.store.get(site.name), site.attributes)
+        return Client(site.name, data, self.store.get(site.name), dict(site.attributes))
 
     @contextmanager
     def _at(self, *names: object) -> Iterator[None]:
@@ -85,7 +86,7 @@ class Loop:
         sent = broadcast(self.task, state)
         uploads, sizes = [], []
         for name in sorted(names):
-            client = self._client(self.sites[name], self.sites[name].train)
+            client = self._client(self.sites[name], self.data[name])
             with self._at("pass", p.name, state.round, name):
                 mine = own_state(self.task, sent, client.state)
                 context = context_of(self.task, sent.round, client)
@@ -107,7 +108,7 @@ class Loop:
         done = Trained([])
         for name in cohort:
             site = self.sites[name]
-            client = self._client(site, site.train)
+            client = self._client(site, self.data[name])
             try:
                 with self._at("train", sent.round, name):
                     upload, state = local_update(self.task, sent, client)

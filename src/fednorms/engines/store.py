@@ -21,10 +21,10 @@ from fednorms.tree import Tree
 class ClientStore(Mapping[str, ClientState]):
     """The states of all clients by name, in sorted order.
 
-    When their tensors hold more than `limit_bytes`, the least recently used go to files in a folder of their own
-    under `spill` (the system's temporary directory by default) and come back bit for bit, on the device they
-    were on. The folder goes with the store. `source` holds states that need not be in memory, a checkpoint's for
-    instance: they are read when asked for.
+    When their tensors hold more than `limit_bytes`, the least recently used go to files in a folder of their
+    own under `spill` (the system's temporary directory by default) and come back bit for bit, on the device
+    they were on. The folder goes with the store. `source` holds states that need not be in memory, a
+    checkpoint's for instance: they are read when asked for.
 
     >>> store = ClientStore(limit_bytes=100)
     >>> for name in ("b", "a"):

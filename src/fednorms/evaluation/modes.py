@@ -9,13 +9,13 @@ from typing import Literal, get_args
 import torch
 
 from fednorms.core import begin, load, own_state, train
+from fednorms.data import Split
 from fednorms.errors import BadInput
 from fednorms.evaluation.scores import SiteScore, Tally
 from fednorms.layers.hybrid_norm import HybridNorm, raw_moments
 from fednorms.layers.norms import keeps_statistics
 from fednorms.part import Route
 from fednorms.passes import LocalView, layer_inputs, passes, prepare_test
-from fednorms.data import Split
 from fednorms.states import Broadcast, Client, ClientState, ServerState, Task, context_of
 from fednorms.tree import Tree, mean
 
@@ -146,7 +146,14 @@ def re_estimated(task: Task, sent: Broadcast, client: Client, model: Tree, mine:
 
 @torch.no_grad()
 def score_site(
-    task: Task, sent: Broadcast, client: Client, data: Split, classes: int, model: Tree, mine: dict[str, Tree], mode: Mode
+    task: Task,
+    sent: Broadcast,
+    client: Client,
+    data: Split,
+    classes: int,
+    model: Tree,
+    mine: dict[str, Tree],
+    mode: Mode,
 ) -> SiteScore:
     """Test a model on a site's data. Batch statistics are those of batches of the training batch size."""
     batch_mode = mode.statistics == "batch"

@@ -186,6 +186,4 @@ class AdaptiveGroupNorm(nn.Module):
 
     def extra_repr(self) -> str:
         """Width, groups, variant and evaluation mode."""
-        return (
-            f"{self.channels}, groups={self.groups}, variant={self.variant!r}, eval_mode={self.eval_mode!r}"
-        )
+        return f"{self.channels}, groups={self.groups}, variant={self.variant!r}, eval_mode={self.eval_mode!r}"

@@ -13,9 +13,7 @@ from fednorms.layers.carry import keep_parameters, refuse_other_forward
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
-def pad_same(
-    x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
-) -> Tensor:
+def pad_same(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
     """Pad with zeros so that a convolution yields ceil(size / stride) positions (TensorFlow's "SAME").
 
     >>> import torch

@@ -24,9 +24,7 @@ def paper_groups(channels: int) -> int:
     return 8 if channels < 32 else 32
 
 
-def group_norm_like(
-    norm: nn.Module, groups: int | Callable[[int], int] = paper_groups, name: str = ""
-) -> nn.Module:
+def group_norm_like(norm: nn.Module, groups: int | Callable[[int], int] = paper_groups, name: str = "") -> nn.Module:
     """GroupNorm in place of a normalisation layer, keeping its affine parameters and eps.
 
     y = gamma (x - mu) / sqrt(v + eps) + beta, mu and v (biased) per sample and group of channels; Wu & He

@@ -91,9 +91,7 @@ class KeyedStochasticDepth(nn.Module):
     True
     """
 
-    def __init__(
-        self, p: float, stream: int = 0, mode: Literal["row", "batch"] = "row", scale: bool = True
-    ) -> None:
+    def __init__(self, p: float, stream: int = 0, mode: Literal["row", "batch"] = "row", scale: bool = True) -> None:
         super().__init__()
         self.p, self.stream, self.mode, self.scale = _checked(p), stream, mode, scale
 

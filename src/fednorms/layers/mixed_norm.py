@@ -93,12 +93,9 @@ class MixedNorm(nn.Module):
         if momentum is None:
             where = f" {name!r}" if name else ""
             raise BadInput(
-                f"layer{where}: momentum=None (cumulative average) cannot be federated; expected a number, "
-                "e.g. 0.1"
+                f"layer{where}: momentum=None (cumulative average) cannot be federated; expected a number, e.g. 0.1"
             )
-        new = cls(
-            width(norm, name), kind, lam, float(getattr(norm, "eps", 1e-5)), float(momentum), **place(norm)
-        )
+        new = cls(width(norm, name), kind, lam, float(getattr(norm, "eps", 1e-5)), float(momentum), **place(norm))
         keep_parameters(norm, new, "weight", "bias")
         for buffer in ("running_mean", "running_var", "num_batches_tracked"):
             tracked = tensor(norm, buffer)
@@ -139,6 +136,4 @@ class MixedNorm(nn.Module):
 
     def extra_repr(self) -> str:
         """Width, kind, momentum and eps."""
-        return (
-            f"{self.channels}, kind={self.kind!r}, lam={self.lam}, momentum={self.momentum}, eps={self.eps}"
-        )
+        return f"{self.channels}, kind={self.kind!r}, lam={self.lam}, momentum={self.momentum}, eps={self.eps}"

@@ -13,9 +13,7 @@ from fednorms.layers.convolution import PaddingMode, StandardisedConv2d, geometr
 Form = Literal["listing", "formula"]
 
 
-def scaled_weight(
-    weight: Tensor, gain: Tensor | float = 1.0, form: Form = "listing", eps: float = 1e-4
-) -> Tensor:
+def scaled_weight(weight: Tensor, gain: Tensor | float = 1.0, form: Form = "listing", eps: float = 1e-4) -> Tensor:
     """Filters with mean 0 and a norm that does not depend on the fan-in N.
 
     gain * (w - mean) / sqrt(max(N * variance, eps)); FedWon (ICLR 2024). The paper's listing takes the
@@ -103,9 +101,7 @@ class WSConv2d(StandardisedConv2d):
                 torch.ones(conv.out_channels, 1, 1, 1, **where), requires_grad=conv.weight.requires_grad
             )
         if add_bias and new.bias is None:
-            new.bias = nn.Parameter(
-                torch.zeros(conv.out_channels, **where), requires_grad=conv.weight.requires_grad
-            )
+            new.bias = nn.Parameter(torch.zeros(conv.out_channels, **where), requires_grad=conv.weight.requires_grad)
         return new
 
     def effective_weight(self) -> Tensor:

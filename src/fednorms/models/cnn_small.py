@@ -41,9 +41,7 @@ class SmallCNN(nn.Module):
         """The 128 penultimate values of each image."""
         height, width = x.shape[-2:]
         if min(height, width) < 8:
-            raise BadInput(
-                f"model 'cnn-small' takes images of at least 8 pixels, got {height}x{width}: resize them"
-            )
+            raise BadInput(f"model 'cnn-small' takes images of at least 8 pixels, got {height}x{width}: resize them")
         x = self.pool(self.relu(self.norm1(self.conv1(x))))
         x = self.pool(self.relu(self.norm2(self.conv2(x))))
         x = self.relu(self.norm3(self.conv3(x)))

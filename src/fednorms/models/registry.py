@@ -103,9 +103,7 @@ def build(
             f"unknown model {name!r}; {hint}expected one of {', '.join(ours)}, torchvision:NAME or timm:NAME"
         )
     if pretrained and name in ours:
-        raise BadInput(
-            f"model {name!r} has no pretrained weights; leave out pretrained or pass weights= with a file"
-        )
+        raise BadInput(f"model {name!r} has no pretrained weights; leave out pretrained or pass weights= with a file")
     if pretrained and weights is not None:
         raise BadInput(f"model {name!r}: pass either pretrained or weights=, not both")
     # Only the CPU's generator is forked and seeded (torch.manual_seed would reseed every GPU's as well).

@@ -23,9 +23,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     """
     file = Path(path)
     if not file.is_file():
-        raise BadInput(
-            f"weights: no file {str(path)!r}; expected a .safetensors or .pt file with a state dict"
-        )
+        raise BadInput(f"weights: no file {str(path)!r}; expected a .safetensors or .pt file with a state dict")
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -88,7 +86,5 @@ def load_tensors(model: nn.Module, tensors: dict[str, Tensor], source: str) -> l
             f"weights: {source!r} does not fit {type(model).__name__}: {'; '.join(problems[:5])}{more}; "
             "expected the state dict of the same architecture"
         )
-    model.load_state_dict(
-        {name: tensors[name] for name in own if name in tensors and name not in kept}, strict=False
-    )
+    model.load_state_dict({name: tensors[name] for name in own if name in tensors and name not in kept}, strict=False)
     return kept

@@ -93,7 +93,5 @@ def _timm(name: str, classes: int, channels: int, size: int | None, pretrained: 
     # Only networks tied to one input size take it as an argument; the others accept any.
     if size is not None and config is not None and getattr(config, "fixed_input_size", False):
         options = {"img_size": size}
-    model: nn.Module = timm.create_model(
-        name, pretrained=pretrained, num_classes=classes, in_chans=channels, **options
-    )
+    model: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=classes, in_chans=channels, **options)
     return model

@@ -1,8 +1,8 @@
 """Checkpoints that survive kill -9 at any moment, a full disk and damaged files.
 
 Under the root lie `round-000012/server.safetensors`, `clients/NAME@000012.safetensors` for the clients whose
-state changed, and `round-000012/manifest.json`, which names every file of the checkpoint with its size and hash:
-also those of clients that have not changed since an earlier one. Three rules make it safe:
+state changed, and `round-000012/manifest.json`, which names every file of the checkpoint with its size and
+hash: also those of clients that have not changed since an earlier one. Three rules make it safe:
 
 1. the manifest comes last, so a checkpoint without one was never finished and does not count;
 2. no file that a manifest may name is ever written again: a second version gets another name;
@@ -90,7 +90,7 @@ class _Manifest:
 def save(root: Path, server: ServerState, changed: Mapping[str, ClientState], extra: dict[str, Any]) -> None:
     """Write the checkpoint of `server.round`; clients not in `changed` are as the newest checkpoint has them.
 
-    `changed` may be lazy: its states are read one at a time. `extra` is any JSON. The last two checkpoints stay.
+    `changed` may be lazy: its states are read one at a time. `extra` is any JSON. The last two stay.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -109,11 +109,7 @@ def save(root: Path, server: ServerState, changed: Mapping[str, ClientState], ex
     older = base if base is None or base.round < server.round else _newest_sound(root, server.round - 1)
     kept = [m for m in (new, older) if m is not None]
     manifests = {f"round-{m.round:06d}/manifest.json" for m in kept}
-    stale = [
-        path
-        for path in root.glob("round-*/manifest.json")
-        if path.relative_to(root).as_posix() not in manifests
-    ]
+    stale = [path for path in root.glob("round-*/manifest.json") if path.relative_to(root).as_posix() not in manifests]
     _remove(stale)
     used = manifests | {file.path for m in kept for file in m.files()}
     _remove(
@@ -153,9 +149,7 @@ def load(root: Path, device: torch.device | str = "cpu") -> Checkpoint | None:
     return None
 
 
-def save_best(
-    root: Path, server: ServerState, clients: Mapping[str, ClientState], extra: dict[str, Any]
-) -> None:
+def save_best(root: Path, server: ServerState, clients: Mapping[str, ClientState], extra: dict[str, Any]) -> None:
     """Keep this model, with the states of all clients, as the best so far; then the one before goes.
 
     >>> import tempfile
@@ -260,9 +254,7 @@ def _place(root: Path, stem: str, data: bytes, before: _File | _Bare | None = No
             if not path.exists():
                 write_atomic(path, data, sync=False)
                 break
-            if (
-                _hash(path.read_bytes()) == content
-            ):  # a round played again after a crash writes the same again
+            if _hash(path.read_bytes()) == content:  # a round played again after a crash writes the same again
                 break
     return _File(name, len(data), content)
 
@@ -344,9 +336,7 @@ def _read_manifest(path: Path) -> _Manifest:
             raise _Damaged(f"{path.name}: hash differs")
         if body["version"] != FORMAT:
             raise _Damaged(f"{path.name}: format {body['version']}, this version of fednorms reads {FORMAT}")
-        clients = {
-            name: _Bare(**e) if "parts" in e else _File(**e) for name, e in body.pop("clients").items()
-        }
+        clients = {name: _Bare(**e) if "parts" in e else _File(**e) for name, e in body.pop("clients").items()}
         return _Manifest(server=_File(**body.pop("server")), clients=clients, **body)
     except OSError as error:
         raise _Damaged(f"{path.name}: cannot be read, {error.strerror or error}") from error

@@ -92,8 +92,8 @@ class RunDirectory:
         except OSError as error:
             if error.errno in NOT_WRITABLE:
                 raise BadInput(
-                    f"cannot write a run into {self.path} ({error.strerror or error}): make it writable or choose "
-                    "another --out"
+                    f"cannot write a run into {self.path} ({error.strerror or error}): make it writable or "
+                    "choose another --out"
                 ) from error
             raise RunFailed(explain(error, self.path)) from error
 
@@ -117,8 +117,8 @@ class RunDirectory:
             )
         if not resume:
             raise BadInput(
-                f"{self.path} already holds a run of this recipe: continue it with `fednorms resume {self.path}`, "
-                "or choose another --out"
+                f"{self.path} already holds a run of this recipe: continue it with "
+                f"`fednorms resume {self.path}`, or choose another --out"
             )
 
     def read_recipe(self) -> str:
@@ -154,9 +154,7 @@ class RunDirectory:
                 except BlockingIOError as error:
                     owner = os.read(handle, 20).decode("ascii", "replace").strip() or "unknown"
                     who = f"another process ({owner})"
-                    raise RunFailed(
-                        f"{who} is writing the run in {self.path}: wait for it, or stop it"
-                    ) from error
+                    raise RunFailed(f"{who} is writing the run in {self.path}: wait for it, or stop it") from error
                 except OSError:
                     pass  # a file system without locks: better to run than to refuse
             with clear_errors(self.path / _LOCK):
@@ -260,9 +258,7 @@ class RunDirectory:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise RunFailed(
-                f"cannot read {self.summary_path} ({error}): `fednorms resume` writes it again"
-            ) from error
+            raise RunFailed(f"cannot read {self.summary_path} ({error}): `fednorms resume` writes it again") from error
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from fednorms.core import broadcast, initial_state, server_update
 from fednorms.data import Federation
 from fednorms.errors import BadInput
-from fednorms.evaluation.scores import Scores
+from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.method import Method
 from fednorms.part import Part
 from fednorms.runs.checkpoint import load, save, save_best
@@ -23,6 +24,7 @@ from fednorms.runs.result import Result
 from fednorms.runs.session import Session
 from fednorms.states import ServerState
 from fednorms.training import Training
+from fednorms.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class RoundEvent:
 
     round: int
     rounds: int
-    row: dict[str, object]
+    row: dict[str, Any]
     scores: dict[str, Scores]
     state: ServerState
 
@@ -68,7 +70,7 @@ def run(
     """
     base = recipe or Recipe()
     short = {"lr": lr, "epochs": epochs, "batch_size": batch_size}
-    settings = replace(training or base.training, **{k: v for k, v in short.items() if v is not None})
+    settings = vars(training or base.training) | {k: v for k, v in short.items() if v is not None}
     own_federation = federation if isinstance(federation, Federation) else None
     own_model = model if isinstance(model, nn.Module) else None
     values = {
@@ -82,7 +84,7 @@ def run(
         "loss": loss if isinstance(loss, str) else f"custom:{getattr(loss, '__name__', type(loss).__name__)}",
         "evaluate": evaluate or base.evaluate,
     }
-    full = Recipe.make(base.model_dump() | {"training": base.training} | values)
+    full = Recipe.make(base.model_dump() | values)
     return execute(
         full,
         out=Path(out) if out else None,
@@ -178,7 +180,7 @@ def _rounds(session: Session, directory: RunDirectory | None, callback: Callback
         uploads = done.uploads
         state = server_update(task, state, uploads) if uploads else replace(state, round=state.round + 1)
         scores = _test(session, state, cohort, done.after_local, last) if due else {}
-        row = {
+        row: dict[str, Any] = {
             "round": state.round,
             "lr": task.training.rate(sent.round, recipe.rounds),
             "clients": len(cohort),
@@ -211,7 +213,7 @@ def _rounds(session: Session, directory: RunDirectory | None, callback: Callback
 
 
 def _test(
-    session: Session, state: ServerState, cohort: list[str], after_local: dict[str, object], last: bool
+    session: Session, state: ServerState, cohort: list[str], after_local: dict[str, SiteScore], last: bool
 ) -> dict[str, Scores]:
     scores: dict[str, Scores] = {}
     domains = {s.name: s.domain for s in session.federation.sites}
@@ -233,5 +235,5 @@ def _mean(values: list[float], weights: list[float]) -> float | None:
     return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights) if values else None
 
 
-def _bytes(parts: dict[str, object]) -> int:
+def _bytes(parts: dict[str, Tree]) -> int:
     return sum(tree.nbytes() for tree in parts.values())

@@ -41,7 +41,9 @@ LOSSES = {"cross_entropy": cross_entropy, "focal": focal}
 def base_loss(name: str, weights: list[float] | Literal["none", "balanced"], federation: Federation) -> Loss:
     """The loss that a recipe names, with its class weights."""
     if name not in LOSSES:
-        raise BadInput(f'Unknown loss "{name}": {nearest(name, LOSSES)}. From Python, pass any function of (logits, y).')
+        raise BadInput(
+            f'Unknown loss "{name}": {nearest(name, LOSSES)}. From Python, pass any function of (logits, y).'
+        )
     chosen = LOSSES[name]
     if weights == "none":
         return chosen

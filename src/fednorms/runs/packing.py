@@ -57,9 +57,7 @@ def unpack_client(data: bytes, device: torch.device | str = "cpu") -> ClientStat
     3
     """
     about, trees = _unpack(data, device)
-    return ClientState(
-        about["round"], trees.pop("local"), velocity=trees.pop("velocity"), parts=_unparts(trees)
-    )
+    return ClientState(about["round"], trees.pop("local"), velocity=trees.pop("velocity"), parts=_unparts(trees))
 
 
 def _parts(parts: Mapping[str, Tree]) -> dict[str, Tree]:
@@ -89,8 +87,8 @@ def _unpack(data: bytes, device: torch.device | str) -> tuple[dict[str, Any], di
     about = json.loads(header["__metadata__"][_KEY])
     named, channels_last = load(data), set(about["channels_last"])
     for name in list(named):
-        # A copy in torch's own, aligned memory: some matrix kernels round differently on other alignments, and
-        # a resumed run must not.
+        # A copy in torch's own, aligned memory: some matrix kernels round differently on other alignments,
+        # and a resumed run must not.
         form = torch.channels_last if name in channels_last else torch.contiguous_format
         named[name] = named[name].to(device).clone(memory_format=form)
     return about, {p: Tree({key: named[f"{p}/{key}"] for key in keys}) for p, keys in about["trees"].items()}

@@ -158,8 +158,8 @@ def _problem(error: object) -> str:
     assert isinstance(error, dict)
     place = ".".join(map(str, error["loc"]))
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        inside = {"training": Training.__dataclass_fields__, "data": Data.model_fields}
-        known = inside.get(str(error["loc"][0]), {}) if len(error["loc"]) > 1 else Recipe.model_fields
+        inside = {"training": list(Training.__dataclass_fields__), "data": list(Data.model_fields)}
+        known = inside.get(str(error["loc"][0]), []) if len(error["loc"]) > 1 else list(Recipe.model_fields)
         return f'unknown key "{place}": {nearest(str(error["loc"][-1]), known)}'
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])

@@ -120,7 +120,8 @@ class Result:
             return f"Result({self.method}: no round yet)"
         s = self.scores()
         lines = [
-            f"{self.method} on {self.recipe.federation}, {self.recipe.model}, {self.rounds} rounds, seed {self.recipe.seed}",
+            f"{self.method} on {self.recipe.federation}, {self.recipe.model}, {self.rounds} rounds, "
+            f"seed {self.recipe.seed}",
             f"  {self.headline} test accuracy {100 * s['mean']:.1f} % (std over sites {100 * s['std']:.1f}, "
             f"worst {s['worst_domain']} {100 * s['worst']:.1f})",
             "  " + "  ".join(f"{d} {100 * a:.1f}" for d, a in s["domains"].items()),

@@ -86,9 +86,7 @@ class Session:
 def open_federation(recipe: Recipe) -> Federation:
     """The federation that a recipe names, with held-out sites turned into unseen ones."""
     options = recipe.data
-    found = read_federation(
-        recipe.federation, size=options.size, seed=options.seed, val=options.val, test=options.test
-    )
+    found = read_federation(recipe.federation, size=options.size, seed=options.seed, val=options.val, test=options.test)
     return found.hold_out(*options.hold_out) if options.hold_out else found
 
 

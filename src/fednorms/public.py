@@ -1,0 +1,46 @@
+"""Everything that `import fednorms as fn` offers, imported; `fednorms/__init__.py` loads this when first used."""
+
+from fednorms.data import Federation, Site, Split, from_arrays, from_datasets, from_folders
+from fednorms.data.registry import federation
+from fednorms.describe import describe
+from fednorms.errors import BadInput, Diverged, FednormsError, RunFailed
+from fednorms.method import Method, method
+from fednorms.part import Eval, Part, Pass, Phase, Route, option, part
+from fednorms.runs.driver import RoundEvent, resume, run
+from fednorms.runs.recipe import Recipe
+from fednorms.runs.result import Result
+from fednorms.training import Training
+from fednorms.tree import Tree
+from fednorms.version import __version__
+
+__all__ = [
+    "BadInput",
+    "Diverged",
+    "Eval",
+    "Federation",
+    "FednormsError",
+    "Method",
+    "Part",
+    "Pass",
+    "Phase",
+    "Recipe",
+    "Result",
+    "RoundEvent",
+    "Route",
+    "RunFailed",
+    "Site",
+    "Split",
+    "Training",
+    "Tree",
+    "__version__",
+    "describe",
+    "federation",
+    "from_arrays",
+    "from_datasets",
+    "from_folders",
+    "method",
+    "option",
+    "part",
+    "resume",
+    "run",
+]
