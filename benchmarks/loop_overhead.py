@@ -152,7 +152,8 @@ def main() -> None:
         few, many = peak_memory(10, 1000, method_name, limit), peak_memory(1000, 10, method_name, limit)
         report[f"memory {method_name}"] = {"10 clients": few, "1000 clients": many, "ratio": many[1] / few[1]}
         print(
-            f"{method_name}, cohort 10, 10,000 images: peak {few[1]:.0f} MB with 10 clients, {many[1]:.0f} MB with 1,000 "
+            f"{method_name}, cohort 10, 10,000 images: peak {few[1]:.0f} MB with 10 clients, "
+            f"{many[1]:.0f} MB with 1,000 "
             f"(ratio {many[1] / few[1]:.2f}; before the run {few[0]:.0f} and {many[0]:.0f} MB)"
         )
     print(json.dumps(report))

@@ -22,7 +22,7 @@ _ALSO_MODULES = ("describe", "method", "part")  # functions in modules of the sa
 
 
 class _Package(ModuleType):
-    """Loads `fednorms.public` (and with it torch, for seconds) at first use, so that the command line starts at once."""
+    """Loads `fednorms.public`, and with it torch, at first use, so that the command line starts at once."""
 
     def __getattr__(self, name: str) -> object:
         special = name.startswith("__") and name not in ("__all__", "__version__")

@@ -57,13 +57,21 @@ def load(task: Task, sent: Broadcast, client: Client, context: Context, mine: di
 def begin(task: Task, sent: Broadcast, client: Client, *, evaluating: bool = False) -> tuple[Carry, dict[str, Tree]]:
     """Load the broadcast model into a carry of its own; also the uploads of passes that ride in this call."""
     context = context_of(task, sent.round, client, evaluating=evaluating)
+    mine, model, early = arrive(task, sent, client, context)
+    return carry_of(task, sent, client, context, mine, model), early
+
+
+def arrive(
+    task: Task, sent: Broadcast, client: Client, context: Context
+) -> tuple[dict[str, Tree], Tree, dict[str, Tree]]:
+    """What a client starts from: parts' own state, its model (not copied), and uploads of passes before training."""
     mine = own_state(task, sent, client.state)
     model = load(task, sent, client, context, mine)
     early: dict[str, Tree] = {}
-    if not evaluating:
+    if not context.evaluating:
         for p, job in passes(task, "before"):
             mine[p.name], early[p.name] = job.client(LocalView(task, p, client, model, context, sent, mine))
-    return carry_of(task, sent, client, context, mine, model), early
+    return mine, model, early
 
 
 def carry_of(
@@ -72,7 +80,6 @@ def carry_of(
     """A carry that starts from `model`; fine-tuning (`context.evaluating`) may also move what training froze."""
     trained = task.net.trainable("all", also_frozen=context.evaluating)
     moving = {*trained, *task.net.buffers}
-    word = noise.seed_of("noise", task.seed, sent.round, client.name, context.evaluating) & 0xFFFFFFFF
     return Carry(
         client=client,
         context=context,
@@ -84,9 +91,16 @@ def carry_of(
         start_buffers=model.pick(task.net.buffers),
         mine=mine,
         path=task.method.path(context),
-        key=torch.tensor([word, 0], device=task.like.device),
+        key=torch.tensor([noise_word(task, context), 0], device=task.like.device),
         loss_sum=torch.zeros_like(task.like),
+        grad_sum=model.pick(trained).zeros() if task.uses_mean_gradient else Tree(),
+        velocity=client.state.velocity if client.state and not context.evaluating else Tree(),
     )
+
+
+def noise_word(task: Task, context: Context) -> int:
+    """The 32 bits that key all randomness of a client in a round."""
+    return noise.seed_of("noise", task.seed, context.round, context.client, context.evaluating) & 0xFFFFFFFF
 
 
 def enter(task: Task, carry: Carry, phase: Phase) -> None:
@@ -95,12 +109,22 @@ def enter(task: Task, carry: Carry, phase: Phase) -> None:
     active = set(carry.active)
     for name, tensor in carry.params.items():
         tensor.requires_grad_(name in active)
-    base = carry.context.lr_0 if carry.context.evaluating else carry.context.lr
-    rate = (base if phase.lr is None else phase.lr) * phase.factor
     moving = carry.params.pick(carry.active).detach()
-    carry.optimiser = Optimiser.fresh(task.training, moving, rate, task.like)
-    if task.training.keep_momentum and carry.client.state:
-        carry.optimiser.first_moment.update(carry.client.state.velocity.pick(carry.active).clone())
+    carry.velocity = _velocity(task, carry)
+    carry.optimiser = Optimiser.fresh(task.training, moving, rate_of(carry.context, phase), task.like)
+    carry.optimiser.first_moment.update(carry.velocity.pick(carry.active).clone())
+
+
+def rate_of(context: Context, phase: Phase) -> float:
+    """The learning rate of a phase: its own, or the round's (fine-tuning: the first round's), times its factor."""
+    base = context.lr_0 if context.evaluating else context.lr
+    return (base if phase.lr is None else phase.lr) * phase.factor
+
+
+def _velocity(task: Task, carry: Carry) -> Tree:
+    if not task.training.keep_momentum:
+        return Tree()
+    return Tree({**carry.velocity, **(carry.optimiser.first_moment if carry.optimiser else {})})
 
 
 # -- one step -------------------------------------------------------------------------------------------------------
@@ -114,7 +138,7 @@ def step(task: Task, carry: Carry, batches: list[Batch], phase: Phase) -> None:
         gradf = p.oracle(gradf, _seen_by(p, views[0], carry))
     g = gradf(carry.params, 0)
     with torch.no_grad():
-        if any(p.uses_mean_gradient for p in task.method.parts):
+        if carry.grad_sum:
             _accumulate(carry, g)
         for p in task.hooks["grad"]:
             g = p.grad(g, _seen_by(p, views[0], carry))
@@ -167,7 +191,7 @@ def _base_loss(task: Task, carry: Carry, s: Step) -> Tensor:
 
 
 def _key(carry: Carry, draw: int) -> Tensor:
-    return carry.key if draw == 0 else carry.key + torch.tensor([draw, 0], device=carry.key.device)
+    return carry.key if draw == 0 else torch.cat([carry.key[:1] + draw, carry.key[1:]])
 
 
 def _step_view(task: Task, carry: Carry, batch: Batch, draw: int) -> Step:
@@ -189,11 +213,8 @@ def _seen_by(p: Part, s: Step, carry: Carry) -> Step:
 
 
 def _accumulate(carry: Carry, g: Tree) -> None:
-    for name, tensor in g.items():
-        if name in carry.grad_sum:
-            carry.grad_sum[name].add_(tensor)
-        else:
-            carry.grad_sum[name] = tensor.clone()
+    torch._foreach_add_([carry.grad_sum[k] for k in g], list(g.values()))
+    for name in g:
         carry.grad_steps[name] = carry.grad_steps.get(name, 0) + 1
 
 
@@ -210,42 +231,45 @@ def _watch(carry: Carry, tensors: Iterable[Tensor], who: str, hook: str) -> None
 def finish(task: Task, carry: Carry, early: dict[str, Tree] | None = None) -> tuple[Upload, ClientState]:
     """The client's upload and new state; `early` are the uploads of passes that rode in this call."""
     net, after = task.net, carry.model()
-    params, start = after.pick(net.sent_params), carry.start.pick(net.sent_params)
-    delta = params - start
-    mean_grad = Tree({k: carry.grad_sum[k] / n for k, n in carry.grad_steps.items() if k in params})
-    parts, uploads = dict(carry.mine), dict(early or {})
-    ends = {
-        p.name: End(
-            params=params,
-            start=start,
-            delta=delta,
-            mean_grad=mean_grad,
-            buffers=carry.buffers,
-            steps=max(carry.exchanged_steps, 1),
-            gradient=lambda w: full_gradient(task, carry, w),
-            context=carry.context,
-            down=carry.broadcast.parts[p.name],
-            mine=carry.mine[p.name],
-        )
-        for p in task.method.parts
+    parts, uploads, model = dict(carry.mine), dict(early or {}), after.pick(net.exchanged)
+    if task.method.having("finish") or task.method.having("send"):
+        params, start = after.pick(net.sent_params), carry.start.pick(net.sent_params)
+        delta = params - start
+        mean_grad = Tree({k: carry.grad_sum[k] / n for k, n in carry.grad_steps.items() if k in params})
+        ends = {
+            p.name: End(
+                params=params,
+                start=start,
+                delta=delta,
+                mean_grad=mean_grad,
+                buffers=carry.buffers,
+                steps=max(carry.exchanged_steps, 1),
+                gradient=lambda w: full_gradient(task, carry, w),
+                context=carry.context,
+                down=carry.broadcast.parts[p.name],
+                mine=carry.mine[p.name],
+            )
+            for p in task.method.parts
+        }
+        for p in task.method.having("finish"):
+            parts[p.name], sent = p.finish(ends[p.name])
+            uploads[p.name] = Tree({**uploads.get(p.name, {}), **sent}).detach()
+            leaked = net.private & {k.rsplit("/", 1)[-1] for k in uploads[p.name]}
+            if leaked:
+                raise RuntimeError(f"{p.name} would upload {min(leaked)}, which is {net.routes[min(leaked)].name}")
+        changed = delta
+        for p in task.method.having("send"):
+            changed = p.send(changed, ends[p.name])
+        if changed is not delta:
+            model.update(start + changed)
+    metrics: dict[str, float | Tensor] = {
+        "loss": carry.loss_sum / max(carry.steps, 1),
+        "steps": carry.steps,
+        "dropped": carry.dropped,
     }
-    for p in task.method.having("finish"):
-        parts[p.name], sent = p.finish(ends[p.name])
-        uploads[p.name] = Tree({**uploads.get(p.name, {}), **sent}).detach()
-        leaked = net.private & {k.rsplit("/", 1)[-1] for k in uploads[p.name]}
-        if leaked:
-            raise RuntimeError(f"{p.name} would upload {min(leaked)}, which is {net.routes[min(leaked)].name}")
-    changed = delta
-    for p in task.method.having("send"):
-        changed = p.send(changed, ends[p.name])
-    model = after.pick(net.exchanged)
-    if changed is not delta:
-        model.update(start + changed)
-    metrics = {"loss": float(carry.loss_sum) / max(carry.steps, 1), "steps": carry.steps, "dropped": carry.dropped}
     upload = Upload(carry.client.name, float(carry.context.samples), model, uploads, metrics)
-    velocity = carry.optimiser.first_moment if task.training.keep_momentum and carry.optimiser else Tree()
     kept = {k: v.detach() for k, v in parts.items()}
-    return upload, ClientState(carry.context.round + 1, after.pick(net.own), kept, velocity)
+    return upload, ClientState(carry.context.round + 1, after.pick(net.own), kept, _velocity(task, carry))
 
 
 def full_gradient(task: Task, carry: Carry, params: Tree) -> Tree:
@@ -254,7 +278,8 @@ def full_gradient(task: Task, carry: Carry, params: Tree) -> Tree:
     fixed = {**carry.fixed, **carry.params.detach()}
     point = Tree({k: v.detach().requires_grad_() for k, v in params.items()})
     for rows in torch.split(torch.arange(n), task.training.batch_size):
-        s = _step_view(task, carry, carry.client.data.batch(rows), 0)
+        x, y = carry.client.data.batch(rows)
+        s = _step_view(task, carry, (x.to(task.like.device), y.to(task.like.device)), 0)
         alone = len(rows) == 1 and task.needs_two
         with noise.keyed(carry.key), torch.enable_grad():
             tensors = {**fixed, **point, **carry.buffers.clone()}
@@ -273,7 +298,7 @@ def local_update(task: Task, sent: Broadcast, client: Client) -> tuple[Upload, C
     carry, early = begin(task, sent, client)
     train(task, carry, base_phases(task, carry.context))
     upload, state = finish(task, carry, early)
-    if not (upload.model.finite() and all(t.finite() for t in upload.parts.values())):
+    if not all(tree.finite() for tree in (upload.model, state.local, *upload.parts.values())):
         diagnose(task, sent, client)
     return upload, state
 

@@ -115,7 +115,7 @@ class Description:
             lines.append(f"  {route.name:<7}{count[route]:>4} tensors {_human(size):>10}   {some}")
         lines += ["", "  part           layers changed   down        up          kept by client  kept by server"]
         lines.append(
-            f"  {'model':<15}{'':<17}{_human(self.model_down):<12}{_human(self.model_up):<12}{_human(self.model_kept):<16}"
+            f"  {'model':<32}{_human(self.model_down):<12}{_human(self.model_up):<12}{_human(self.model_kept)}"
         )
         lines += [
             f"  {p.name:<15}{p.layers_changed or '':<17}{_human(p.bytes_down):<12}{_human(p.bytes_up):<12}"
@@ -128,7 +128,7 @@ class Description:
             "",
             f"  forward passes per local step   {self.forward_passes:g}",
             f"  extra round trips               {'; '.join(trips) or 'none'}",
-            f"  clients keep state              {'no' if self.stateless_clients else 'yes, ' + _human(self.client_state)}",
+            f"  clients keep state              {_human(self.client_state) if self.client_state else 'no'}",
             f"  trains with batches of one      {'yes' if self.batch_of_one else 'no'}",
             f"  uploads are only averaged       {'yes' if self.averaged_only else 'no'}"
             f" (secure aggregation {'possible' if self.averaged_only else 'impossible'})",
@@ -177,7 +177,7 @@ def describe(
         upload, kept = local_update(
             task, sent, Client("a", sites[0].train or sites[0].splits["train"], engine.store.get("a"))
         )
-    steps = max(upload.metrics["steps"], 1)
+    steps = max(float(upload.metrics["steps"]), 1.0)
     after = server_update(task, state, [upload, replace(upload, client="b")])
     sizes = {n: Tree({n: t}).nbytes() for n, t in net.initial.items()}
     down = [n for n, r in net.routes.items() if r is Route.SHARED]

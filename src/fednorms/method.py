@@ -118,7 +118,7 @@ def method(text: str | Method | Part) -> Method:
     load_all()
     try:
         # A bare word is a string also where Python keeps the word for itself: mixbn(kind=global).
-        tree = ast.parse(_PYTHON.sub(r"='\1'", text.strip()), mode="eval").body
+        tree = ast.parse(_PYTHON.sub(r"='\1'", " ".join(text.split())), mode="eval").body
     except SyntaxError as error:
         raise _unreadable(text, f"near column {error.offset}") from None
     return Method(tuple(p for term in _terms(tree) for p in _read(term, text)))

@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from fednorms import noise
 from fednorms.errors import BadInput
+from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm
 from fednorms.layers.norms import keeps_statistics
 from fednorms.layers.surgery import Change, replace_dropout
 from fednorms.method import Method
@@ -42,9 +43,11 @@ class Net:
         name: str | None = None,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
+        autocast: bool = False,
     ) -> None:
         self.name = name or type(model).__name__
         self.method = method
+        self._autocast = torch.autocast(device.split(":")[0], torch.bfloat16, enabled=autocast)
         self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
         self.heads = split_head(self.module, head)
         self.changes = self._operate()
@@ -59,7 +62,10 @@ class Net:
         self._norms = [m for m in self.module.modules() if keeps_statistics(m)]
         # By module and attribute: timm's `train` puts new dictionaries in their place.
         self._caches = [
-            (m, k) for m in self.module.modules() for k, v in vars(m).items() if k[0] != "_" and type(v) is dict and not v
+            (m, k)
+            for m in self.module.modules()
+            for k, v in vars(m).items()
+            if k[0] != "_" and type(v) is dict and not v
         ]
         self._tied = len(list(self.module.named_parameters())) != len(
             list(self.module.named_parameters(remove_duplicate=False))
@@ -159,22 +165,24 @@ class Net:
             self.module.train(train)
         for m in self._norms:
             m.train(batch_statistics)
+            if isinstance(m, AdaptiveGroupNorm):
+                m.sampling = train
         self._mode = mode
 
     def forward(
         self, tensors: Mapping[str, Tensor], x: Tensor, *, train: bool, batch_statistics: bool
     ) -> tuple[Tensor, Tensor]:
-        """Logits and penultimate features. With batch statistics, running statistics in `tensors` are updated in place."""
+        """Logits and penultimate features. With batch statistics, those in `tensors` are updated in place."""
         self._set_mode(train, batch_statistics)
         self._forget()
         self._features.clear()
-        with noise.one_pass():
+        with noise.one_pass(), self._autocast:
             logits = functional_call(self.module, dict(tensors), (x,), tie_weights=self._tied)
         if isinstance(logits, tuple):  # networks with auxiliary heads return them beside the logits in training
             logits = logits[0]
         features = self._features[0]
         self._features.clear()
-        return logits, features
+        return logits.to(x.dtype), features
 
     def _forget(self) -> None:
         for m, attribute in self._caches:  # LeViT keeps attention biases of the last weights: a leak between clients
@@ -189,6 +197,7 @@ class Net:
         [1.0, 1.0]
         """
         self._forget()
+        self._set_mode(train=True, batch_statistics=True)  # so that the copy can be trained as well
         module = copy.deepcopy(self.module)
         module.get_submodule(self.heads[0])._forward_pre_hooks.pop(self._hook.id)
         with torch.no_grad():

@@ -41,9 +41,8 @@ def _illegal(part: Named, f: dataclasses.Field[Any]) -> str | None:
             object.__setattr__(part, f.name, value := float(value))
         low, over, high = limit.get("at_least"), limit.get("above"), limit.get("at_most")
         bounds = [f">= {low}"] * (low is not None) + [f"> {over}"] * (over is not None)
-        want = " and ".join(
-            [f"a{'n integer' if kind is int else ' number'}", *bounds, *[f"<= {high}"] * (high is not None)]
-        )
+        bounds += [f"<= {high}"] * (high is not None)
+        want = f"{'an integer' if kind is int else 'a number'} {' and '.join(bounds)}".rstrip()
         fine = type(value) is kind and value == value
         fine = (
             fine

@@ -75,8 +75,13 @@ def layer_inputs(
     mine: dict[str, Tree],
     wanted: Callable[[nn.Module], bool],
     batch_size: int | None = None,
+    *,
+    train: bool = True,
 ) -> Iterator[dict[str, Tensor]]:
-    """Run a client's data through a model in train mode, leaving it as it is, and show what wanted layers receive."""
+    """Run a client's data through a model, leaving it as it is, and show what wanted layers receive.
+
+    Layers normalise with the statistics of the batch; `train=False` leaves dropout and other noise out.
+    """
     context = context_of(task, sent.round, client, evaluating=True)
     with task.net.watching(wanted) as seen, torch.no_grad():
         for rows in torch.arange(len(client.data)).split(batch_size or task.training.batch_size):
@@ -84,7 +89,7 @@ def layer_inputs(
                 continue
             seen.clear()
             x, _ = prepare_test(task, client.data.batch(rows), context, mine, sent)
-            task.net.forward(model.clone(), x, train=True, batch_statistics=True)
+            task.net.forward(model.clone(), x, train=train, batch_statistics=True)
             yield dict(seen)
 
 

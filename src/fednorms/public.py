@@ -6,6 +6,8 @@ from fednorms.describe import describe
 from fednorms.errors import BadInput, Diverged, FednormsError, RunFailed
 from fednorms.method import Method, method
 from fednorms.part import Eval, Part, Pass, Phase, Route, option, part
+from fednorms.runs.after import adapt, evaluate_run, export, load_model, open_run, predict
+from fednorms.runs.compare import Comparison, compare
 from fednorms.runs.driver import RoundEvent, resume, run
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
@@ -15,6 +17,7 @@ from fednorms.version import __version__
 
 __all__ = [
     "BadInput",
+    "Comparison",
     "Diverged",
     "Eval",
     "Federation",
@@ -33,14 +36,21 @@ __all__ = [
     "Training",
     "Tree",
     "__version__",
+    "adapt",
+    "compare",
     "describe",
+    "evaluate_run",
+    "export",
     "federation",
     "from_arrays",
     "from_datasets",
     "from_folders",
+    "load_model",
     "method",
+    "open_run",
     "option",
     "part",
+    "predict",
     "resume",
     "run",
 ]

@@ -46,6 +46,11 @@ class Task:
         return {h: self.method.having(h) for h in ("batch", "objective", "loss", "oracle", "grad")}
 
     @cached_property
+    def uses_mean_gradient(self) -> bool:
+        """Whether any part reads the mean of a round's raw gradients."""
+        return any(p.uses_mean_gradient for p in self.method.parts)
+
+    @cached_property
     def like(self) -> Tensor:
         """A scalar with the floating type and device that the model trains in."""
         floats = (t for t in self.net.initial.values() if t.is_floating_point())
@@ -69,7 +74,7 @@ class Upload:
     weight: float
     model: Tree
     parts: dict[str, Tree]
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float | Tensor] = field(default_factory=dict)  # tensors, so that nothing waits for a GPU
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,7 @@ class Carry:
     loss_sum: Tensor
     active: list[str] = field(default_factory=list)
     optimiser: Optimiser | None = None
+    velocity: Tree = field(default_factory=Tree)  # what earlier phases and rounds left, where momentum is kept
     grad_sum: Tree = field(default_factory=Tree)
     grad_steps: dict[str, int] = field(default_factory=dict)
     steps: int = 0

@@ -55,9 +55,7 @@ def test_extrapolation_and_variates_cover_the_body_only():
     run = play("fedexp + fedbabu", data, n=1)
     body = [k for k in run.uploads["a"].model if "norm.r" not in k and "tracked" not in k]
     for name in "abc":
-        moved = sum(
-            float((run.uploads[name].model[k] - tiny_net().state_dict()[k]).square().sum()) for k in body
-        )
+        moved = sum(float((run.uploads[name].model[k] - tiny_net().state_dict()[k]).square().sum()) for k in body)
         assert float(run.uploads[name].parts["fedexp"]["sqnorm"]) == pytest.approx(moved, rel=1e-12)
 
 

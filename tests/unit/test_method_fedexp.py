@@ -86,9 +86,7 @@ def test_tests_use_the_mean_of_the_last_two_models():
     second = rounds(task, data, 1, run=first)
     tested = task.method.evaluation().server_model(second.model, second.server.parts["fedexp"])
     for name in ("conv.weight", "head.bias", "norm.weight"):
-        torch.testing.assert_close(
-            tested[name], (first.model[name] + second.model[name]) / 2, atol=1e-15, rtol=0
-        )
+        torch.testing.assert_close(tested[name], (first.model[name] + second.model[name]) / 2, atol=1e-15, rtol=0)
     assert torch.equal(tested["norm.running_var"], second.model["norm.running_var"])
     assert tiny_task("fedexp(average_last_two=false)", data).method.evaluation().server_model is None
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fednorms.methods.fedfn import FedFR
 from tests.reference.fedavg import average, train
 from tests.tiny import close, pairs, plan_of, play, rounds, same, tiny_data, tiny_net, tiny_task
 
@@ -87,8 +88,6 @@ def test_fedfr_equals_a_plain_torch_loop():
 
 
 def test_fedfrs_gradient_has_length_mu_over_the_batch_and_is_finite_at_zero():
-    from fednorms.methods.fedfn import FedFR
-
     class Seen:
         features = torch.tensor([[3.0, 4.0], [0.0, 0.0]], dtype=torch.float64, requires_grad=True)
 

@@ -1,21 +1,20 @@
 """FedNN = wn + agn, and its ablations."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
+from fednorms.core import initial_state
 from fednorms.method import method
 from fednorms.part import Route
 from tests.reference.layers_reference import weight_norm
-from tests.tiny import client_model, play, rounds, same, tiny_data, tiny_net, tiny_task
+from tests.tiny import Run, client_model, play, rounds, same, tiny_data, tiny_net, tiny_task
 
 
 def tau_of(task, t):
     """The temperature that a client of round t installs."""
-    from dataclasses import replace
-
-    from tests.tiny import Run, initial_state
-
     run = Run(replace(initial_state(task), round=t))
     return float(client_model(task, tiny_data(), run, "a")["norm.tau"])
 
@@ -115,10 +114,7 @@ def test_evaluation_is_deterministic_and_sampling_is_not(mode):
 
     def twice(text):
         task = tiny_task(text, tiny_data())
-        return [
-            task.net.forward(task.net.initial.clone(), x, train=False, batch_statistics=False)[0]
-            for _ in range(2)
-        ]
+        return [task.net.forward(task.net.initial.clone(), x, train=False, batch_statistics=False)[0] for _ in range(2)]
 
     assert torch.equal(*twice(f"agn(eval_mode={mode})"))
     assert not torch.equal(*twice("agn(eval_mode=sample)"))
@@ -136,9 +132,7 @@ def test_running_statistics_are_slow():
     data = tiny_data(6)
     run = play("agn", data, n=1, batch_size=6, lr=0.0)
     h = tiny_net().conv(data["a"].x).detach()
-    torch.testing.assert_close(
-        run.model["norm.running_mean"], 0.003 * h.mean((0, 2, 3)), atol=1e-12, rtol=0
-    )
+    torch.testing.assert_close(run.model["norm.running_mean"], 0.003 * h.mean((0, 2, 3)), atol=1e-12, rtol=0)
     torch.testing.assert_close(
         run.model["norm.running_var"], 0.997 + 0.003 * h.var((0, 2, 3), unbiased=False), atol=1e-12, rtol=0
     )

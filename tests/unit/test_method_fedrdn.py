@@ -7,7 +7,7 @@ from fednorms.core import broadcast
 from fednorms.data import Preprocessing
 from fednorms.passes import prepare_test
 from fednorms.states import Client, context_of
-from tests.tiny import play, rounds, same, setup, tiny_data, tiny_task
+from tests.tiny import plan_of, play, rounds, same, setup, tiny_data, tiny_task
 
 
 def expected(split):
@@ -50,16 +50,12 @@ def test_each_image_is_normalised_by_the_pair_of_one_client(monkeypatch):
     data = tiny_data(40, 7, 10)
     x = seen_by_training(monkeypatch, "fedrdn", data)
     table = [expected(s) for s in data.values()]
-    from tests.tiny import plan_of
-
     task = tiny_task("fedrdn", data, batch_size=40)
     rows = plan_of(task, data["a"], "a", 0)[0]
     used = []
     for image, row in zip(x, rows, strict=True):
         raw = data["a"].x[row]
-        fits = [
-            torch.allclose(image, (raw - m[:, None, None]) / s[:, None, None], atol=1e-9) for m, s in table
-        ]
+        fits = [torch.allclose(image, (raw - m[:, None, None]) / s[:, None, None], atol=1e-9) for m, s in table]
         assert sum(fits) == 1  # a pair, never the mean of one client with the deviation of another
         used.append(fits.index(True))
     assert set(used) == {0, 1, 2}
@@ -69,8 +65,6 @@ def test_the_authors_draw_is_once_per_batch(monkeypatch):
     data = tiny_data(40, 7, 10)
     x = seen_by_training(monkeypatch, "fedrdn(variant=author)", data)
     table = [expected(s) for s in data.values()]
-    from tests.tiny import plan_of
-
     task = tiny_task("fedrdn", data, batch_size=40)
     raw = data["a"].x[plan_of(task, data["a"], "a", 0)[0]]
     fits = [
@@ -88,13 +82,9 @@ def test_a_test_uses_the_clients_own_pair():
     run = rounds(task, data, 1)
     client = Client("b", data["b"], run.states["b"])
     context = context_of(task, 1, client, evaluating=True)
-    x, _ = prepare_test(
-        task, (data["b"].x, data["b"].y), context, run.states["b"].parts, broadcast(task, run.server)
-    )
+    x, _ = prepare_test(task, (data["b"].x, data["b"].y), context, run.states["b"].parts, broadcast(task, run.server))
     mean, std = expected(data["b"])
-    torch.testing.assert_close(
-        x, (data["b"].x - mean[:, None, None]) / std[:, None, None], atol=1e-12, rtol=0
-    )
+    torch.testing.assert_close(x, (data["b"].x - mean[:, None, None]) / std[:, None, None], atol=1e-12, rtol=0)
 
 
 def test_one_client_alone_always_uses_its_own_pair():

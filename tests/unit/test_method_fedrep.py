@@ -15,8 +15,7 @@ def test_equals_a_plain_torch_loop_over_three_rounds(momentum):
     task = tiny_task("fedrep(head_epochs=2)", data, momentum=momentum)
     run = rounds(task, data, 3)
     plans = [
-        [(plan_of(task, s, k, t, 0, epochs=2), plan_of(task, s, k, t, 1)) for k, s in data.items()]
-        for t in range(3)
+        [(plan_of(task, s, k, t, 0, epochs=2), plan_of(task, s, k, t, 1)) for k, s in data.items()] for t in range(3)
     ]
     server, heads = fedrep(tiny_net(), pairs(data), plans, 0.1, momentum)
     close(run.model, server.state_dict())
@@ -38,9 +37,15 @@ def test_the_plan_is_head_then_body():
     assert [(p.epochs, p.train) for p in phases] == [(7, "head"), (3, "body")]
 
 
+def test_what_another_part_planned_holds_in_both_phases_whatever_the_order():
+    data = tiny_data()
+    for text in ("fixbn(switch=0) + fedrep", "fedrep + fixbn(switch=0)"):
+        task = tiny_task(text, data)
+        phases = base_phases(task, context_of(task, 0, Client("a", data["a"])))
+        assert [(p.train, p.norm) for p in phases] == [("head", "running"), ("body", "running")]
+
+
 def test_each_phase_moves_only_its_tensors():
-    # With a body rate of zero steps impossible, compare two runs that differ in the head's epochs only: the
-    # statistics aside, one step of the body starts from the same body.
     one = play("fedrep(head_epochs=1)", tiny_data(8), n=1, lr=0.1)
     frozen = play("fedrep(head_epochs=1)", tiny_data(8), n=1, lr=0.0)
     assert torch.equal(frozen.states["a"].local["head.weight"], tiny_net().head.weight)

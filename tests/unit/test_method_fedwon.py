@@ -57,9 +57,7 @@ def test_a_clipped_step_by_the_formula(clip):
         g = p.grad.numpy()
         wanted = g if name.startswith("head.") else adaptive_clip(g, p.detach().numpy(), clip)
         clipped += bool((wanted != g).any())
-        torch.testing.assert_close(
-            run.model[name], p.detach() - torch.from_numpy(wanted), atol=1e-12, rtol=0
-        )
+        torch.testing.assert_close(run.model[name], p.detach() - torch.from_numpy(wanted), atol=1e-12, rtol=0)
     assert clipped or clip > 0.1  # the small threshold is not a vacuous test
 
 

@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+from fednorms import noise
 from fednorms.core import begin, broadcast, train
+from fednorms.part import Phase
 from fednorms.states import Client
+from fednorms.training import Training, batch_plan
 from tests.reference import fedavg
 from tests.tiny import close, rounds, same, tiny_data, tiny_net, tiny_task
 
@@ -27,10 +30,6 @@ def test_training_is_untouched_bit_for_bit():
 def test_equals_plain_training_on_a_copy_of_the_server_model():
     data = tiny_data()
     run, carry = adapted("finetune(epochs=2, factor=0.5)", data, lr=0.2)
-    from fednorms import noise
-    from fednorms.part import Phase
-    from fednorms.training import Training, batch_plan
-
     seed = noise.seed_of("adapt", 0, 2, "b", 0)
     rows = batch_plan(7, Training(batch_size=4), Phase(epochs=2), seed)[0]
     model = tiny_net()

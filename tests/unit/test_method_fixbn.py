@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fednorms.errors import BadInput
+from fednorms.tree import Tree, mean
 from tests.reference.fedavg import average
 from tests.tiny import close, pairs, plan_of, play, rounds, same, tiny_data, tiny_net, tiny_task
 
@@ -23,6 +24,16 @@ def test_statistics_stop_bit_for_bit_at_the_switch_and_affine_goes_on():
         assert all(torch.equal(seen[1][k], later[k]) for k in STATISTICS)
     assert not torch.equal(seen[2]["norm.weight"], seen[3]["norm.weight"])
     assert not torch.equal(seen[2]["norm.bias"], seen[3]["norm.bias"])
+
+
+def test_averaging_equal_statistics_would_move_their_last_bit_and_does_not():
+    data = tiny_data(4, 5, 6, 7)
+    model = tiny_net()
+    model.norm.running_var.copy_(torch.tensor([0.1, 0.7, 1.3, 2.9], dtype=torch.float64))
+    kept = model.norm.running_var.clone()
+    sizes = [float(len(s)) for s in data.values()]
+    assert not torch.equal(mean([Tree(v=kept)] * 4, sizes)["v"], kept)  # not a vacuous test
+    assert torch.equal(play("fixbn(switch=0)", data, model=model).model["norm.running_var"], kept)
 
 
 def test_the_first_half_is_fedavg_and_switch_one_always_is():
@@ -86,5 +97,5 @@ def test_dropout_stays_on_when_statistics_are_frozen():
 
 
 def test_needs_batch_normalisation():
-    with pytest.raises(BadInput, match="fixbn has nothing to act on.*no BatchNorm layer"):
+    with pytest.raises(BadInput, match=r"fixbn has nothing to act on.*no BatchNorm layer"):
         tiny_task("gn(groups=2) + fixbn", tiny_data())

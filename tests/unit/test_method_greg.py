@@ -1,13 +1,17 @@
 """GReg: the symmetric divergence, its second pass, and the smoothed statistics."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
+from fednorms.core import initial_state
 from fednorms.errors import BadInput
-from fednorms.methods.greg import symmetric_kl
+from fednorms.methods.greg import GReg, symmetric_kl
+from fednorms.tree import Tree
 from tests.reference.greg import greg, symmetric_divergence
-from tests.tiny import close, pairs, plan_of, play, rounds, same, tiny_data, tiny_net, tiny_task
+from tests.tiny import Run, close, pairs, plan_of, play, rounds, same, tiny_data, tiny_net, tiny_task
 
 STATISTICS = ("norm.running_mean", "norm.running_var")
 
@@ -78,11 +82,6 @@ def test_the_second_pass_touches_no_buffer():
 
 def start_of(task, run):
     """Round 1 of another task, from a model that a run left."""
-    from dataclasses import replace
-
-    from fednorms.core import initial_state
-    from tests.tiny import Run
-
     return Run(replace(initial_state(task), round=1, model=run.model))
 
 
@@ -111,9 +110,6 @@ def test_smoothing_has_its_closed_form():
 
 
 def test_the_ema_of_a_constant_aggregate():
-    from fednorms.methods.greg import GReg
-    from fednorms.tree import Tree
-
     s, state = torch.tensor([2.0, -3.0], dtype=torch.float64), Tree(v=torch.zeros(2, dtype=torch.float64))
     aggregate = Tree(v=s)
     for t in range(1, 6):
@@ -132,5 +128,5 @@ def test_detaching_the_global_pass_changes_the_gradient_only():
 
 @pytest.mark.parametrize("text", ["silobn + greg", "fedbn + greg", "gn(groups=2) + greg", "hbn + greg"])
 def test_needs_shared_statistics(text):
-    with pytest.raises(BadInput, match="greg has nothing to act on.*running statistics are shared"):
+    with pytest.raises(BadInput, match=r"greg has nothing to act on.*running statistics are shared"):
         tiny_task(text, tiny_data())

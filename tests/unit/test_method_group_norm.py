@@ -32,9 +32,7 @@ def test_one_group_is_layer_norm_and_one_per_channel_is_instance_norm():
     ln = nn.functional.layer_norm(x, (4, 5, 5))
     torch.testing.assert_close(layers["ln"](x), ln, atol=1e-12, rtol=0)
     torch.testing.assert_close(layers["gn(groups=1)"](x), ln, atol=1e-12, rtol=0)
-    torch.testing.assert_close(
-        layers["gn(groups=4)"](x), nn.functional.instance_norm(x), atol=1e-12, rtol=0
-    )
+    torch.testing.assert_close(layers["gn(groups=4)"](x), nn.functional.instance_norm(x), atol=1e-12, rtol=0)
 
 
 def test_the_networks_own_table_comes_before_the_rule():
@@ -45,7 +43,7 @@ def test_the_networks_own_table_comes_before_the_rule():
 
 
 def test_a_width_that_does_not_divide_is_an_error_that_names_the_layer():
-    with pytest.raises(BadInput, match="norm.*3"):
+    with pytest.raises(BadInput, match=r"norm.*3"):
         tiny_task("gn(groups=3)", tiny_data())
 
 

@@ -164,8 +164,8 @@ def test_variates_cover_exactly_what_is_sent(other, left_out):
     assert not [k for k in c_of(run) if k.startswith(left_out)]
 
 
-def test_clipping_and_two_phases_keep_the_mean_gradient_meaning():
-    # The mean raw gradient does not depend on what happens to the gradient after it was taken.
+def test_the_mean_gradient_keeps_its_meaning_under_clipping():
+    # It is raw: what happens to a gradient after it was taken does not matter.
     one = play("scaffold", n=1, steps=1, clip=1e-3)
     two = play("scaffold", n=1, steps=1)
     close(c_of(one), c_of(two), atol=1e-15)

@@ -50,9 +50,7 @@ def test_a_feature_along_its_row_has_loss_zero_and_the_closed_form():
 
 def test_the_two_reductions_differ_by_the_number_of_classes():
     f, y = torch.randn(6, 16, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2])
-    mean, total = (
-        loss_at(head(3, 16, t), f, y) for t in ("spherefed", "spherefed(mse_reduction=sum_over_classes)")
-    )
+    mean, total = (loss_at(head(3, 16, t), f, y) for t in ("spherefed", "spherefed(mse_reduction=sum_over_classes)"))
     task = head(3, 16)
     z = (f / f.norm(dim=1, keepdim=True)) @ task.net.initial["2.weight"].T
     wanted = sum((z[i, c] - float(c == y[i])) ** 2 for i in range(6) for c in range(3)) / 18

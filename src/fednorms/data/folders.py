@@ -142,6 +142,27 @@ def site_from_folder(
     return _sites(root, files, names, size, channels, val, test, seed, group, cache, memory_limit)[0]
 
 
+def read_image(path: str | Path, shape: tuple[int, int, int]) -> torch.Tensor:
+    """One image file as uint8 of shape (C, H, W), decoded and resized as `from_folders` does with a size.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as root:
+    ...     Image.new("L", (9, 5)).save(Path(root, "a.png"))
+    ...     read_image(Path(root, "a.png"), (3, 4, 4)).shape
+    torch.Size([3, 4, 4])
+    """
+    channels, height, width = shape
+    if channels not in _MODES:
+        raise BadInput(f"image files have 1, 3 or 4 channels, not {channels}")
+    try:
+        with Image.open(path) as image:
+            size = None if (image.height, image.width) == (height, width) else (width, height)
+            pixels = np.array(_converted(image, channels, size))
+    except Exception as problem:  # Pillow's decoders raise almost anything on broken files
+        raise BadInput(f"{str(path)!r} cannot be read: {problem}") from problem
+    return torch.from_numpy(np.ascontiguousarray(pixels.reshape(height, width, channels).transpose(2, 0, 1)))
+
+
 def _class_names(root: Path, files: Sequence[_File], classes: Sequence[str] | None) -> list[str]:
     found = sorted({file.label for file in files})
     if classes is None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 
-from fednorms.core import broadcast, local_update, own_state, reduce_uploads
+from fednorms.core import broadcast, load, local_update, own_state, reduce_uploads
 from fednorms.data import Federation, Site, Split
 from fednorms.engines.store import ClientStore
 from fednorms.errors import BadInput, Diverged
-from fednorms.evaluation.modes import Mode, model_for, score_site, sent_for_test, unseen_broadcast
+from fednorms.evaluation.modes import MEASURED, Mode, model_for, score_site, tested_state, unseen_broadcast
 from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.noise import seed_of
 from fednorms.part import Part, Pass
@@ -30,6 +30,26 @@ class Trained:
     uploads: list[Upload]
     diverged: dict[str, str] = field(default_factory=dict)
     after_local: dict[str, SiteScore] = field(default_factory=dict)
+
+
+@contextmanager
+def repeatable(threads: int, *names: object) -> Iterator[None]:
+    """Within this context torch uses so many threads and its global generator starts from a seed hashed from names.
+
+    A model that draws from that generator (functional dropout) still repeats, and leaves no trace.
+
+    >>> with repeatable(1, "test"): a = torch.rand(1)
+    >>> with repeatable(1, "test"): torch.equal(a, torch.rand(1))
+    True
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed_of("torch", *names))
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Loop:
@@ -62,17 +82,8 @@ class Loop:
     def _client(self, site: Site, data: Split) -> Client:
         return Client(site.name, data, self.store.get(site.name), dict(site.attributes))
 
-    @contextmanager
-    def _at(self, *names: object) -> Iterator[None]:
-        # A model that draws from torch's global generator (functional dropout) still repeats, and leaves no trace.
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            with torch.random.fork_rng():
-                torch.manual_seed(seed_of("torch", self.task.seed, *names))
-                yield
-        finally:
-            torch.set_num_threads(before)
+    def _at(self, *names: object) -> AbstractContextManager[None]:
+        return repeatable(self.threads, self.task.seed, *names)
 
     # -- training -----------------------------------------------------------------------------------------------
     def setup(self, state: ServerState) -> ServerState:
@@ -90,7 +101,7 @@ class Loop:
             with self._at("pass", p.name, state.round, name):
                 mine = own_state(self.task, sent, client.state)
                 context = context_of(self.task, sent.round, client)
-                model = Tree({**sent.model, **(client.state.local if client.state else {})})
+                model = load(self.task, sent, client, context, mine)
                 kept, up = job.client(LocalView(self.task, p, client, model, context, sent, mine))
             uploads.append(up)
             sizes.append(float(context.samples))
@@ -127,32 +138,46 @@ class Loop:
     def _score_upload(self, sent: Broadcast, client: Client, upload: Upload, test: Split) -> SiteScore:
         mode = Mode("after_local", "own")
         here = replace(sent, model=Tree({**sent.model, **upload.model}))
-        model, mine = model_for(self.task, here, client, mode)
-        return score_site(self.task, here, client, test, self.tested.num_classes, model, mine, mode)
+        with self._at("test", sent.round, client.name):
+            model, mine = model_for(self.task, here, client, mode)
+            return score_site(self.task, here, client, test, self.tested.num_classes, model, mine, mode)
 
     # -- testing ------------------------------------------------------------------------------------------------
     def evaluate(
-        self, state: ServerState, mode: Mode, cohort: Sequence[str], split: Literal["test", "val"] = "test"
+        self, state: ServerState, mode: Mode, cohort: Sequence[str], split: Literal["test", "val", "train"] = "test"
     ) -> Scores | None:
-        """Test a mode on all sites that have such data (None if there are none); `cohort` took part in the last round."""
+        """Test a mode on all sites that have such data (None: no site has); `cohort` took part in the last round."""
         mode = mode.resolved(self.task)
+        if mode.model == "after_local":
+            raise BadInput('"after_local" can only be tested while a run trains: name it in the recipe\'s evaluate.')
         chosen = self.tested.unseen if mode.model == "unseen" else self.tested.clients
         data = {s.name: d for s in chosen if (d := s.splits.get(split)) is not None}
         if not data:
             return None
         sent = self.test_broadcast(state, cohort)
-        if mode.model == "unseen":
-            sent = unseen_broadcast(self.task, sent, (s for n in self.store.names() if (s := self.store.get(n))))
-        scores = {s.name: self.score(sent, s, data[s.name], mode) for s in chosen if s.name in data}
+        # A site that is no client of its own (all data were pooled) has the model of those who trained, too.
+        new = {s.name for s in chosen if mode.model == "unseen" or s.name not in self.sites}
+        others = unseen_broadcast(self.task, sent, self.store.values()) if new else sent
+        scores = {
+            s.name: self.score(others if s.name in new else sent, s, data[s.name], mode)
+            for s in chosen
+            if s.name in data
+        }
         return Scores(mode.model, mode.statistics, split, scores, {s.name: s.domain for s in chosen})
 
     def test_broadcast(self, state: ServerState, cohort: Sequence[str]) -> Broadcast:
-        """What an evaluation broadcasts: the tested server model, and what "evaluate" passes measured."""
-        tested = state
-        for p, job in passes(self.task, "evaluate"):
-            mine = self._run(p, job, state, cohort or self.clients, keep=False)
-            tested = replace(tested, parts={**tested.parts, p.name: mine})
-        return sent_for_test(self.task, state, broadcast(self.task, tested))
+        """What an evaluation broadcasts: the tested server model, and what "evaluate" passes measured under it."""
+        tested = tested_state(self.task, state)
+        return broadcast(self.task, replace(tested, parts={**state.parts, **self._measured(tested, cohort)}))
+
+    def with_measurements(self, state: ServerState, cohort: Sequence[str]) -> ServerState:
+        """The state with what "evaluate" passes measure beside it, so that its model can be used without the data."""
+        found = self._measured(tested_state(self.task, state), cohort)
+        return replace(state, parts={**state.parts, **{name + MEASURED: tree for name, tree in found.items()}})
+
+    def _measured(self, tested: ServerState, cohort: Sequence[str]) -> dict[str, Tree]:
+        jobs = passes(self.task, "evaluate")
+        return {p.name: self._run(p, job, tested, cohort or self.clients, keep=False) for p, job in jobs}
 
     def score(self, sent: Broadcast, site: Site, data: Split, mode: Mode) -> SiteScore:
         """Test a mode at one site."""

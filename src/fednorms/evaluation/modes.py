@@ -8,19 +8,19 @@ from typing import Literal, get_args
 
 import torch
 
-from fednorms.core import begin, load, own_state, train
+from fednorms.core import carry_of, load, own_state, train
 from fednorms.data import Split
 from fednorms.errors import BadInput
 from fednorms.evaluation.scores import SiteScore, Tally
-from fednorms.layers.hybrid_norm import HybridNorm, raw_moments
-from fednorms.layers.norms import keeps_statistics
+from fednorms.evaluation.statistics import by_batch, re_estimated, statistics_names
 from fednorms.part import Route
-from fednorms.passes import LocalView, layer_inputs, passes, prepare_test
+from fednorms.passes import LocalView, passes, prepare_test
 from fednorms.states import Broadcast, Client, ClientState, ServerState, Task, context_of
 from fednorms.tree import Tree, mean
 
 Model = Literal["global", "personal", "after_local", "adapted", "unseen"]
 Statistics = Literal["auto", "global", "own", "batch", "re-estimated"]
+MEASURED = "@test"  # marks, in a saved server state, what a part's "evaluate" pass measured
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,39 @@ class Mode:
 
     def resolved(self, task: Task) -> Mode:
         """With "auto" replaced by what the model holds, after checking that the method has such a model."""
-        kept = [n for n in task.net.trained if task.net.routes[n] is Route.LOCAL]
+        net, what = task.net, f'Method "{task.method}"'
+        names = statistics_names(net)
+        routes = {net.routes[n] for n in names}
+        own = bool(routes & {Route.LOCAL, Route.SENT})
+        kept = [n for n in net.trained if net.routes[n] is Route.LOCAL]
         if self.model == "global" and kept:
             raise BadInput(
-                f'Method "{task.method}" has no global model: clients keep {kept[0]} and {len(kept) - 1} more to '
+                f"{what} has no global model: clients keep {kept[0]} and {len(kept) - 1} more to "
                 'themselves. Evaluate "personal", or "unseen" for the mean over clients.'
             )
         if self.model == "adapted" and not task.method.evaluation().phases:
-            raise BadInput(f'Method "{task.method}" does not adapt. Add "+ finetune" to evaluate "adapted".')
-        if self.statistics != "auto":
-            return self
-        stats = [n for n in task.net.buffers if task.net.initial[n].is_floating_point()]
-        own = any(task.net.routes[n] in (Route.LOCAL, Route.SENT) for n in stats)
-        mine = self.model in ("after_local", "adapted") or (self.model == "personal" and own)
-        return replace(self, statistics="own" if mine else "global")
+            raise BadInput(f'{what} does not adapt. Add "+ finetune" to evaluate "adapted".')
+        statistics = self.statistics
+        if statistics == "auto":
+            mine = self.model in ("after_local", "adapted") or (self.model == "personal" and own)
+            statistics = "own" if mine else "global"
+        wrong = ""
+        if self.model == "after_local" and statistics != "own":
+            wrong = 'a model right after local training is tested with the statistics it has then: write "after_local"'
+        elif statistics in ("batch", "re-estimated") and not names:
+            wrong = f'model "{net.name}" has no layer with stored statistics: write "{self.model}"'
+        elif statistics == "own" and self.model == "unseen":
+            wrong = 'a site that never trained has none of its own: write "unseen" or "unseen/re-estimated"'
+        elif statistics == "own" and self.model in ("global", "personal") and not own:
+            wrong = f'its clients keep none of their own: write "{self.model}" or "{self.model}/re-estimated"'
+        elif statistics == "global" and self.model != "unseen" and Route.LOCAL in routes:
+            wrong = (
+                f'its clients never send them, so that the server has none: write "{self.model}/own", '
+                f'"{self.model}/batch" or "{self.model}/re-estimated"'
+            )
+        if wrong:
+            raise BadInput(f'{what} cannot be tested as "{self.model}/{statistics}": {wrong}.')
+        return replace(self, statistics=statistics)
 
     def __str__(self) -> str:
         return self.model if self.statistics == "auto" else f"{self.model}/{self.statistics}"
@@ -85,13 +104,13 @@ def headline(task: Task) -> Mode:
     return Mode("personal" if task.net.own else "global").resolved(task)
 
 
-def sent_for_test(task: Task, state: ServerState, sent: Broadcast) -> Broadcast:
-    """The broadcast of an evaluation: parts may test another server model than the one they train from."""
-    model = sent.model
+def tested_state(task: Task, state: ServerState) -> ServerState:
+    """The server with the model that is tested: parts may test another one than they train from."""
+    model = state.model
     for p in task.method.having("evaluation"):
         if rule := p.evaluation().server_model:
             model = rule(model, state.parts[p.name])
-    return replace(sent, model=model)
+    return replace(state, model=model)
 
 
 def unseen_broadcast(task: Task, sent: Broadcast, states: Iterable[ClientState]) -> Broadcast:
@@ -104,44 +123,42 @@ def unseen_broadcast(task: Task, sent: Broadcast, states: Iterable[ClientState])
 
 
 def model_for(task: Task, sent: Broadcast, client: Client, mode: Mode) -> tuple[Tree, dict[str, Tree]]:
-    """The tensors that a mode tests at a site, and the parts' own state there."""
-    state = client.state
-    if state and mode.model in ("global", "unseen"):
-        state = replace(state, local=Tree())
-    client = replace(client, state=state)
-    if mode.model == "adapted":
-        carry, _ = begin(task, sent, client, evaluating=True)
-        train(task, carry, task.method.evaluation().phases)
-        return carry.model(), carry.mine
+    """The tensors that a mode tests at a site, and the parts' own state there. Changes nothing."""
+    kept = client.state.local if client.state else Tree()
+    if client.state and mode.model in ("global", "unseen"):
+        client = replace(client, state=replace(client.state, local=Tree()))
     context = context_of(task, sent.round, client, evaluating=True)
-    mine = own_state(task, sent, state)
-    if state is None or not state.parts:
-        for p, job in passes(task, "setup"):  # a site that was not there at the start measures for itself
-            mine[p.name], _ = job.client(LocalView(task, p, client, sent.model, context, sent, mine))
+    mine = site_state(task, sent, client)
     model = load(task, sent, client, context, mine)
+    if mode.model == "adapted":
+        carry = carry_of(task, sent, client, context, mine, model)
+        train(task, carry, task.method.evaluation().phases)
+        model = carry.model()
+    return Tree({**model, **_statistics(task, sent, client, model, mine, kept, mode)}), mine
+
+
+def site_state(task: Task, sent: Broadcast, client: Client) -> dict[str, Tree]:
+    """Each part's state at a site; a site that was not there at the start runs the setup passes on its own data."""
+    context = context_of(task, sent.round, client, evaluating=True)
+    mine = own_state(task, sent, client.state)
+    for p, job in passes(task, "setup"):
+        if client.state is None or p.name not in client.state.parts:
+            mine[p.name], _ = job.client(LocalView(task, p, client, sent.model, context, sent, mine))
+    return mine
+
+
+def _statistics(
+    task: Task, sent: Broadcast, client: Client, model: Tree, mine: dict[str, Tree], kept: Tree, mode: Mode
+) -> Tree:
+    """The statistics a mode asks for, where they are not those that the model holds."""
+    names = statistics_names(task.net)
     if mode.statistics == "re-estimated":
-        model = re_estimated(task, sent, client, model, mine)
-    return model, mine
-
-
-def re_estimated(task: Task, sent: Broadcast, client: Client, model: Tree, mine: dict[str, Tree]) -> Tree:
-    """Replace running statistics by those of the site's own images (no labels used): the mean over batches.
-
-    m = sum n_b m_b / n, v = sum n_b v_b / n with unbiased batch variances, as BatchNorm with momentum=None measures.
-    """
-    sums: dict[str, torch.Tensor] = {}
-    rows = 0
-    for inputs in layer_inputs(task, sent, client, model, mine, keeps_statistics):
-        n = len(next(iter(inputs.values())))
-        rows += n
-        for layer, x in inputs.items():
-            m, v, count = raw_moments(x)
-            hybrid = isinstance(task.net.module.get_submodule(layer), HybridNorm)
-            names = ("mean", "var") if hybrid else ("running_mean", "running_var")
-            for leaf, value in zip(names, (m, v * count / max(count - 1, 1)), strict=True):
-                name = f"{layer}.{leaf}"
-                sums[name] = sums.get(name, torch.zeros_like(value, dtype=torch.float64)) + n * value.double()
-    return Tree({**model, **{k: (s / rows).to(model[k].dtype) for k, s in sums.items()}})
+        return re_estimated(task, sent, client, model, mine).pick(names)
+    if mode.statistics == "own":
+        return kept.pick(names) if mode.model == "global" else Tree()
+    if mode.statistics == "global" and mode.model in ("personal", "adapted"):
+        return sent.model.pick(n for n in names if task.net.routes[n] <= Route.SENT)
+    return Tree()
 
 
 @torch.no_grad()
@@ -162,7 +179,7 @@ def score_site(
     for rows in torch.arange(len(data)).split(task.training.batch_size if batch_mode else 256):
         alone = len(rows) == 1 and task.needs_two
         x, y = prepare_test(task, data.batch(rows), context, mine, sent)
-        tensors = model.clone() if batch_mode else model  # batch statistics would update the running ones
+        tensors = by_batch(task.net, model) if batch_mode else model
         logits, _ = task.net.forward(tensors, x, train=False, batch_statistics=batch_mode and not alone)
         tally.add(logits, y)
     return tally.score()

@@ -61,6 +61,10 @@ class SiteScore:
     samples: int
     recall: list[float]
 
+    def to_dict(self) -> dict[str, object]:
+        """Everything as plain values, None for a recall that is not defined."""
+        return {**vars(self), "recall": [None if math.isnan(r) else r for r in self.recall]}
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -71,7 +75,8 @@ class Scores:
 
     >>> a, b = Tally(2), Tally(2)
     >>> a.add(torch.eye(2), torch.tensor([0, 1])); b.add(torch.eye(2), torch.tensor([1, 1]))
-    >>> scores = Scores("global", "global", "test", {"x": a.score(), "y": b.score()}, {"x": "scanner A", "y": "scanner B"})
+    >>> names = {"x": "scanner A", "y": "scanner B"}
+    >>> scores = Scores("global", "global", "test", {"x": a.score(), "y": b.score()}, names)
     >>> scores.mean, scores.std, scores.worst
     (0.75, 0.25, ('scanner B', 0.5))
     """
@@ -141,16 +146,7 @@ class Scores:
             "worst_domain": domain,
             "worst": accuracy,
             "domains": self.domains,
-            "sites": {
-                name: {
-                    "accuracy": s.accuracy,
-                    "balanced_accuracy": s.balanced_accuracy,
-                    "loss": s.loss,
-                    "samples": s.samples,
-                    "recall": [None if math.isnan(r) else r for r in s.recall],
-                }
-                for name, s in self.sites.items()
-            },
+            "sites": {name: site.to_dict() for name, site in self.sites.items()},
         }
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ class FedBN(Part):
     Paper: Li et al., FedBN, ICLR 2021. Acts on routes, by module type. Client state: its BN tensors; communication is
     less than FedAvg's. Clients are tested with their own BN. `upload=True` also sends them, so that the server's model
     holds their mean for sites that never trained (the clients still keep their own).
-    Divergence: the public code finds layers by the letters "bn" and misses some; models are averaged uniformly as there.
+    Divergence: the public code finds layers by the letters "bn" and misses some; averaging is uniform as there.
 
     >>> FedBN()
     fedbn

@@ -14,9 +14,9 @@ from fednorms.views import End, Round
 class FedEXP(Part):
     """Scale the mean update by eta = max(1, mean |d_k|^2 / (2 (|mean d|^2 + eps))), over all parameters as one vector.
 
-    Paper: Jhunjhunwala et al., FedExP: speeding up federated averaging via extrapolation, ICLR 2023. Acts on the server's
-    update of the parameters; statistics are averaged. One number more to send. Tests use the mean of the last two
-    global models (average_last_two). Server state: the previous model.
+    Paper: Jhunjhunwala et al., FedExP: speeding up federated averaging via extrapolation, ICLR 2023. Acts on the
+    server's update of the parameters; statistics are averaged. One number more to send. Tests use the mean of the last
+    two global models (average_last_two). Server state: the previous model.
     Divergence: the public code uses M eps and shrinks it every round; we follow the paper's constant eps.
 
     >>> FedEXP(eps=0.1)

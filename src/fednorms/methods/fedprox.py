@@ -13,7 +13,7 @@ from fednorms.views import Step
 class FedProx(Part):
     """Add mu/2 |w - w_t|^2 to the local loss, over all trainable tensors and on every step.
 
-    Paper: Li et al., Federated optimization in heterogeneous networks, MLSys 2020 (mu 0.001 to 1; FedNN and GReg: 0.001).
+    Paper: Li et al., Federated optimization in heterogeneous networks, MLSys 2020 (mu 0.001 to 1; FedNN, GReg: 0.001).
     Acts on the local loss. No state, no extra communication. mu=0 is FedAvg bit for bit.
     Divergence: FedBN's code adds the unsquared norm and skips steps, FedDC's fixes mu at 2e-4; we follow the paper.
 

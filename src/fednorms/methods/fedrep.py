@@ -33,7 +33,8 @@ class FedRep(Part):
 
     @override
     def plan(self, phases: list[Phase], c: Context) -> list[Phase]:
-        return [Phase(epochs=self.head_epochs, train="head"), *(replace(p, train="body") for p in phases)]
+        first = replace(phases[0], epochs=self.head_epochs, steps=None, train="head")
+        return [first, *(replace(p, train="body") for p in phases)]
 
     @override
     def evaluation(self) -> Eval:

@@ -21,9 +21,9 @@ class HBN(Part):
     """Normalise with (1 - a) global + a batch statistics, a = sigmoid(phi) per channel; tests use the global ones.
 
     Before training in a round each client measures raw moments of its data under the broadcast model; the server pools
-    them, m = sum n_k m_k / n, v = sum n_k (v_k + (m_k - m)^2) / (n - 1), n in images, and moves the global statistics by
-    `rate`. Testing measures them afresh (one exchange). Paper: Hybrid batch normalisation, ICML 2025. Acts on the model
-    and by passes; clients keep their own phi, which is also averaged for those who have none.
+    them, m = sum n_k m_k / n, v = sum n_k (v_k + (m_k - m)^2) / (n - 1), n in images, and moves the global statistics
+    by `rate`. Testing measures them afresh (one exchange). Paper: Hybrid batch normalisation, ICML 2025. Acts on the
+    model and by passes; clients keep their own phi, which is also averaged for those who have none.
     Divergence: the public code measures one batch of 64 and records mixed statistics (variant="author"); the default
     measures all local data, raw.
 
@@ -88,7 +88,7 @@ class HBN(Part):
                 break
         means = Tree({k: a / counts[k] for k, (a, _) in sums.items()})
         variances = Tree({k: (b / counts[k] - means[k] ** 2).clamp(min=0) for k, (_, b) in sums.items()})
-        n_k = torch.full((), float(local.context.samples), dtype=torch.float64)
+        n_k = torch.full_like(next(iter(means.values())).sum(), float(local.context.samples))
         return local.mine, join(moments=join(mean=means, var=variances), count=Tree(images=n_k))
 
     def _mixed(self, model: Tree, name: str, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:

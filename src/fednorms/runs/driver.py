@@ -12,12 +12,15 @@ from torch import nn
 
 from fednorms.core import broadcast, initial_state, server_update
 from fednorms.data import Federation
+from fednorms.engines.devices import numerics
+from fednorms.engines.store import ClientStore
 from fednorms.errors import BadInput
 from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.method import Method
 from fednorms.part import Part
 from fednorms.runs.checkpoint import load, save, save_best
 from fednorms.runs.directory import RunDirectory
+from fednorms.runs.facts import write_facts
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
@@ -25,6 +28,7 @@ from fednorms.runs.session import Session
 from fednorms.states import ServerState
 from fednorms.training import Training
 from fednorms.tree import Tree
+from fednorms.version import __version__
 
 
 @dataclass(frozen=True)
@@ -42,27 +46,29 @@ Callback = Callable[[RoundEvent], None]
 
 
 def run(
-    method: str | Method | Part = "fedavg",
-    federation: str | Path | Federation = "digits-shift",
-    model: str | nn.Module = "cnn-small",
-    rounds: int = 30,
+    method: str | Method | Part | None = None,
+    federation: str | Path | Federation | None = None,
+    model: str | nn.Module | None = None,
+    rounds: int | None = None,
     *,
-    seed: int = 0,
+    seed: int | None = None,
     lr: float | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
-    participation: str = "all",
+    participation: str | None = None,
     training: Training | None = None,
-    loss: str | Loss = "cross_entropy",
+    loss: str | Loss | None = None,
     evaluate: list[str] | None = None,
+    device: str | None = None,
     recipe: Recipe | None = None,
     out: str | Path | None = None,
     callback: Callback | None = None,
 ) -> Result:
     """Train a method on a federation and test it.
 
-    `recipe` gives all other settings; `lr`, `epochs` and `batch_size` are short for fields of `training`. With `out`
-    the run is a directory that `resume` continues; a directory that holds the same unfinished run is continued.
+    What is not given comes from `recipe`, or from its defaults: 30 rounds of FedAvg with cnn-small on digits-shift.
+    `lr`, `epochs` and `batch_size` are short for fields of `training`. With `out` the run is a directory that `resume`
+    continues; a directory that holds the same unfinished run is continued.
 
     >>> result = run("fedbn", "digits-shift", model="cnn-small", rounds=1)
     >>> result.method, result.headline
@@ -70,27 +76,26 @@ def run(
     """
     base = recipe or Recipe()
     short = {"lr": lr, "epochs": epochs, "batch_size": batch_size}
-    settings = vars(training or base.training) | {k: v for k, v in short.items() if v is not None}
-    own_federation = federation if isinstance(federation, Federation) else None
-    own_model = model if isinstance(model, nn.Module) else None
-    values = {
-        "method": str(method),
-        "federation": f"custom:{own_federation.name}" if own_federation else str(federation),
-        "model": f"custom:{type(model).__name__}" if own_model else model,
+    given = {
+        "method": None if method is None else str(method),
+        "federation": f"custom:{federation.name}" if isinstance(federation, Federation) else federation,
+        "model": f"custom:{type(model).__name__}" if isinstance(model, nn.Module) else model,
         "rounds": rounds,
         "seed": seed,
-        "training": settings,
+        "training": vars(training or base.training) | {k: v for k, v in short.items() if v is not None},
         "participation": participation,
-        "loss": loss if isinstance(loss, str) else f"custom:{getattr(loss, '__name__', type(loss).__name__)}",
-        "evaluate": evaluate or base.evaluate,
+        "loss": f"custom:{getattr(loss, '__name__', type(loss).__name__)}" if callable(loss) else loss,
+        "evaluate": evaluate,
+        "device": device,
     }
-    full = Recipe.make(base.model_dump() | values)
+    if isinstance(federation, Path):
+        given["federation"] = str(federation)
     return execute(
-        full,
+        Recipe.make(base.model_dump() | {k: v for k, v in given.items() if v is not None}),
         out=Path(out) if out else None,
-        federation=own_federation,
-        model=own_model,
-        loss=None if isinstance(loss, str) else loss,
+        federation=federation if isinstance(federation, Federation) else None,
+        model=model if isinstance(model, nn.Module) else None,
+        loss=loss if callable(loss) else None,
         callback=callback,
     )
 
@@ -139,19 +144,31 @@ def execute(
                 f"This run was made with a {what} of your own ({text.removeprefix('custom:')}); "
                 f"continue it from Python with fednorms.resume(path, {what}=...)."
             )
-    session = Session.open(recipe, federation, model, loss)
-    if out is None:
+    with numerics(recipe.precision, recipe.deterministic):
+        return _execute(recipe, RunDirectory(out) if out else None, federation, model, loss, callback)
+
+
+def _execute(
+    recipe: Recipe,
+    directory: RunDirectory | None,
+    federation: Federation | None,
+    model: nn.Module | None,
+    loss: Loss | None,
+    callback: Callback | None,
+) -> Result:
+    session = Session.open(recipe, federation, model, loss, spill=directory.spill if directory else None)
+    if directory is None:
         return _rounds(session, None, callback)
     found = session.federation.fingerprint()
     if recipe.fingerprint and recipe.fingerprint != found:
         raise BadInput(
-            f'Run {out} was made on other data: federation "{recipe.federation}" had fingerprint '
+            f'Run {directory.path} was made on other data: federation "{recipe.federation}" had fingerprint '
             f"{recipe.fingerprint}, now {found}. Restore the data, or start a new run with another out."
         )
     session.recipe = recipe.model_copy(update={"fingerprint": found})
-    directory = RunDirectory(out)
     directory.create(session.recipe.to_toml(), resume=True)
     with directory.lock():
+        write_facts(directory, session)
         return _rounds(session, directory, callback)
 
 
@@ -160,16 +177,16 @@ def _rounds(session: Session, directory: RunDirectory | None, callback: Callback
     found = load(directory.checkpoints, task.like.device) if directory else None
     if found and directory:
         state, best = found.server, found.extra.get("best")
-        for name, client in found.clients.items():
-            engine.store.put(name, client)
-        engine.store.mark_clean()
+        engine.store = ClientStore(engine.store.limit_bytes, directory.spill, source=found.clients)
         directory.cut_metrics(state.round)
-        history = directory.metrics()
+        history, notes = directory.metrics(), list(found.notes)
+        if recipe.version != __version__:
+            notes.append(f"started with fednorms {recipe.version}, continued with {__version__}")
     else:
-        state, best, history = engine.setup(initial_state(task)), None, []
+        state, best, history, notes = engine.setup(initial_state(task)), None, [], []
         if directory:
             directory.cut_metrics(0)
-    result = Result.of(session, history, best, found.notes if found else [], directory.path if directory else None)
+    result = Result.of(session, history, best, notes, directory.path if directory else None)
     while state.round < recipe.rounds:
         started = time.perf_counter()
         cohort = session.participation.cohort(engine.clients, recipe.seed, state.round)
@@ -184,7 +201,7 @@ def _rounds(session: Session, directory: RunDirectory | None, callback: Callback
             "round": state.round,
             "lr": task.training.rate(sent.round, recipe.rounds),
             "clients": len(cohort),
-            "train_loss": _mean([u.metrics["loss"] for u in uploads], [u.weight for u in uploads]),
+            "train_loss": _mean([float(u.metrics["loss"]) for u in uploads], [u.weight for u in uploads]),
             "dropped": sum(int(u.metrics["dropped"]) for u in uploads),
             "diverged": done.diverged,
             "bytes_down": len(cohort) * (sent.model.pick(task.net.exchanged).nbytes() + _bytes(sent.parts)),
@@ -198,10 +215,11 @@ def _rounds(session: Session, directory: RunDirectory | None, callback: Callback
             best = {"round": state.round, "val": val.mean}
         if directory:
             directory.append_metrics(row)
+            kept = engine.with_measurements(state, cohort) if better or last else state
             if better:
-                save_best(directory.checkpoints, state, engine.store, {"best": best})
+                save_best(directory.checkpoints, kept, engine.store, {"best": best})
             if last or state.round % recipe.checkpoint_every == 0:
-                save(directory.checkpoints, state, engine.store.changed, {"best": best})
+                save(directory.checkpoints, kept if last else state, engine.store.changed, {"best": best})
                 engine.store.mark_clean()
         result.add(row, best)
         if callback:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from fednorms.engines.devices import Precision, pick_device
 from fednorms.engines.sampling import Participation
 from fednorms.errors import BadInput
 from fednorms.evaluation.modes import Mode
@@ -80,12 +81,14 @@ class Recipe(BaseModel):
     """Write a checkpoint after every so many rounds (the last always)."""
     on_divergence: Literal["stop", "skip"] = "stop"
     """What to do when a client's update is not finite."""
-    engine: Literal["auto", "loop"] = "auto"
-    """How clients run."""
+    engine: Literal["auto", "loop", "graphs"] = "auto"
+    """How clients run: loop, one after the other; graphs, as CUDA graphs on streams; auto: graphs on a GPU."""
     device: str = "cpu"
     """cpu, cuda, or auto."""
-    precision: Literal["float32", "float64"] = "float32"
-    """Floating type of the model."""
+    precision: Precision = "float32"
+    """float32, float64, tf32 (float32 with short products on a GPU) or bfloat16 (autocast)."""
+    deterministic: bool = True
+    """Repeat bit for bit on one device; false lets cuDNN choose what is fastest."""
     threads: int = Field(default=0, ge=0)
     """CPU threads per client (0: all cores up to four); results repeat bit for bit at equal threads."""
     state_limit_mb: int = Field(default=1024, ge=0)
@@ -117,7 +120,9 @@ class Recipe(BaseModel):
     def resolved(self) -> Recipe:
         """With everything that depends on the machine written out, so that it is recorded."""
         threads = self.threads or min(os.cpu_count() or 1, 4)
-        return self.model_copy(update={"threads": threads, "engine": "loop", "version": __version__})
+        device = pick_device(self.device)
+        engine = self.engine if self.engine != "auto" else ("graphs" if device.startswith("cuda") else "loop")
+        return self.model_copy(update={"threads": threads, "device": device, "engine": engine})
 
     def to_toml(self) -> str:
         """The complete recipe as TOML."""

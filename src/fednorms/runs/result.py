@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 from torch import nn
 
 from fednorms.errors import BadInput
-from fednorms.evaluation.modes import Mode, model_for, unseen_broadcast
+from fednorms.runs.choosing import choose
+from fednorms.runs.facts import Facts
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session
-from fednorms.states import Client, ServerState
+from fednorms.states import ServerState
 
 Row = dict[str, Any]
 
@@ -94,7 +94,7 @@ class Result:
         Input: images scaled to [0, 1] and normalised as `recipe` and federation say; output: logits.
         """
         if self._session is None or self._state is None:
-            raise BadInput("This result was read from disk; load its model with fednorms.load_model(path).")
+            raise BadInput("This result was read from disk; export its model with fednorms.export(path, out).")
         return site_model(self._session, self._state, site)
 
     def to_dict(self) -> Row:
@@ -137,16 +137,4 @@ def site_model(session: Session, state: ServerState, site: str | None) -> nn.Mod
     task, engine = session.task, session.engine
     cohort = session.participation.cohort(engine.clients, session.recipe.seed, max(state.round - 1, 0))
     sent = engine.test_broadcast(state, cohort)
-    if site is None:
-        sent = unseen_broadcast(task, sent, (s for n in engine.store.names() if (s := engine.store.get(n))))
-        name, mode = engine.clients[0], Mode("unseen")
-    else:
-        name, mode = session.federation.site(site).name, Mode("personal")
-    data = next(s.train or s.test for s in session.federation.sites if site in (None, s.name))
-    assert data is not None
-    tensors, _ = model_for(task, sent, Client(name, data, engine.store.get(name)), mode)
-    module = copy.deepcopy(task.net.module)
-    module.load_state_dict(tensors, strict=False)
-    for m in module.modules():  # the hook that hands features to parts is ours, not the user's
-        m._forward_pre_hooks.clear()
-    return module.eval()
+    return task.net.plain(choose(task, Facts.of(session), sent, engine.store, site).tensors)

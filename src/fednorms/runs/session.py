@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from fednorms.data import Federation
 from fednorms.data.registry import federation as read_federation
+from fednorms.engines.devices import dtype_of
+from fednorms.engines.graphs import Graphs
 from fednorms.engines.loop import Loop
 from fednorms.engines.sampling import Participation
 from fednorms.engines.store import ClientStore
@@ -51,14 +52,14 @@ class Session:
         training = given
         for p in method.parts:
             training = p.arrange(training)
-        device = pick_device(recipe.device)
         net = Net(
             open_model(recipe, given) if model is None else model,
             method,
             head=recipe.head or None,
             name=recipe.model,
-            dtype=getattr(torch, recipe.precision),
-            device=device,
+            dtype=dtype_of(recipe.precision),
+            autocast=recipe.precision == "bfloat16",
+            device=recipe.device,
         )
         needs_two = net.probe(given.shape, given.num_classes)
         _check_sizes(training, recipe, needs_two, net.name)
@@ -78,7 +79,8 @@ class Session:
         participation = Participation.read(recipe.participation)
         participation.cohort([s.name for s in training.clients], recipe.seed, 0)
         store = ClientStore(recipe.state_limit_mb * 2**20, spill)
-        engine = Loop(task, training, given, store, recipe.threads, recipe.on_divergence)
+        kind = Graphs if recipe.engine == "graphs" else Loop
+        engine = kind(task, training, given, store, recipe.threads, recipe.on_divergence)
         first = headline(task)
         return cls(recipe, given, task, engine, participation, _modes(recipe, task, first, given), first)
 
@@ -107,19 +109,6 @@ def open_model(recipe: Recipe, federation: Federation) -> nn.Module:
         pretrained=recipe.pretrained,
         weights=recipe.weights or None,
     )
-
-
-def pick_device(name: str) -> str:
-    """The device that a recipe means, checked.
-
-    >>> pick_device("cpu")
-    'cpu'
-    """
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name != "cpu" and not (name.split(":")[0] == "cuda" and torch.cuda.is_available()):
-        raise BadInput(f'Device "{name}" is not available here. Use device="cpu" or "auto".')
-    return name
 
 
 def _modes(recipe: Recipe, task: Task, first: Mode, federation: Federation) -> list[Mode]:

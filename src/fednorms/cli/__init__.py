@@ -1,0 +1,102 @@
+"""The command line. This file imports nothing heavy, so that help and mistyped commands are answered at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from fednorms.errors import FednormsError
+from fednorms.options import nearest
+
+_GROUPS = {
+    "Train": {
+        "run": "train one method on a federation, and test it",
+        "compare": "train several methods over several seeds, and print one table",
+        "resume": "continue a run that was interrupted",
+    },
+    "Use what was trained": {
+        "evaluate": "test a run's models in any mode",
+        "predict": "classify images",
+        "export": "write a model as plain weights with its classes and preprocessing",
+        "adapt": "give a new site a model that fits its images",
+    },
+    "Look up": {
+        "list": "show all methods, models or federations",
+        "describe": "show what a method does to a model: routes, bytes, state, passes",
+    },
+}
+_MODULES = {"evaluate": "after", "predict": "after", "export": "after", "adapt": "after", "list": "catalogue"}
+
+
+def usage() -> str:
+    """What `fednorms --help` prints.
+
+    >>> print(usage().splitlines()[0])
+    usage: fednorms COMMAND [OPTIONS]
+    """
+    lines = ["usage: fednorms COMMAND [OPTIONS]", "", "Federated learning across sites whose data look different."]
+    for title, commands in _GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:<10}{what}" for name, what in commands.items())]
+    lines += [
+        "",
+        "For example:",
+        "  fednorms run --method fedbn --rounds 20",
+        '  fednorms compare --methods fedavg fedbn "scaffold + fedfn" --seeds 3',
+        "",
+        "`fednorms COMMAND --help` shows a command's options, `fednorms --version` the version.",
+        "Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted (continue with `fednorms resume`).",
+        "Set FEDNORMS_TRACEBACK=1 to see where in the code an error comes from.",
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    >>> main(["--version"]) == 0
+    fednorms ...
+    True
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(args)
+        sys.stdout.flush()
+        return code
+    except SystemExit as end:  # the option parser has said why
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except FednormsError as error:
+        if os.environ.get("FEDNORMS_TRACEBACK"):
+            raise
+        _say(str(error))
+        return error.exit_code
+    except KeyboardInterrupt as interrupt:
+        print(file=sys.stderr)  # below the ^C
+        _say(str(interrupt) or "Interrupted.")
+        return 130
+    except BrokenPipeError:  # the reader (`| head`) has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _dispatch(args: list[str]) -> int:
+    names = [name for commands in _GROUPS.values() for name in commands]
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if args else 2
+    if args[0] in ("-V", "--version"):
+        from fednorms.version import __version__
+
+        print(f"fednorms {__version__}")
+        return 0
+    command = args[0]
+    if command not in names:
+        _say(f'no command "{command}": {nearest(command, names)}. See `fednorms --help`.')
+        return 2
+    module = import_module(f"fednorms.cli.{_MODULES.get(command, command)}")
+    return int(getattr(module, command.replace("list", "list_"))(args[1:]))
+
+
+def _say(text: str) -> None:
+    print(f"fednorms: {text}", file=sys.stderr)

@@ -1,0 +1,111 @@
+"""`fednorms compare`: several methods over several seeds, one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.text import Text
+
+from fednorms.cli.output import grid, print_json, stdout
+from fednorms.cli.parsing import CompareOptions, DataOptions, Output, TrainingOptions, merged, parse
+from fednorms.cli.progress import CellWatch, Reporter
+from fednorms.errors import BadInput
+from fednorms.runs.compare import Comparison, slug
+from fednorms.runs.compare import compare as run_comparison
+from fednorms.runs.recipe import Recipe
+
+
+@dataclass
+class Compare:
+    """Train several methods over several seeds on the same cohorts and batches, and print one table.
+
+    The same command continues an interrupted comparison; finished runs are not repeated.
+    """
+
+    methods: Annotated[list[str], tyro.conf.arg(metavar="METHOD [METHOD ...]")]
+    """What is compared; quote sums of parts: fedavg fedbn "scaffold + fedfn"."""
+    seeds: int = 3
+    """How many seeds: 0, 1, 2, ..."""
+    lrs: Annotated[list[str], tyro.conf.arg(metavar="METHOD=LR [METHOD=LR ...]", help_behavior_hint="")] = field(
+        default_factory=list
+    )
+    """Learning rates of single methods, as their papers tune them; the others use --lr."""
+    recipe: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """A recipe in TOML for everything but method and seed; options win over it."""
+    out: Annotated[
+        Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/compare-FEDERATION)")
+    ] = None
+    """Directory of the table, the picture and all runs."""
+    jobs: int = 1
+    """How many runs at a time, each in a process of its own."""
+    runs: CompareOptions = field(default_factory=CompareOptions)
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+    data: DataOptions = field(default_factory=DataOptions)
+    output: Output = field(default_factory=Output)
+
+
+def compare(args: Sequence[str]) -> int:
+    """The command."""
+    given = parse(Compare, "compare", args)
+    base = Recipe.read(given.recipe) if given.recipe else Recipe()
+    recipe = merged(base, given.runs, given.training, given.data).model_copy(update={"fingerprint": ""})
+    federation = recipe.federation.removeprefix("folder:").rstrip("/").rpartition("/")[2]
+    out = given.out or Path("runs") / f"compare-{slug(federation)}"
+    total = len(given.methods) * given.seeds * recipe.rounds
+    with Reporter("compare", total, silent=given.output.quiet or given.output.json) as reporter:
+        watch = CellWatch(reporter, recipe.rounds)
+        try:
+            comparison = run_comparison(
+                given.methods,
+                recipe.federation,
+                recipe.model,
+                seeds=given.seeds,
+                lr=_rates(given.lrs) or None,
+                recipe=recipe,
+                out=out,
+                jobs=given.jobs,
+                watch=watch,
+            )
+        except KeyboardInterrupt:
+            done = f"{watch.finished} of {len(given.methods) * given.seeds} runs"
+            raise KeyboardInterrupt(f"Interrupted with {done} finished; continue with the same command.") from None
+    if given.output.json:
+        print_json(comparison.to_dict())
+    else:
+        show(comparison)
+    return 1 if comparison.failed else 0
+
+
+def show(comparison: Comparison) -> None:
+    """Print the table, what it is about, and where it was written."""
+    console = stdout()
+    header, *rows = comparison.cells()
+    fixed = len(header) - len(comparison.columns)
+    shown = [[_styled(cell) for cell in row] for row in rows]
+    console.print(grid(header, shown, numbers_from=fixed))
+    console.print()
+    for remark in comparison.remarks():
+        console.print(remark, markup=False, soft_wrap=True)
+    if comparison.files:
+        console.print("written: " + ", ".join(map(str, comparison.files)), markup=False, soft_wrap=True)
+
+
+def _styled(cell: str) -> Text:
+    return Text(cell, style="bold" if cell.endswith("*") else "red" if cell == "failed" else "")
+
+
+def _rates(texts: list[str]) -> dict[str, float]:
+    rates = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        try:
+            rates[name.strip()] = float(number)
+        except ValueError:
+            name = ""
+        if not name:
+            raise BadInput(f'--lrs: cannot read "{text}"; write METHOD=LR, as in fedfn=0.4.')
+    return rates

@@ -1,0 +1,37 @@
+"""`fednorms describe`: what a method does to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tyro
+
+from fednorms.cli.output import print_json, stdout
+from fednorms.cli.parsing import parse
+from fednorms.describe import describe as describe_method
+
+
+@dataclass
+class Describe:
+    """Show what a method does to a model: routes of tensors, bytes sent and kept, forward passes, round trips."""
+
+    method: tyro.conf.Positional[str]
+    """Parts joined by +, as in "scaffold + fedbn"."""
+    model: str = "cnn-small"
+    """A name (see `fednorms list models`), torchvision:NAME or timm:NAME."""
+    classes: int = 10
+    """Classes the model tells apart."""
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+def describe(args: Sequence[str]) -> int:
+    """The command."""
+    given = parse(Describe, "describe", args)
+    found = describe_method(given.method, given.model, classes=given.classes)
+    if given.json:
+        print_json(found.to_dict())
+    else:
+        stdout().print(repr(found), markup=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,76 @@
+"""What commands print: results to stdout, progress and remarks to stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def stdout() -> Console:
+    """Where results go; a file or a pipe gets wide lines without control characters."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+
+
+def stderr() -> Console:
+    """Where progress goes."""
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 200)
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One JSON object; numbers that are not finite become null.
+
+    >>> print_json({"loss": float("nan"), "rounds": 3})
+    {
+      "loss": null,
+      "rounds": 3
+    }
+    """
+    print(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False, default=str))
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def grid(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, numbers_from: int | None = None) -> Table:
+    """A table with a line under the header; columns from `numbers_from` on are right-aligned."""
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True, padding=(0, 2, 0, 0))
+    for i, name in enumerate(header):
+        right = numbers_from is not None and i >= numbers_from
+        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def per_cent(share: float) -> str:
+    """A share as per cent.
+
+    >>> per_cent(0.815)
+    '81.5 %'
+    """
+    return f"{100 * share:.1f} %"
+
+
+def domains_line(domains: Mapping[str, float], most: int = 8) -> str:
+    """Accuracies per domain in one line; of many domains the worst.
+
+    >>> domains_line({"clean": 0.91, "faint": 0.4})
+    'clean 91  faint 40'
+    """
+    shown = list(domains.items())
+    if len(shown) > most:
+        shown = sorted(shown, key=lambda item: item[1])[:most]
+    line = "  ".join(f"{name} {100 * accuracy:.0f}" for name, accuracy in shown)
+    return line if len(domains) <= most else f"worst of {len(domains)}: {line}"

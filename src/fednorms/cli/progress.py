@@ -1,0 +1,131 @@
+"""Progress: a live bar on a terminal, a line now and then elsewhere, nothing when asked to be quiet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from fednorms.cli.output import domains_line, per_cent, stderr
+from fednorms.runs.cells import CellEvent
+
+LINES = 10  # how many lines a run prints where there is no terminal
+
+
+class _Bars(Progress):
+    """A progress bar with a line of text beneath it."""
+
+    below = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bars, then the line."""
+        yield from super().get_renderables()
+        yield Text(self.below, no_wrap=True, overflow="ellipsis")
+
+
+class Reporter:
+    """Shows how far `total` rounds have come; `round_done` after each of them."""
+
+    def __init__(self, title: str, total: int, *, silent: bool = False) -> None:
+        self.title, self.total, self.silent = title, total, silent
+        self.console: Console = stderr()
+        self.done = 0
+        self.newest: dict[str, tuple[str, str]] = {}  # accuracies, for rounds without a test
+        self.clock: tuple[float, int] | None = None  # when the first report came, and how far it was then
+        self.bars: _Bars | None = None
+
+    def __enter__(self) -> Reporter:
+        if not self.silent and self.console.is_terminal:
+            self.bars = _Bars(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=30),
+                MofNCompleteColumn(),
+                TextColumn("rounds"),
+                TimeRemainingColumn(compact=True),
+                TextColumn("left"),
+                console=self.console,
+            )
+            self.task = self.bars.add_task(self.title, total=self.total)
+            self.bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.bars:
+            self.bars.stop()
+
+    def say(self, text: str) -> None:
+        """A remark of its own."""
+        if not self.silent:
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    def round_done(self, done: int, row: Mapping[str, Any], name: str = "") -> None:
+        """So many rounds are done in all; `row` is the newest one (of the run `name`, if there are several)."""
+        scores = next((s for key, s in row["scores"].items() if key.endswith("/test")), None)
+        if scores:
+            self.newest[name] = (f"accuracy {per_cent(scores['mean'])}", f"({domains_line(scores['domains'])})")
+        accuracy, domains = self.newest.get(name, ("", ""))
+        loss = "" if row["train_loss"] is None else f"loss {row['train_loss']:.3f}"
+        diverged = f"{len(row['diverged'])} diverged" if row["diverged"] else ""
+        said = "  ".join(filter(None, (accuracy, loss, diverged, domains)))
+        self.advance(done, f"{name}: {said}" if name else said)
+
+    def advance(self, done: int, text: str) -> None:
+        """So many rounds are done in all, and this is how it looks."""
+        before, self.done = self.done, done
+        self.clock = self.clock or (time.monotonic(), done)
+        if self.silent or done == before:
+            return
+        if self.bars:
+            self.bars.below = text
+            self.bars.update(self.task, completed=done)
+            return
+        step = max(1, self.total // LINES)
+        if before // step != done // step or done == self.total:
+            line = f"{self.title}  round {done}/{self.total}  {text}{self._left()}"
+            self.console.print(line, markup=False, soft_wrap=True)
+
+    def _left(self) -> str:
+        assert self.clock is not None
+        began, first = self.clock
+        if not first < self.done < self.total:
+            return ""
+        return f"  {_duration((time.monotonic() - began) / (self.done - first) * (self.total - self.done))} left"
+
+
+class CellWatch:
+    """Counts the rounds of all runs of a comparison for a reporter."""
+
+    def __init__(self, reporter: Reporter, rounds: int) -> None:
+        self.reporter, self.rounds = reporter, rounds
+        self.done: dict[str, int] = {}
+        self.finished = 0
+
+    def __call__(self, event: CellEvent) -> None:
+        """Take in one event."""
+        name = f"{event.label}, seed {event.seed}"
+        if event.outcome is None:
+            self.done[name] = event.round
+            self.reporter.round_done(sum(self.done.values()), event.row, name)
+            return
+        self.finished += 1
+        self.done[name] = self.rounds  # also when it failed: nothing more comes
+        failed = event.outcome.error
+        self.reporter.advance(sum(self.done.values()), f"{name}: {'failed' if failed else 'done'}")
+        if failed:
+            self.reporter.say(f"{name} failed: {failed}")
+        if event.outcome.details:  # not one of our errors: say where it came from
+            self.reporter.say(event.outcome.details.rstrip())
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return (
+        f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    )

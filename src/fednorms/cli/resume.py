@@ -1,0 +1,31 @@
+"""`fednorms resume`: continue an interrupted run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tyro
+
+from fednorms.cli.parsing import Output, parse
+from fednorms.cli.run import carry_out
+from fednorms.runs.directory import RunDirectory
+from fednorms.runs.recipe import Recipe
+
+
+@dataclass
+class Resume:
+    """Continue a run from its last checkpoint; it ends as if it had never been interrupted."""
+
+    run: tyro.conf.Positional[Path]
+    """The run's directory."""
+    output: Output = field(default_factory=Output)
+
+
+def resume(args: Sequence[str]) -> int:
+    """The command."""
+    given = parse(Resume, "resume", args)
+    directory = RunDirectory(given.run)
+    recipe = Recipe.from_toml(directory.read_recipe(), str(directory.recipe))
+    return carry_out(recipe, given.run, recipe.method, given.output)

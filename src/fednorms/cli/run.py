@@ -1,0 +1,109 @@
+"""`fednorms run`: a recipe from a file, from options, or from both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from fednorms.cli.output import print_json, stdout
+from fednorms.cli.parsing import DataOptions, Output, RecipeOptions, TrainingOptions, merged, parse
+from fednorms.cli.progress import Reporter
+from fednorms.errors import BadInput
+from fednorms.runs.compare import slug
+from fednorms.runs.directory import RunDirectory
+from fednorms.runs.driver import RoundEvent, execute
+from fednorms.runs.recipe import Recipe
+from fednorms.runs.result import Result
+
+
+@dataclass
+class Run:
+    """Train one method on a federation, and test it.
+
+    The recipe comes from a TOML file, from options, or from both: an option given here wins over the file. A directory
+    that holds the same run, unfinished, is continued.
+    """
+
+    file: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="[RECIPE]", help_behavior_hint="")] = None
+    """A recipe in TOML, such as the recipe.toml of another run."""
+    recipe: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="", metavar="FILE")] = None
+    """The same, as an option."""
+    out: Annotated[
+        Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/METHOD-FEDERATION-SEED)")
+    ] = None
+    """Directory of the run: recipe, metrics, checkpoints, summary."""
+    run: RecipeOptions = field(default_factory=RecipeOptions)
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+    data: DataOptions = field(default_factory=DataOptions)
+    output: Output = field(default_factory=Output)
+
+
+def run(args: Sequence[str]) -> int:
+    """The command."""
+    given = parse(Run, "run", args)
+    if given.file and given.recipe:
+        raise BadInput(f"two recipes are given, {given.file} and {given.recipe}: keep one of them.")
+    file = given.file or given.recipe
+    base = Recipe.read(file) if file else Recipe()
+    recipe = merged(base, given.run, given.training, given.data)
+    written = given.run.method or recipe.method  # "fedwon" names a directory better than its parts
+    out = given.out or Path("runs") / default_name(written, recipe)
+    return carry_out(recipe, out, written, given.output)
+
+
+def default_name(method: str, recipe: Recipe) -> str:
+    """The name of a run's directory.
+
+    >>> default_name("scaffold + fedbn", Recipe(seed=3))
+    'scaffold+fedbn-digits-shift-3'
+    """
+    federation = recipe.federation.removeprefix("folder:").rstrip("/").rpartition("/")[2]
+    return f"{slug(method)}-{slug(federation)}-{recipe.seed}"
+
+
+def carry_out(recipe: Recipe, out: Path, title: str, output: Output) -> int:
+    """Run or continue a recipe in a directory, with progress, and print what came out."""
+    silent = output.quiet or output.json
+    reached = 0
+    with Reporter(title, recipe.rounds, silent=silent) as reporter:
+
+        def after_round(event: RoundEvent) -> None:
+            nonlocal reached
+            reached = event.round
+            reporter.round_done(event.round, event.row)
+
+        try:
+            result = execute(recipe, out=out, callback=after_round)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_interrupted(out, reached)) from None
+    for note in result.notes:
+        reporter.say(f"note: {note}")
+    if not reached and result.rounds:
+        reporter.say(f"{out} already holds this run, finished; nothing was trained.")
+    show(result, out, output)
+    return 0
+
+
+def show(result: Result, out: Path, output: Output) -> None:
+    """Print a result as text or JSON."""
+    if output.json:
+        scores = {"accuracy": result.accuracy, "domains": result.domains, "path": str(out)}
+        print_json(scores | result.to_dict())
+        return
+    console = stdout()
+    console.print(repr(result), markup=False, soft_wrap=True)
+    console.print(f"  in {out}", markup=False, soft_wrap=True)
+
+
+def _interrupted(out: Path, reached: int) -> str:
+    directory = RunDirectory(out)
+    if not directory.recipe.exists():
+        return "Interrupted before the run began."
+    rows = directory.metrics()
+    reached = reached or (int(rows[-1]["round"]) if rows else 0)
+    when = f"after round {reached}" if reached else "before the first round was done"
+    return f"Interrupted {when}; continue with: fednorms resume {out}"

@@ -1,0 +1,359 @@
+"""The fast engine: each client's local step is a CUDA graph, and several clients run side by side on streams.
+
+A *slot* is one client's carry in fixed memory. `step` is captured once per code path and batch shape; a round copies a
+client into a slot, replays the graph once per step on the slot's own stream, and copies the result out. Nothing on the
+host waits for the device until the round is over, so the host only launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fednorms.core import arrive, base_phases, carry_of, diagnose, finish, noise_word, rate_of, step
+from fednorms.data import Federation, Preprocessing
+from fednorms.engines.loop import Loop, Trained
+from fednorms.engines.store import ClientStore
+from fednorms.errors import Diverged
+from fednorms.noise import seed_of
+from fednorms.part import Phase
+from fednorms.states import Broadcast, Carry, Client, ClientState, Task, Upload, context_of
+from fednorms.training import Optimiser, batch_plan
+from fednorms.tree import Packed, Tree
+
+WARM_UPS = 3
+ALIGNED = 64  # elements: tensors in a block start where allocations of their own would
+
+
+class Layout:
+    """Where each tensor of a model lies in one block of floats; exchanged ones first, integers beside them."""
+
+    def __init__(self, model: Tree, exchanged: Sequence[str]) -> None:
+        floats = [n for n in model if model[n].is_floating_point()]
+        first = [n for n in exchanged if n in set(floats)]
+        self.names = first + [n for n in floats if n not in set(first)]
+        self.integers = [n for n in model if n not in set(floats)]
+        self.shapes = {n: model[n].shape for n in self.names}
+        self.places: dict[str, int] = {}
+        end = 0
+        for name in self.names:
+            self.places[name] = end
+            end += -(-model[name].numel() // ALIGNED) * ALIGNED
+            if name in first:
+                self.exchanged = end
+        self.size = end
+        if not first:
+            self.exchanged = 0
+
+    def views(self, block: Tensor) -> Tree:
+        """The tensors of a model as views of a block.
+
+        `.data` gives each a version counter of its own: a running mean that a step updates in place must not make
+        autograd believe that a weight beside it has changed.
+        """
+        return Tree(
+            {n: block[p : p + self.shapes[n].numel()].view(self.shapes[n]).data for n, p in self.places.items()}
+        )
+
+    def block(self, like: Tensor) -> Tensor:
+        """A new block of zeros."""
+        return torch.zeros(self.size, dtype=like.dtype, device=like.device)
+
+
+@dataclass
+class Captured:
+    """A graph, the plan of row numbers that it reads, and how far it has read."""
+
+    graph: torch.cuda.CUDAGraph
+    plans: list[Tensor]  # per draw: (most steps, batch) row numbers
+    at: Tensor  # which row of the plans comes next
+    names: list[str]  # which tensors got a gradient
+
+
+@dataclass
+class Slot:
+    """Fixed memory for one client at a time, a stream, and the graphs captured in it."""
+
+    carry: Carry
+    live: Tensor  # the block that holds the model in training
+    origin: Tensor  # the block that holds the model at the start
+    integers: Tree
+    relative: Tensor  # u_k of the client in the slot
+    stream: torch.cuda.Stream
+    pool: Any
+    sent: Broadcast | None = None  # whose down-links are in the slot
+    graphs: dict[tuple[object, ...], Captured] = field(default_factory=dict)
+
+
+class Graphs(Loop):
+    """Runs clients as CUDA graphs on streams."""
+
+    def __init__(
+        self,
+        task: Task,
+        training: Federation,
+        testing: Federation,
+        store: ClientStore,
+        threads: int = 1,
+        on_divergence: Literal["stop", "skip"] = "stop",
+        slots: int = 8,
+    ) -> None:
+        super().__init__(task, training, testing, store, threads, on_divergence)
+        self.device = task.like.device
+        self.layout = Layout(task.net.initial, task.net.exchanged)
+        self.slot_count = slots
+        self.slots: dict[int, Slot] = {}
+        self.streams: list[torch.cuda.Stream] = []
+        self.first: dict[str, int] = {}
+        self.captured_task = task
+        self.resident = self._load_data()
+
+    def _load_data(self) -> tuple[Tensor, Tensor]:
+        """All clients' training data on the device; normalised once where no part transforms it."""
+        xs, ys, n = [], [], 0
+        for name, data in self.data.items():
+            x, y = data.batch(torch.arange(len(data)))
+            self.first[name] = n
+            n += len(data)
+            xs.append(x.to(self.device))
+            ys.append(y.to(self.device))
+        x, y = torch.cat(xs), torch.cat(ys)
+        room = torch.cuda.mem_get_info(self.device)[0]
+        if not self.task.hooks["batch"] and 8 * x.numel() * self.task.like.element_size() < room:
+            x = self.task.preprocessing(x, self.task.like.dtype)
+            self.captured_task = replace(self.task, preprocessing=Preprocessing())
+        return x, y
+
+    # -- a round ------------------------------------------------------------------------------------------------
+    def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
+        """Train the clients of a cohort on streams; results are those of the loop."""
+        if score:
+            return super().train(sent, cohort, score=score)
+        here = torch.cuda.current_stream()
+        done = Trained([])
+        packed = self._pack(sent.model)
+        self.streams += [torch.cuda.Stream() for _ in range(self.slot_count - len(self.streams))]
+        for stream in self.streams:
+            stream.wait_stream(here)
+        running: list[tuple[Client, Upload, ClientState]] = []
+        finite: list[Tensor] = []
+        for number, name in enumerate(cohort):
+            client = self._client(self.sites[name], self.data[name])
+            with torch.cuda.stream(self.streams[number % self.slot_count]):
+                upload, state = self._one(number % self.slot_count, sent, packed, client)
+                finite.append(_finite([upload.model, state.local, *upload.parts.values()], self.device))
+            running.append((client, upload, state))
+        for stream in self.streams:
+            here.wait_stream(stream)
+        fine = torch.stack(finite).tolist() if finite else []  # the one moment at which the host waits
+        for (client, upload, state), good in zip(running, fine, strict=True):
+            if not good:
+                try:
+                    diagnose(self.task, sent, client)
+                except Diverged as error:
+                    if self.on_divergence == "stop":
+                        raise
+                    done.diverged[client.name] = str(error)
+                continue
+            done.uploads.append(upload)
+            if state.local or state.velocity or any(state.parts.values()):
+                self.store.put(client.name, state)
+        return done
+
+    def _pack(self, model: Tree) -> Tensor:
+        block = self.layout.block(self.task.like)
+        names = self.layout.names
+        torch._foreach_copy_([self.layout.views(block)[n] for n in names], [model[n] for n in names])
+        return block
+
+    def _one(self, number: int, sent: Broadcast, packed: Tensor, client: Client) -> tuple[Upload, ClientState]:
+        task = self.task
+        context = context_of(task, sent.round, client)
+        mine, model, early = arrive(task, sent, client, context)
+        path = task.method.path(context)
+        slot = self._slot(number, sent, client, mine, model)
+        self._fill(slot, sent, packed, client, mine, model)
+        inner = slot.carry
+        inner.key[:1].fill_(noise_word(task, context))
+        inner.key[1:].zero_()
+        slot.relative.fill_(context.relative)
+        outer = replace(inner, client=client, context=context, broadcast=sent, mine=mine, path=path, grad_steps={})
+        outer.steps = outer.exchanged_steps = outer.dropped = 0
+        for count, phase in enumerate(base_phases(task, context)):
+            self._phase(slot, outer, phase, count)
+        return self._leave(slot, outer, early, model)
+
+    def _leave(self, slot: Slot, outer: Carry, early: dict[str, Tree], model: Tree) -> tuple[Upload, ClientState]:
+        """Copy the client out of the slot and let the parts finish."""
+        net, inner = self.task.net, slot.carry
+        block = slot.live.clone()
+        after = Tree({**self.layout.views(block), **{k: t.clone() for k, t in slot.integers.items()}})
+        outer.params, outer.fixed = after.pick(inner.params), after.pick(inner.fixed)
+        outer.buffers = after.pick(net.buffers)
+        outer.start, outer.start_buffers = model.pick(inner.params), model.pick(net.buffers)
+        outer.loss_sum, outer.grad_sum = inner.loss_sum.clone(), inner.grad_sum.clone()
+        if self.task.training.keep_momentum and inner.optimiser:
+            outer.optimiser = replace(inner.optimiser, first_moment=inner.optimiser.first_moment.clone())
+        upload, state = finish(self.task, outer, early)
+        state = replace(state, local=state.local.clone())  # a view would keep the whole block alive
+        if not self.task.method.having("send"):
+            upload = replace(upload, model=Packed(upload.model, block[: self.layout.exchanged]))
+        return upload, state
+
+    # -- slots --------------------------------------------------------------------------------------------------
+    def _slot(self, number: int, sent: Broadcast, client: Client, mine: dict[str, Tree], model: Tree) -> Slot:
+        known = self.slots.get(number)
+        if known and _shapes(known.carry) == _shapes_of(sent.parts, mine):
+            return known
+        # What parts send or keep may change shape from round to round; then the slot is made anew.
+        task, like = self.task, self.task.like
+        context = context_of(task, sent.round, client)
+        live, origin = self.layout.block(like), self.layout.block(like)
+        integers = Tree({n: model[n].clone() for n in self.layout.integers})
+        whole = Tree({**self.layout.views(live), **integers})
+        start = Tree({**self.layout.views(origin), **integers})
+        carry = carry_of(task, sent, client, context, {k: v.clone() for k, v in mine.items()}, start)
+        carry.params, carry.buffers = whole.pick(carry.params), whole.pick(task.net.buffers)
+        carry.fixed = whole.pick(carry.fixed)
+        carry.broadcast = replace(sent, parts={k: v.clone() for k, v in sent.parts.items()})
+        carry.optimiser = Optimiser.fresh(task.training, carry.params.detach(), 0.0, like)
+        slot = Slot(
+            carry=carry,
+            live=live,
+            origin=origin,
+            integers=integers,
+            relative=torch.ones_like(like),
+            stream=torch.cuda.current_stream(),
+            pool=torch.cuda.graph_pool_handle(),
+        )
+        self.slots[number] = slot
+        return slot
+
+    def _fill(
+        self, slot: Slot, sent: Broadcast, packed: Tensor, client: Client, mine: dict[str, Tree], model: Tree
+    ) -> None:
+        """Copy a client in: the broadcast block, then what differs from it, then the parts' states."""
+        slot.origin.copy_(packed)
+        own = {n: t for n, t in model.items() if t is not sent.model[n]}
+        targets = self.layout.views(slot.origin) if own else Tree()
+        _copy({n: targets[n] for n in own if n in targets}, own)
+        _copy(slot.integers, model)
+        slot.live.copy_(slot.origin)
+        for name, tree in mine.items():
+            _copy(slot.carry.mine[name], tree)
+        if slot.sent is not sent:
+            for name, tree in sent.parts.items():
+                _copy(slot.carry.broadcast.parts[name], tree)
+            slot.sent = sent
+        slot.carry.loss_sum.zero_()
+        _zero(slot.carry.grad_sum)
+
+    def _phase(self, slot: Slot, outer: Carry, phase: Phase, number: int) -> None:
+        task, client, inner = self.task, outer.client, slot.carry
+        assert inner.optimiser is not None
+        outer.active = task.net.trainable(phase.train, also_frozen=outer.context.evaluating)
+        inner.optimiser.lr.fill_(rate_of(outer.context, phase))
+        inner.optimiser.updates.zero_()
+        if not (task.training.keep_momentum and number):
+            _zero(inner.optimiser.first_moment)
+        _zero(inner.optimiser.second_moment)
+        if task.training.keep_momentum and client.state and not number:
+            _copy(inner.optimiser.first_moment, client.state.velocity)
+        seed = seed_of("data", task.seed, outer.context.round, client.name, number)
+        plan, dropped = batch_plan(len(client.data), task.training, phase, seed, needs_two=task.needs_two)
+        outer.dropped += dropped
+        groups = [plan[i : i + phase.draws] for i in range(0, len(plan) - phase.draws + 1, phase.draws)]
+        shapes = [tuple(rows.numel() for rows in group) for group in groups]
+        first = self.first[client.name]
+        ready: dict[tuple[int, ...], Captured] = {}
+        for shape in dict.fromkeys(shapes):
+            members = [g for g, s in zip(groups, shapes, strict=True) if s == shape]
+            captured = ready[shape] = self._captured(slot, outer, phase, shape, len(members))
+            for draw, target in enumerate(captured.plans):
+                rows = torch.stack([g[draw] for g in members]).add_(first)
+                target[: len(members)].copy_(rows.pin_memory(), non_blocking=True)
+            captured.at.zero_()
+            self._count(outer, captured.names, len(members))
+        for shape in shapes:
+            ready[shape].graph.replay()
+
+    def _count(self, outer: Carry, names: list[str], steps: int) -> None:
+        outer.steps += steps
+        outer.exchanged_steps += steps * (not set(outer.active).isdisjoint(self.task.net.sent_params))
+        for name in names:
+            outer.grad_steps[name] = outer.grad_steps.get(name, 0) + steps
+
+    def _captured(self, slot: Slot, outer: Carry, phase: Phase, shape: tuple[int, ...], steps: int) -> Captured:
+        key = (phase.train, phase.norm, shape, tuple(sorted(outer.path.items())))
+        known = slot.graphs.get(key)
+        if known and len(known.plans[0]) >= steps:
+            return known
+        inner = slot.carry
+        assert inner.optimiser is not None
+        plans = [torch.zeros(steps, n, dtype=torch.long, device=self.device) for n in shape]
+        at = torch.zeros(1, dtype=torch.long, device=self.device)
+        inner.active, inner.path, inner.grad_steps = outer.active, outer.path, {}
+        # What changes between clients and rounds is a tensor inside the graph.
+        inner.context = replace(outer.context, lr=inner.optimiser.lr, relative=slot.relative)  # type: ignore[arg-type]
+        active = set(inner.active)
+        for name, tensor in inner.params.items():
+            tensor.requires_grad_(name in active)
+
+        def one_step() -> None:
+            x, y = self.resident
+            rows = [plan.index_select(0, at).view(-1) for plan in plans]
+            step(self.captured_task, inner, [(x.index_select(0, r), y.index_select(0, r)) for r in rows], phase)
+            at.add_(1)
+
+        saved = [(t, t.clone()) for t in self._written(slot)]
+        for _ in range(WARM_UPS):
+            one_step()
+            at.zero_()
+        torch.cuda.synchronize()
+        inner.grad_steps = {}
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=slot.pool, stream=slot.stream):
+            one_step()
+        with torch.no_grad():
+            for tensor, value in saved:
+                tensor.copy_(value)
+        slot.graphs[key] = Captured(graph, plans, at, list(inner.grad_steps))
+        return slot.graphs[key]
+
+    def _written(self, slot: Slot) -> list[Tensor]:
+        """All that a step changes."""
+        carry, optimiser = slot.carry, slot.carry.optimiser
+        assert optimiser is not None
+        trees = (slot.integers, carry.grad_sum, optimiser.first_moment, optimiser.second_moment)
+        return [slot.live, carry.key, carry.loss_sum, optimiser.updates, *(t for tree in trees for t in tree.values())]
+
+
+def _copy(to: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
+    names = [n for n in to if n in source]
+    if names:
+        torch._foreach_copy_([to[n] for n in names], [source[n] for n in names])
+
+
+def _zero(tree: Tree) -> None:
+    if tree:
+        torch._foreach_zero_(list(tree.values()))
+
+
+def _shapes_of(*groups: Mapping[str, Tree]) -> list[dict[str, torch.Size]]:
+    return [{k: t.shape for k, t in group[name].items()} for group in groups for name in sorted(group)]
+
+
+def _shapes(carry: Carry) -> list[dict[str, torch.Size]]:
+    return _shapes_of(carry.broadcast.parts, carry.mine)
+
+
+def _finite(trees: list[Tree], device: torch.device) -> Tensor:
+    """Whether all floats are finite, as a tensor: nothing waits for it here."""
+    blocks = [tree.block for tree in trees if isinstance(tree, Packed)]
+    loose = [t for tree in trees if not isinstance(tree, Packed) for t in tree.values() if t.is_floating_point()]
+    checks = [torch.isfinite(t).all() for t in (*blocks, *loose) if t.numel()]
+    return torch.stack(checks).all() if checks else torch.ones((), dtype=torch.bool, device=device)

@@ -1,0 +1,216 @@
+"""The cells of a comparison (one method, one seed): run one after the other, or side by side in processes."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fednorms.data import Federation
+from fednorms.errors import FednormsError, RunFailed
+from fednorms.runs.directory import RunDirectory
+from fednorms.runs.driver import RoundEvent, execute
+from fednorms.runs.recipe import Data, Recipe
+from fednorms.runs.session import open_federation
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison: a method as the user wrote it, its recipe (with the seed), and its directory."""
+
+    label: str
+    recipe: Recipe
+    path: Path | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a cell gave: the rows of its rounds, or in `error` why it failed (`details` is a bug's traceback)."""
+
+    label: str
+    seed: int
+    lr: float
+    headline: str = ""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    error: str = ""
+    details: str = ""
+
+    @property
+    def scores(self) -> dict[str, dict[str, Any]]:
+        """Test scores of the last round, by mode ("personal/own")."""
+        last = self.history[-1]["scores"] if self.history and not self.error else {}
+        return {name.removesuffix("/test"): s for name, s in last.items() if name.endswith("/test")}
+
+
+@dataclass(frozen=True)
+class CellEvent:
+    """A round of a cell is done, or (with `outcome`) the cell."""
+
+    label: str
+    seed: int
+    round: int
+    rounds: int
+    row: dict[str, Any] = field(default_factory=dict)
+    outcome: Outcome | None = None
+
+
+Watch = Callable[[CellEvent], None]
+
+
+def run_cell(cell: Cell, federation: Federation | None, model: nn.Module | None, watch: Watch) -> Outcome:
+    """Run one cell, or continue it; a failure is an outcome too, so that the others go on."""
+    recipe, before = cell.recipe, torch.get_num_threads()
+
+    def after_round(event: RoundEvent) -> None:
+        watch(CellEvent(cell.label, recipe.seed, event.round, event.rounds, dict(event.row)))
+
+    torch.set_num_threads(recipe.threads or before)
+    try:
+        data = federation if federation is not None else _opened(recipe.federation, recipe.data.model_dump_json())
+        result = execute(recipe, out=cell.path, federation=data, model=model, callback=after_round)
+        return Outcome(cell.label, recipe.seed, recipe.training.lr, result.headline, result.history)
+    except FednormsError as error:
+        return Outcome(cell.label, recipe.seed, recipe.training.lr, error=str(error))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return Outcome(cell.label, recipe.seed, recipe.training.lr, error=reason, details=traceback.format_exc())
+    finally:
+        torch.set_num_threads(before)
+
+
+@lru_cache(maxsize=1)
+def _opened(name: str, data: str) -> Federation:
+    return open_federation(Recipe(federation=name, data=Data.model_validate_json(data)))
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    jobs: int = 1,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    watch: Watch = lambda event: None,
+) -> list[Outcome]:
+    """Run all cells, `jobs` at a time; outcomes in the order of the cells."""
+    here = [i for i, cell in enumerate(cells) if jobs == 1 or _finished(cell)]  # those only need to be read
+    outcomes: dict[int, Outcome] = {}
+    for i in here:
+        outcomes[i] = run_cell(cells[i], federation, model, watch)
+        watch(_done(cells[i], outcomes[i]))
+    rest = [i for i in range(len(cells)) if i not in outcomes]
+    if rest:
+        done = _Pool(min(jobs, len(rest)), federation, model, watch).run([cells[i] for i in rest])
+        outcomes.update(zip(rest, done, strict=True))
+    return [outcomes[i] for i in range(len(cells))]
+
+
+def _finished(cell: Cell) -> bool:
+    if cell.path is None:
+        return False
+    try:
+        return RunDirectory(cell.path).summary() is not None
+    except RunFailed:  # not readable: the run writes it again
+        return False
+
+
+def _done(cell: Cell, outcome: Outcome) -> CellEvent:
+    rounds = cell.recipe.rounds
+    reached = int(outcome.history[-1]["round"]) if outcome.history else 0
+    return CellEvent(cell.label, cell.recipe.seed, reached, rounds, outcome=outcome)
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    line: Connection
+    cell: int | None = None  # which one it is at
+    ready: bool = False
+
+
+class _Pool:
+    """Worker processes that each take the next cell; one that dies costs its cell only."""
+
+    def __init__(self, jobs: int, federation: Federation | None, model: nn.Module | None, watch: Watch) -> None:
+        self.jobs, self.federation, self.model, self.watch = jobs, federation, model, watch
+        self.context = get_context("spawn")  # a fork would inherit torch's threads in a bad state
+        self.workers: list[_Worker] = []
+
+    def run(self, cells: Sequence[Cell]) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        todo = list(reversed(range(len(cells))))
+        try:
+            while len(outcomes) < len(cells):
+                while todo and len(self.workers) < self.jobs:
+                    self._start(todo.pop(), cells)
+                for line in wait([w.line for w in self.workers]):
+                    worker = next(w for w in self.workers if w.line is line)
+                    event = self._hear(worker, cells)
+                    if event is None:
+                        continue
+                    self.watch(event)
+                    if event.outcome is not None:
+                        assert worker.cell is not None
+                        outcomes[worker.cell] = event.outcome
+                        self._next(worker, todo, cells)
+        finally:
+            for worker in self.workers:
+                worker.process.terminate()
+            for worker in self.workers:
+                worker.process.join()
+        return [outcomes[i] for i in range(len(cells))]
+
+    def _start(self, index: int, cells: Sequence[Cell]) -> None:
+        here, there = self.context.Pipe()
+        process = self.context.Process(target=_work, args=(there, self.federation, self.model), daemon=True)
+        process.start()
+        there.close()
+        self.workers.append(_Worker(process, here, index))
+        with suppress(BrokenPipeError):  # it died at once: `_hear` finds out
+            here.send(cells[index])
+
+    def _next(self, worker: _Worker, todo: list[int], cells: Sequence[Cell]) -> None:
+        if not todo or not worker.process.is_alive():
+            self.workers.remove(worker)
+            worker.process.terminate()
+            worker.process.join()
+            return
+        worker.cell = todo.pop()
+        with suppress(BrokenPipeError):
+            worker.line.send(cells[worker.cell])
+
+    def _hear(self, worker: _Worker, cells: Sequence[Cell]) -> CellEvent | None:
+        try:
+            said = worker.line.recv()
+        except (EOFError, ConnectionError):
+            worker.process.join()
+            code = worker.process.exitcode
+            if not worker.ready:
+                raise RunFailed(
+                    f"A worker process could not start (exit code {code}). In a script, call compare under "
+                    '`if __name__ == "__main__":`, or use jobs=1.'
+                ) from None
+            assert worker.cell is not None
+            cell = cells[worker.cell]
+            why = f"its process died (exit code {code}; -9 is often a lack of memory)"
+            return _done(cell, Outcome(cell.label, cell.recipe.seed, cell.recipe.training.lr, error=why))
+        worker.ready = True
+        return said
+
+
+def _work(line: Connection, federation: Federation | None, model: nn.Module | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business, which then ends us
+    line.send(None)
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            cell: Cell = line.recv()
+            line.send(_done(cell, run_cell(cell, federation, model, line.send)))

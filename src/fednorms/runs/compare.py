@@ -1,0 +1,380 @@
+"""compare: several methods over several seeds on the same cohorts and batches, as one table."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as with_changes
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from torch import nn
+
+from fednorms.data import Federation
+from fednorms.errors import BadInput
+from fednorms.method import Method
+from fednorms.method import method as read_method
+from fednorms.options import nearest
+from fednorms.part import Part
+from fednorms.runs.cells import Cell, Outcome, Watch, run_cells
+from fednorms.runs.directory import RunDirectory
+from fednorms.runs.recipe import Recipe
+from fednorms.runs.session import Session, open_federation
+from fednorms.training import Training
+from fednorms.version import __version__
+
+MEAN = "mean"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell of the table: accuracy as mean and sample standard deviation over seeds (None with one seed)."""
+
+    mean: float
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Entry:
+        """From the values of the seeds.
+
+        >>> Entry.of([0.5, 0.7]).mean, Entry.of([0.5]).std
+        (0.6, None)
+        """
+        return cls(fmean(values), stdev(values) if len(values) > 1 else None)
+
+    def __str__(self) -> str:
+        return f"{100 * self.mean:.1f}" + ("" if self.std is None else f" ± {100 * self.std:.1f}")
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A method in one evaluation mode; no entries if every seed failed."""
+
+    label: str
+    mode: str
+    lr: float
+    entries: dict[str, Entry]
+    per_seed: dict[int, dict[str, float]]
+    failed: dict[int, str]
+
+
+@dataclass
+class Comparison:
+    """Methods, seeds and how each did in the last round; the repr is the table.
+
+    Every row names its evaluation mode (model/statistics). `mean` is over domains; domains that did not train have
+    columns of their own and do not count in it. Accuracy after the last round, never the best one on test data.
+
+    >>> comparison = compare(["fedavg", "fedbn"], rounds=1, seeds=1, evaluate=["personal"])
+    >>> [row.label for row in comparison.rows], comparison.best in ("fedavg", "fedbn")
+    (['fedavg', 'fedbn'], True)
+    """
+
+    methods: dict[str, str]  # as written, and in full
+    seeds: list[int]
+    outcomes: list[Outcome]
+    about: dict[str, str] = field(default_factory=dict)
+    path: Path | None = None
+    files: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[TableRow]:
+        """The table's rows, methods in the order given; one per evaluation mode."""
+        rows = []
+        for label in self.methods:
+            mine = [o for o in self.outcomes if o.label == label]
+            failed = {o.seed: o.error for o in mine if o.error}
+            modes = dict.fromkeys(m for o in mine for m in o.scores if not m.startswith("unseen"))
+            rows += [self._row(label, mode, mine, failed) for mode in modes or ["-"]]
+        return rows
+
+    def _row(self, label: str, mode: str, mine: list[Outcome], failed: dict[int, str]) -> TableRow:
+        per_seed: dict[int, dict[str, float]] = {}
+        for outcome in mine:
+            if mode not in outcome.scores:
+                continue
+            domains = outcome.scores[mode]["domains"]
+            unseen = [s for m, s in outcome.scores.items() if m.startswith("unseen")]
+            per_seed[outcome.seed] = {
+                **domains,
+                MEAN: fmean(domains.values()),
+                **{f"{d} (unseen)": a for s in unseen[:1] for d, a in s["domains"].items()},
+            }
+        columns = dict.fromkeys(c for values in per_seed.values() for c in values)
+        entries = {c: Entry.of([v[c] for v in per_seed.values() if c in v]) for c in columns}
+        return TableRow(label, mode, mine[0].lr, entries, per_seed, failed)
+
+    @property
+    def columns(self) -> list[str]:
+        """The domains, then those that did not train, then the mean over the former."""
+        found = list(dict.fromkeys(c for row in self.rows for c in row.entries if c != MEAN))
+        return [*sorted(found, key=lambda c: c.endswith("(unseen)")), MEAN]
+
+    def best_in(self, column: str) -> float | None:
+        """The highest mean accuracy in a column."""
+        return max((row.entries[column].mean for row in self.rows if column in row.entries), default=None)
+
+    @property
+    def best(self) -> str | None:
+        """The method with the highest mean over domains, None if all failed."""
+        whole = [row for row in self.rows if MEAN in row.entries]
+        return max(whole, key=lambda row: row.entries[MEAN].mean).label if whole else None
+
+    @property
+    def failed(self) -> list[Outcome]:
+        """The cells that failed."""
+        return [o for o in self.outcomes if o.error]
+
+    def curve(self, label: str) -> dict[int, Entry]:
+        """Mean accuracy over domains after each tested round, in the method's headline mode."""
+        values: dict[int, list[float]] = {}
+        for outcome in self.outcomes:
+            for row in outcome.history if outcome.label == label and not outcome.error else []:
+                scores = row["scores"].get(f"{outcome.headline}/test")
+                if scores:
+                    values.setdefault(row["round"], []).append(fmean(scores["domains"].values()))
+        return {t: Entry.of(v) for t, v in sorted(values.items())}
+
+    def cells(self) -> list[list[str]]:
+        """The table as text, the header first; the best of each column ends with *."""
+        rows, columns = self.rows, self.columns
+        rates = len({row.lr for row in rows}) > 1
+        best = {c: self.best_in(c) for c in columns}
+        table = [["method", "model/statistics", *(["lr"] if rates else []), *columns]]
+        for row in rows:
+            line = [row.label, row.mode, *([f"{row.lr:g}"] if rates else [])]
+            for c in columns:
+                entry = row.entries.get(c)
+                empty = "failed" if not row.entries else "-"
+                line.append(empty if entry is None else f"{entry}{' *' if entry.mean == best[c] else ''}")
+            table.append(line)
+        return table
+
+    def remarks(self) -> list[str]:
+        """What stands under the table: failures first, then what was compared and how."""
+        lines = []
+        for label in self.methods:
+            failed = {o.seed: o.error for o in self.outcomes if o.label == label and o.error}
+            lines += [f"{label}, seed {seed} failed: {reason}" for seed, reason in failed.items()]
+        return lines + [f"{key}: {value}" for key, value in self.about.items()] + self.notes
+
+    def table(self) -> str:
+        """The table as aligned text."""
+        table = self.cells()
+        widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+        return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table)
+
+    def __repr__(self) -> str:
+        return "\n".join([self.table(), "", *self.remarks()])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, accuracies as fractions."""
+        return {
+            "methods": self.methods,
+            "seeds": self.seeds,
+            "columns": self.columns,
+            "best": self.best,
+            "rows": [
+                {
+                    "method": row.label,
+                    "mode": row.mode,
+                    "lr": row.lr,
+                    "accuracy": {c: {"mean": e.mean, "std": e.std} for c, e in row.entries.items()},
+                    "seeds": {str(seed): values for seed, values in row.per_seed.items()},
+                    "failed": {str(seed): reason for seed, reason in row.failed.items()},
+                }
+                for row in self.rows
+            ],
+            "curves": {
+                label: [{"round": t, "mean": e.mean, "std": e.std} for t, e in self.curve(label).items()]
+                for label in self.methods
+            },
+            "about": self.about,
+            "path": None if self.path is None else str(self.path),
+            "files": [str(f) for f in self.files],
+        }
+
+
+def compare(
+    methods: Sequence[str | Method | Part],
+    federation: str | Path | Federation = "digits-shift",
+    model: str | nn.Module = "cnn-small",
+    rounds: int | None = None,
+    *,
+    seeds: int | Sequence[int] = 3,
+    lr: float | Mapping[str, float] | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    participation: str | None = None,
+    training: Training | None = None,
+    evaluate: list[str] | None = None,
+    recipe: Recipe | None = None,
+    out: str | Path | None = None,
+    jobs: int = 1,
+    watch: Watch = lambda event: None,
+) -> Comparison:
+    """Run every method with every seed; the same seed means the same cohorts, batches and (where it fits) weights.
+
+    `seeds=3` is 0, 1, 2. `lr` may be a dictionary {method: rate}; methods it leaves out keep the recipe's. `recipe`
+    gives all other settings. With `out`, every run lies in OUT/METHOD-SEED, calling again continues where it
+    stopped, and the table is written as Markdown, CSV and JSON, with the learning curves as a picture. `jobs` runs
+    that many at a time in processes; a run uses one thread unless the recipe says otherwise, so that results do not
+    depend on `jobs`.
+
+    >>> compare(["fedavg", "fedbn"], rounds=1, seeds=2).seeds
+    [0, 1]
+    """
+    chosen = {str(m).strip(): str(read_method(m)) for m in methods}
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    _check_request(methods, chosen, numbers, jobs)
+    base = recipe or Recipe()
+    short = {"epochs": epochs, "batch_size": batch_size, "lr": None if isinstance(lr, Mapping) else lr}
+    settings = with_changes(training or base.training, **{k: v for k, v in short.items() if v is not None})  # type: ignore[arg-type]
+    own_federation = federation if isinstance(federation, Federation) else None
+    own_model = model if isinstance(model, nn.Module) else None
+    shared = base.model_dump() | {
+        "federation": f"custom:{own_federation.name}" if own_federation else str(federation),
+        "model": model if isinstance(model, str) else f"custom:{type(model).__name__}",
+        "rounds": base.rounds if rounds is None else rounds,
+        "participation": participation or base.participation,
+        "evaluate": evaluate or base.evaluate,
+        "threads": base.threads or 1,
+    }
+    rates = _rates(lr, chosen) if isinstance(lr, Mapping) else {}
+    root = Path(out) if out is not None else None
+    slugs = _slugs(list(chosen))
+    cells = []
+    for label, text in chosen.items():
+        own = with_changes(settings, lr=rates.get(label, settings.lr))
+        for seed in numbers:
+            made = Recipe.make(shared | {"method": text, "seed": seed, "training": own}).resolved()
+            cells.append(Cell(label, made, root / f"{slugs[label]}-{seed}" if root else None))
+    data = own_federation if own_federation is not None else open_federation(cells[0].recipe)
+    cells = _checked(cells, data, own_model)
+    sent = data if jobs == 1 else own_federation  # processes read a named federation themselves
+    outcomes = run_cells(cells, jobs, sent, own_model, watch)
+    comparison = Comparison(chosen, numbers, outcomes, _about(cells, data, numbers), root)
+    if root is not None:
+        from fednorms.runs.report import write
+
+        write(comparison, root)
+    return comparison
+
+
+def slug(text: str) -> str:
+    """A method as a file name.
+
+    >>> slug("scaffold + greg(alpha=1.0)")
+    'scaffold+greg-alpha-1.0'
+    """
+    return re.sub(r"[^a-z0-9.+]+", "-", text.lower().replace(" ", "").replace("/", "-")).strip("-.") or "run"
+
+
+def _slugs(labels: list[str]) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for label in labels:
+        name, number = slug(label), 2
+        while name in named.values():
+            name, number = f"{slug(label)}-v{number}", number + 1
+        named[label] = name
+    return named
+
+
+def _check_request(methods: Sequence[object], chosen: Mapping[str, str], seeds: Sequence[int], jobs: int) -> None:
+    problems = []
+    if not methods:
+        problems.append("name at least one method")
+    texts = list(chosen.values())
+    twice = sorted({t for t in texts if texts.count(t) > 1}) or ([] if len(chosen) == len(methods) else ["one of them"])
+    if twice:
+        problems.append(f"a method is given twice: {', '.join(twice)}")
+    if not seeds or len(set(seeds)) != len(seeds):
+        problems.append(f"seeds must be a number >= 1 or different integers, got {list(seeds)}")
+    if jobs < 1:
+        problems.append(f"jobs must be an integer >= 1, got {jobs}")
+    if problems:
+        raise BadInput("compare: " + "; ".join(problems) + ".")
+
+
+def _rates(lr: Mapping[str, float], chosen: Mapping[str, str]) -> dict[str, float]:
+    rates = {}
+    for name, rate in lr.items():
+        found = [label for label, text in chosen.items() if name.strip() in (label, text)]
+        if not found:
+            raise BadInput(f'compare: lr names "{name}", which is not compared: {nearest(name, chosen)}')
+        rates[found[0]] = float(rate)
+    return rates
+
+
+def _checked(cells: list[Cell], federation: Federation, model: nn.Module | None) -> list[Cell]:
+    """Find bad input before the first run: methods that do not fit the model, directories of other recipes."""
+    problems: dict[str, str] = {}
+    for label in dict.fromkeys(cell.label for cell in cells):
+        try:
+            Session.open(next(c.recipe for c in cells if c.label == label), federation, model)
+        except BadInput as error:
+            problems[label] = str(error)
+    if problems:
+        first = next(iter(problems.values()))
+        alike = len(set(problems.values())) == 1
+        raise BadInput(first if alike else "\n".join(f"{k}: {v}" for k, v in problems.items()))
+    if cells[0].path is None:
+        return cells
+    found = federation.fingerprint()
+    marked = [with_changes(c, recipe=c.recipe.model_copy(update={"fingerprint": found})) for c in cells]
+    for cell in marked:
+        assert cell.path is not None
+        RunDirectory(cell.path).create(cell.recipe.to_toml(), resume=True)
+    return marked
+
+
+def _about(cells: list[Cell], federation: Federation, seeds: list[int]) -> dict[str, str]:
+    recipe = cells[0].recipe
+    training = recipe.training
+    sizes = {part: sum(len(s.splits.get(part, ())) for s in federation.sites) for part in ("train", "val", "test")}
+    default = Training(lr=training.lr, batch_size=training.batch_size, epochs=training.epochs)
+    more = [f"{k} {v}" for k, v in vars(training).items() if v != getattr(default, k)]
+    rates = {c.recipe.training.lr for c in cells}
+    each = f"{training.steps} steps" if training.steps else f"{training.epochs} epoch{'s' * (training.epochs > 1)}"
+    return {
+        "data": (
+            f"{recipe.federation}, {len(federation.clients)} clients"
+            + (f" and {len(federation.unseen)} unseen sites" if federation.unseen else "")
+            + f", {' x '.join(map(str, federation.shape))} pixels, {federation.num_classes} classes, "
+            + ", ".join(f"{n:,} {part}" for part, n in sizes.items() if n)
+        ),
+        "training": (
+            f"{recipe.model}, {recipe.rounds} rounds of {each}, batch {training.batch_size}, "
+            + ("lr as listed" if len(rates) > 1 else f"lr {training.lr:g}")
+            + (", " + ", ".join(more) if more else "")
+            + f", participation {recipe.participation}"
+        ),
+        "accuracy": (
+            f"% on test data after the last round (no selection), mean ± sample standard deviation over "
+            f"{len(seeds)} seed{'s' * (len(seeds) > 1)} ({', '.join(map(str, seeds))}); * best of the column"
+        ),
+        "made": (
+            f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}, fednorms {__version__}, torch {torch.__version__}, "
+            f"{_hardware(recipe.device)}, {recipe.threads} thread{'s' * (recipe.threads > 1)} per run"
+        ),
+    }
+
+
+def _hardware(device: str) -> str:
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass  # not Linux
+    cpu = f"{name} ({os.cpu_count()} cores)"
+    if device != "cpu" and torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()}, {cpu}"
+    return cpu

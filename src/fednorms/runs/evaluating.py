@@ -1,0 +1,93 @@
+"""Test a run again: other modes, other statistics, another split, other data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from fednorms.data import Federation
+from fednorms.errors import BadInput
+from fednorms.evaluation.modes import Mode
+from fednorms.evaluation.scores import Scores, SiteScore
+from fednorms.runs.losses import Loss
+from fednorms.runs.opened import OpenRun, Which, open_run
+
+
+def evaluate_run(
+    path: str | Path,
+    modes: list[str] | None = None,
+    which: Which = "last",
+    split: Literal["test", "val", "train"] = "test",
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+) -> dict[str, Scores]:
+    """Test a run's models in the given modes ("personal", "global/batch", ...; default: those of its recipe).
+
+    The keys are "mode/statistics/split". Sites need their data; `federation` tests on other data with the same classes
+    on purpose. "after_local" is what the run itself recorded, since that model is gone after the round.
+
+    >>> import tempfile
+    >>> from fednorms.runs.driver import run
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = run("fedbn", rounds=1, out=folder + "/run")
+    ...     again = evaluate_run(folder + "/run", ["personal", "personal/re-estimated"])
+    >>> again["personal/own/test"].mean == result.accuracy, sorted(again)
+    (True, ['personal/own/test', 'personal/re-estimated/test'])
+    """
+    if split not in ("test", "val", "train"):
+        raise BadInput(f'Unknown split "{split}": expected test, val or train.')
+    opened = open_run(path, which, federation, model, loss)
+    session = opened.session
+    asked = session.modes if modes is None else [Mode.read(text).resolved(opened.task) for text in modes]
+    found: dict[str, Scores] = {}
+    empty: list[Mode] = []
+    for mode in dict.fromkeys(asked):
+        if mode.model == "adapted" and opened.lost_loss:
+            raise BadInput(
+                f'"adapted" trains with the run\'s own loss ({opened.lost_loss.removeprefix("custom:")}): pass loss=.'
+            )
+        if mode.model == "after_local":
+            scores = _recorded(opened, mode, split)
+        else:
+            scores = session.engine.evaluate(opened.state, mode, opened.cohort, split)
+        if scores is None:
+            empty.append(mode)
+        else:
+            found[f"{mode}/{split}"] = scores
+    if not found or (empty and modes is not None):
+        raise BadInput(
+            f"No site has {split} data for {', '.join(map(str, empty)) or 'any mode'} in federation "
+            f'"{session.federation.name}" ("unseen" needs sites without training data: data.hold_out).'
+        )
+    return found
+
+
+def _recorded(opened: OpenRun, mode: Mode, split: str) -> Scores | None:
+    name = f"{mode}/{split}"
+    for row in opened.directory.metrics():
+        if row["round"] == opened.state.round and name in row["scores"]:
+            return scores_of(row["scores"][name], {s.name: s.domain for s in opened.facts.sites})
+    raise BadInput(
+        f'Run {opened.directory.path} has not recorded "{name}" in round {opened.state.round}, and the models right '
+        'after local training are gone. Run again with evaluate = ["after_local"].'
+    )
+
+
+def scores_of(values: Mapping[str, Any], domain_of: Mapping[str, str]) -> Scores:
+    """The scores that `Scores.to_dict` wrote.
+
+    >>> site = SiteScore(0.5, 0.5, 1.0, 2, [0.5, math.nan])
+    >>> scores = Scores("personal", "own", "test", {"a": site}, {"a": "a"})
+    >>> scores_of(scores.to_dict(), {"a": "a"}).to_dict() == scores.to_dict()
+    True
+    """
+    sites = {
+        name: SiteScore(**{**site, "recall": [math.nan if r is None else r for r in site["recall"]]})
+        for name, site in values["sites"].items()
+    }
+    return Scores(values["mode"], values["statistics"], values["split"], sites, domain_of)

@@ -1,0 +1,151 @@
+"""Predict the classes of image files with a run's model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fednorms.data import Split
+from fednorms.data.folders import EXTENSIONS, read_image
+from fednorms.engines.loop import repeatable
+from fednorms.errors import BadInput
+from fednorms.passes import prepare_test
+from fednorms.runs.choosing import Chosen, choose
+from fednorms.runs.opened import OpenRun, Which, open_run
+from fednorms.states import context_of
+
+_BATCH, _NAMED = 256, 10
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The class of one image; `note` says what a user of the model should know (the same for all images).
+
+    >>> Prediction(Path("rex.png"), "dog", 0.9, {"cat": 0.1, "dog": 0.9})
+    rex.png: dog (90.0 %)
+    """
+
+    file: Path
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {**vars(self), "file": str(self.file)}
+
+    def __repr__(self) -> str:
+        return f"{self.file}: {self.label} ({100 * self.probability:.1f} %)"
+
+
+def predict(
+    path: str | Path,
+    inputs: Sequence[str | Path],
+    site: str | None = None,
+    which: Which = "last",
+    model: nn.Module | None = None,
+) -> list[Prediction]:
+    """Classify image files, and all images in folders and below, with a run's global model or a site's own.
+
+    Images are decoded, resized and normalised as the training images were. The run's data are not needed.
+
+    >>> predict("nowhere", ["rex.png"])
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory)
+    """
+    opened = open_run(path, which, model=model)
+    facts, sent = opened.facts, opened.test_broadcast
+    files = image_files(inputs)
+    chosen = choose(opened.task, facts, sent, opened.clients, site)
+    notes = list(chosen.notes)
+    batches: Iterator[tuple[list[Path], Tensor]] = _decoded(files, facts.shape)
+    if chosen.measured_here:  # a part that normalises with the site's statistics takes those of these images
+        read = list(batches)
+        x = torch.cat([images for _, images in read])
+        data = Split(x, torch.zeros(len(x), dtype=torch.int64))
+        chosen = choose(opened.task, facts, sent, opened.clients, site, data)
+        notes.append(f"The input is normalised with statistics of these {len(x)} images; name a site to use its own.")
+        batches = iter(read)
+    if facts.dtype != "uint8":
+        notes.append("The model was trained on floating-point images; pixels of files are scaled to [0, 1].")
+    found: list[Prediction] = []
+    for paths, images in batches:
+        probabilities = _probabilities(opened, chosen, images).tolist()
+        for file, row in zip(paths, probabilities, strict=True):
+            best = max(range(len(row)), key=row.__getitem__)
+            every = dict(zip(facts.classes, row, strict=True))
+            found.append(Prediction(file, facts.classes[best], row[best], every, " ".join(notes)))
+    return found
+
+
+@torch.no_grad()
+def _probabilities(opened: OpenRun, chosen: Chosen, images: Tensor) -> Tensor:
+    task = opened.task
+    context = context_of(task, chosen.sent.round, chosen.client, evaluating=True)
+    with repeatable(torch.get_num_threads(), "predict", task.seed):
+        batch = images, torch.zeros(len(images), dtype=torch.int64)
+        x, _ = prepare_test(task, batch, context, chosen.mine, chosen.sent)
+        logits, _ = task.net.forward(chosen.tensors, x, train=False, batch_statistics=False)
+    return logits.double().softmax(1).cpu()
+
+
+def image_files(inputs: Sequence[str | Path]) -> list[Path]:
+    """The named files, and the images in named folders and below, sorted there; hidden ones are left out.
+
+    >>> image_files(["nowhere.png"])
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: nowhere.png: no such file or folder
+    """
+    found: list[Path] = []
+    problems: list[str] = []
+    for given in map(Path, inputs):
+        if given.is_dir():
+            inside = sorted(
+                p
+                for p in given.rglob("*")
+                if p.suffix.lower() in EXTENSIONS
+                and p.is_file()
+                and not any(part.startswith(".") or part == "__MACOSX" for part in p.relative_to(given).parts)
+            )
+            if not inside:
+                problems.append(f"{given}: no images in this folder or below ({', '.join(EXTENSIONS)})")
+            found += inside
+        elif given.is_file():
+            found.append(given)
+        else:
+            problems.append(f"{given}: no such file or folder")
+    if not inputs:
+        problems.append("no images given: name files or folders")
+    if problems:
+        raise BadInput("\n".join(problems))
+    return found
+
+
+def _decoded(files: list[Path], shape: tuple[int, int, int]) -> Iterator[tuple[list[Path], Tensor]]:
+    """Files and their images, some at a time; at the end, all that could not be read are named."""
+    broken: list[str] = []
+
+    def one(file: Path) -> Tensor | None:
+        try:
+            return read_image(file, shape)
+        except BadInput as error:
+            broken.append(str(error))
+            return None
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for start in range(0, len(files), _BATCH):
+            chunk = files[start : start + _BATCH]
+            read = [(f, x) for f, x in zip(chunk, pool.map(one, chunk), strict=True) if x is not None]
+            if read and not broken:
+                yield [f for f, _ in read], torch.stack([x for _, x in read])
+    if broken:
+        more = [f"and {len(broken) - _NAMED} more"] if len(broken) > _NAMED else []
+        raise BadInput("\n".join([f"{len(broken)} image(s) cannot be used:", *sorted(broken)[:_NAMED], *more]))

@@ -1,0 +1,56 @@
+"""Runs the command line as a user does: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+SRC = Path(__file__).parents[2] / "src"
+ENV = {**os.environ, "PYTHONPATH": str(SRC), "PYTHONWARNINGS": "error", "COLUMNS": "120"}
+FEDNORMS = (sys.executable, "-m", "fednorms")
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+def fednorms(*args, cwd=None) -> Said:
+    done = subprocess.run([*FEDNORMS, *map(str, args)], capture_output=True, text=True, env=ENV, cwd=cwd, timeout=120)
+    assert "\x1b" not in done.stdout + done.stderr, "control characters without a terminal"
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+def start(*args, cwd=None) -> subprocess.Popen:
+    command = [*FEDNORMS, *map(str, args)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV, cwd=cwd)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """Two sites with two classes of six 8-pixel images each, bright or dark; small enough for a round in no time."""
+    root = tmp_path_factory.mktemp("images")
+    numbers = np.random.default_rng(0)
+    for k, site in enumerate(("north", "south")):
+        for label in ("cat", "dog"):
+            (root / site / label).mkdir(parents=True)
+            for i in range(6):
+                pixels = numbers.integers(0, 100, (8, 8, 3)) + 100 * (label == "dog") + 50 * k
+                Image.fromarray(pixels.astype(np.uint8)).save(root / site / label / f"{i}.png")
+    return root

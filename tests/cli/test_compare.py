@@ -1,0 +1,54 @@
+"""`fednorms compare` in a process of its own: the files it writes, and going on after an interruption."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import time
+
+import pytest
+
+import fednorms as fn
+from tests.cli.conftest import fednorms, start
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
+
+
+def test_interrupted_and_continued_by_the_same_command(folder, tmp_path):
+    out = tmp_path / "table"
+    command = ["compare", "--methods", "fedavg", "fedbn", "--seeds", "2", "--rounds", "25", "--federation", folder]
+    command += ["--batch-size", "4", "--lrs", "fedbn=0.1", "--out", out]
+    process = start(*command)
+    for _ in range(1200):
+        if (out / "fedavg-0" / "summary.json").exists():
+            break
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "continue with the same command" in err
+    assert "Traceback" not in err
+    before = (out / "fedavg-0" / "metrics.jsonl").read_bytes()
+
+    said = fednorms(*command, "--json", "--jobs", "2")  # now in processes
+    assert said.code == 0, said.err
+    assert (out / "fedavg-0" / "metrics.jsonl").read_bytes() == before  # a finished run is not repeated
+    assert said.json["seeds"] == [0, 1]
+    assert [row["method"] for row in said.json["rows"]] == ["fedavg", "fedbn"]
+    assert [row["lr"] for row in said.json["rows"]] == [0.05, 0.1]
+    assert said.json["best"] in ("fedavg", "fedbn")
+    alone = fn.compare(["fedavg", "fedbn"], folder, rounds=25, seeds=2, batch_size=4, lr={"fedbn": 0.1})
+    assert alone.to_dict()["rows"] == said.json["rows"]  # interrupted or not, one process or several
+    assert json.loads((out / "comparison.json").read_text())["rows"] == said.json["rows"]
+    table = list(csv.DictReader((out / "comparison.csv").read_text().splitlines()))
+    assert [row["method"] for row in table] == ["fedavg", "fedbn"]
+    assert table[1]["mode"] == "personal/own"
+    text = (out / "comparison.md").read_text()
+    assert "| fedbn | personal/own | 0.1 |" in text
+    assert "\\*" in text
+    assert "torch" in text
+    assert "last round" in text
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")

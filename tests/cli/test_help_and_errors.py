@@ -1,0 +1,164 @@
+"""Answers that need no training: help, lists, descriptions, and one clear message for every mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import fednorms as fn
+from fednorms.cli import main
+from fednorms.method import names
+from tests.cli.conftest import ENV, fednorms, start
+
+COMMANDS = ("run", "compare", "resume", "evaluate", "predict", "export", "adapt", "list", "describe")
+
+
+def ask(capsys, *args):
+    """The same without a new process: exit code, stdout, stderr."""
+    code = main(list(args))
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_help_names_every_command_on_a_line_of_its_own_and_does_not_load_torch():
+    probe = "import sys; from fednorms.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, env=ENV, timeout=60)
+    assert done.returncode == 0, done.stderr
+    starts = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert all(starts.count(command) == 1 for command in COMMANDS)
+    assert "130" in done.stdout
+
+
+def test_no_command_and_an_unknown_one_are_bad_input(capsys):
+    code, out, _ = ask(capsys)
+    assert code == 2
+    assert "usage" in out
+    code, out, err = ask(capsys, "rnu")
+    assert code == 2
+    assert not out
+    assert 'did you mean "run"' in err
+    assert err.startswith("fednorms: ")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_its_options(capsys, command):
+    code, out, _ = ask(capsys, command, "--help")
+    assert code == 0
+    assert "--json" in out
+    assert f"fednorms {command}" in out
+
+
+def test_run_has_an_option_for_every_field_of_a_recipe(capsys):
+    _, out, _ = ask(capsys, "run", "--help")
+    recipe = [f for f in fn.Recipe.model_fields if f not in ("training", "data", "version", "fingerprint")]
+    for field in (*recipe, *fn.Training.__dataclass_fields__, "size", "data_seed", "val", "test", "hold_out"):
+        assert f"--{field.replace('_', '-')} " in out, field
+    assert "(default: 30)" in out  # the recipe's own default, not None
+    assert "Rounds of federated training." in out  # and its own words
+
+
+def test_lists(capsys):
+    code, out, _ = ask(capsys, "list", "methods", "--json")
+    rows = json.loads(out)["methods"]
+    assert code == 0
+    assert {row["name"] for row in rows} == set(names())
+    assert all(row["idea"] and row["paper"] for row in rows)
+    assert next(row for row in rows if row["name"] == "fedprox")["options"] == "mu=0.001"
+    code, out, _ = ask(capsys, "list", "models")
+    assert code == 0
+    assert "cnn-small" in out
+    assert "timm:NAME" in out
+    code, out, _ = ask(capsys, "list", "federations")
+    assert code == 0
+    assert "digits-shift" in out
+
+
+def test_describe(capsys):
+    code, out, _ = ask(capsys, "describe", "scaffold + fedbn", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["method"] == "scaffold + fedbn"
+    assert found["routes"]["norm1.running_mean"] == "LOCAL"
+    code, out, _ = ask(capsys, "describe", "fedavg")
+    assert code == 0
+    assert "SHARED" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["run", "--method", "fedprocs"], ['Unknown method "fedprocs"', 'did you mean "fedprox"']),
+        (["run", "--method", "fedprox(mu=-1)"], ["mu", ">= 0"]),
+        (["run", "--rounds", "0"], ["rounds", "got 0"]),
+        (["run", "--lr", "-1", "--batch-size", "0"], ["lr", "batch_size"]),
+        (["run", "--federation", "digit-shift"], ["digits-shift"]),
+        (["run", "--model", "cnn-smal"], ["cnn-small"]),
+        (["run", "missing.toml"], ["missing.toml"]),
+        (["run", "a.toml", "--recipe", "b.toml"], ["a.toml", "b.toml"]),
+        (["run", "--participation", "most"], ["participation", "fixed:10"]),
+        (["describe", "fedbn(x=1)"], ["no option", "x"]),
+        (["resume", "nowhere"], ["nowhere is not a run"]),
+        (["evaluate", "nowhere"], ["nowhere is not a run"]),
+        (["compare", "--methods", "fedavg", "fedavg"], ["twice"]),
+        (["compare", "--methods", "fedavg", "--seeds", "0"], ["seeds"]),
+        (["compare", "--methods", "fedavg", "--lrs", "fedbn=0.1"], ["fedbn", "not compared"]),
+        (["compare", "--methods", "fedavg", "--lrs", "fedavg"], ["METHOD=LR"]),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(capsys, tmp_path, monkeypatch, args, words):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = ask(capsys, *args)
+    assert code == 2
+    assert not out
+    assert err.startswith("fednorms: ")
+    assert "Traceback" not in err
+    assert all(word in err for word in words), err
+    assert not any(tmp_path.iterdir())  # nothing was written
+
+
+def test_options_that_do_not_exist_or_do_not_parse_are_bad_input(capsys):
+    assert ask(capsys, "run", "--roundz", "3")[0] == 2
+    assert ask(capsys, "run", "--rounds", "three")[0] == 2
+    assert ask(capsys, "list", "colours")[0] == 2
+    assert ask(capsys, "resume")[0] == 2
+
+
+def test_a_bug_keeps_its_traceback_and_a_user_can_ask_for_one(monkeypatch):
+    monkeypatch.setenv("FEDNORMS_TRACEBACK", "1")
+    with pytest.raises(fn.BadInput):
+        main(["resume", "nowhere"])
+    monkeypatch.setattr("fednorms.cli.resume.parse", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["resume", "nowhere"])
+
+
+def test_a_reader_that_goes_away_is_no_traceback():
+    writer = start("--help")
+    writer.stdout.close()
+    assert "Traceback" not in writer.stderr.read()
+    writer.stderr.close()
+    assert writer.wait(60) in (0, 1)
+
+
+def test_exit_codes_reach_the_shell():
+    said = fednorms("rnu")
+    assert said.code == 2
+    assert not said.out
+    assert 'did you mean "run"' in said.err
+    assert fednorms("--version").code == 0
+
+
+def test_public_names_are_not_hidden_by_modules_of_the_same_name():
+    from types import ModuleType
+
+    import fednorms.describe
+    import fednorms.method
+    import fednorms.part  # noqa: F401
+
+    assert not [n for n in fn.__all__ if isinstance(getattr(fn, n), ModuleType)]
+    assert set(fn.__all__) <= set(dir(fn))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = fn.nonsense

@@ -1,0 +1,112 @@
+"""What the source of every registered part must look like."""
+
+import ast
+import dataclasses
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+
+from fednorms import methods
+from fednorms.method import load_all
+from fednorms.part import HOOKS, REGISTRY, SUMS, Part
+
+load_all()
+# Only the library's own: a test elsewhere may have registered a part of its own.
+PARTS = {n: c for n, c in sorted(REGISTRY.items()) if c.__module__.startswith("fednorms.methods.")}
+FILES = sorted(Path(methods.__path__[0]).glob("*.py"))
+ALLOWED = ("fednorms.part", "fednorms.tree", "fednorms.views", "fednorms.layers", "fednorms.errors")
+ALLOWED_AS_TYPES = (*ALLOWED, "fednorms.data", "fednorms.net")
+OUTSIDE = {"torch", "typing_extensions", "math", "dataclasses", "typing", "collections", "__future__"}
+
+
+def within(name, allowed):
+    return any(name == a or name.startswith(a + ".") for a in allowed)
+
+
+@pytest.mark.parametrize("cls", PARTS.values(), ids=PARTS)
+def test_every_hook_is_declared_and_every_helper_is_private(cls):
+    overridden = set()
+    for name, value in vars(cls).items():
+        if not inspect.isfunction(value) or name.startswith("__"):
+            continue
+        if name in HOOKS:
+            overridden.add(name)
+            assert getattr(value, "__override__", False), f"{cls.__name__}.{name} lacks @override"
+        else:
+            assert name.startswith("_"), f"{cls.__name__}.{name} is a helper: underscore it"
+    assert overridden, f"{cls.__name__} implements no hook"
+
+
+@pytest.mark.parametrize("cls", PARTS.values(), ids=PARTS)
+def test_hooks_have_the_parameters_of_the_base(cls):
+    for name in HOOKS:
+        ours, base = getattr(cls, name), getattr(Part, name)
+        assert list(inspect.signature(ours).parameters) == list(inspect.signature(base).parameters)
+
+
+@pytest.mark.parametrize("cls", PARTS.values(), ids=PARTS)
+def test_a_part_is_a_frozen_dataclass_of_ranged_scalars(cls):
+    assert cls.__dataclass_params__.frozen
+    assert cls.__base__ is Part
+    for f in dataclasses.fields(cls):
+        assert type(f.default) in (int, float, bool, str)
+        if type(f.default) in (int, float):
+            assert any(f.metadata.get(k) is not None for k in ("at_least", "above", "at_most")), f.name
+        if type(f.default) is str:
+            assert f.default in f.metadata["choices"]
+    assert cls() == cls()
+
+
+@pytest.mark.parametrize("made", [*PARTS.values(), *SUMS.values()], ids=[*PARTS, *SUMS])
+def test_the_docstring_has_paper_formula_and_example(made):
+    text = made.__doc__
+    assert ">>>" in text
+    first = text.strip().splitlines()[0]
+    assert len(text.split()) > 15
+    assert first[0].isupper()
+    if inspect.isclass(made):
+        assert made.paper
+    else:
+        assert "Paper:" in text
+
+
+@pytest.mark.parametrize("path", FILES, ids=[p.stem for p in FILES])
+def test_method_files_import_only_what_they_may(path):
+    tree = ast.parse(path.read_text())
+    typing_only = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            typing_only |= {id(inner) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "absolute imports only"
+            modules = [node.module]
+        else:
+            continue
+        for module in modules:
+            if module.split(".")[0] == "fednorms":
+                assert within(module, ALLOWED_AS_TYPES if id(node) in typing_only else ALLOWED), module
+            else:
+                assert module.split(".")[0] in OUTSIDE or module in sys.stdlib_module_names, module
+
+
+@pytest.mark.parametrize("path", FILES, ids=[p.stem for p in FILES])
+def test_method_files_decide_nothing_by_the_letters_of_a_name(path):
+    tree = ast.parse(path.read_text())
+    strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    assert "bn" not in strings
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            assert node.func.attr not in ("endswith", "startswith", "find"), ast.unparse(node)
+
+
+@pytest.mark.parametrize("name", ["options", "tree", "views", "part", "training", "states", "passes", "core", "net"])
+def test_the_core_imports_no_engine_no_run_and_no_method(name):
+    path = Path(inspect.getsourcefile(Part)).parent / f"{name}.py"
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert not within(node.module, ("fednorms.engines", "fednorms.runs", "fednorms.methods", "fednorms.cli"))
