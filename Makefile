@@ -18,7 +18,7 @@ PYTEST = $(PY) -m pytest -n $(JOBS) --dist worksteal --durations=10
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 
-demo: $(READY)  ## compare six methods on a federation whose sites look different
+demo: $(READY)  ## compare seven methods on a federation whose sites look different
 	$(PY) examples/demo.py
 
 test: check  ## check, then the quick tests and every doctest

@@ -43,4 +43,10 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except fn.FednormsError as error:
+        sys.exit(f"demo: {error}")
+    except KeyboardInterrupt:
+        print("\nInterrupted; run it again to go on.", file=sys.stderr)
+        sys.exit(130)

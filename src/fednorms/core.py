@@ -19,7 +19,7 @@ from fednorms.part import Part, Phase, Reduction
 from fednorms.passes import LocalView, passes, prepare
 from fednorms.states import Batch, Broadcast, Carry, Client, ClientState, ServerState, Task, Upload, context_of
 from fednorms.training import Optimiser, batch_plan, clipped
-from fednorms.tree import Tree, join, mean
+from fednorms.tree import Tree, branch, join, mean
 from fednorms.views import Begin, Context, End, Round, Step
 
 
@@ -50,7 +50,8 @@ def load(task: Task, sent: Broadcast, client: Client, context: Context, mine: di
     if client.state:
         model.update(client.state.local)
     for p in task.method.having("begin"):
-        model = p.begin(model, Begin(context, sent.parts[p.name], mine[p.name], task.net.owned_by.get(p.name, ())))
+        owned, received = task.net.owned_by.get(p.name, ()), sent.model.pick(task.net.exchanged)
+        model = p.begin(model, Begin(context, sent.parts[p.name], mine[p.name], owned, received))
     return model
 
 
@@ -71,6 +72,8 @@ def arrive(
     if not context.evaluating:
         for p, job in passes(task, "before"):
             mine[p.name], early[p.name] = job.client(LocalView(task, p, client, model, context, sent, mine))
+        if early:
+            model = load(task, sent, client, context, mine)  # `begin` sees what a pass keeps
     return mine, model, early
 
 
@@ -133,7 +136,7 @@ def step(task: Task, carry: Carry, batches: list[Batch], phase: Phase) -> None:
     assert carry.optimiser is not None
     carry.key[1] += 1
     views = [_step_view(task, carry, batch, draw) for draw, batch in enumerate(batches)]
-    gradf = _gradient_function(task, carry, views, phase)
+    gradf, views[0].hessian = _gradient_functions(task, carry, views, phase)
     for p in task.hooks["oracle"]:
         gradf = p.oracle(gradf, _seen_by(p, views[0], carry))
     g = gradf(carry.params, 0)
@@ -145,15 +148,19 @@ def step(task: Task, carry: Carry, batches: list[Batch], phase: Phase) -> None:
             _watch(carry, g.values(), p.name, "grad")
         if task.training.clip is not None:
             g = clipped(g, task.training.clip)
+        for p in task.hooks["decay"]:
+            g = g + p.decay(_seen_by(p, views[0], carry))
         carry.optimiser.update(carry.params, g)
     carry.steps += 1
     carry.exchanged_steps += not set(carry.active).isdisjoint(task.net.sent_params)
 
 
-def _gradient_function(task: Task, carry: Carry, views: list[Step], phase: Phase) -> Callable[[Tree, int], Tree]:
+def _gradient_functions(
+    task: Task, carry: Carry, views: list[Step], phase: Phase
+) -> tuple[Callable[[Tree, int], Tree], Callable[[Tree, Tree, int], Tree]]:
     touched = False  # the first pass of a step updates the running statistics, later ones do not
 
-    def gradf(params: Tree, draw: int) -> Tree:
+    def loss_at(params: Tree, draw: int) -> tuple[Tensor, Tree]:
         nonlocal touched
         s = copy.copy(views[draw])
         if params is not carry.params:
@@ -169,19 +176,33 @@ def _gradient_function(task: Task, carry: Carry, views: list[Step], phase: Phase
             total = _base_loss(task, carry, s)
             _watch(carry, [total], "the model", "loss")
             for p in task.hooks["loss"]:
-                term = p.loss(_seen_by(p, s, carry))
+                term = (p.twin if task.second else p.loss)(_seen_by(p, s, carry))
                 if isinstance(term, Tensor):  # a part that has nothing to add returns the number 0.0
                     total = total + term
                     _watch(carry, [term], p.name, "loss")
+        return total, params.pick(carry.active)
+
+    def gradf(params: Tree, draw: int) -> Tree:
+        total, leaves = loss_at(params, draw)
         if draw == 0:
             carry.loss_sum += total.detach()
-        leaves = [params[k] for k in carry.active]
-        grads = torch.autograd.grad(total, leaves, allow_unused=True) if leaves else ()
-        g = Tree({k: v for k, v in zip(carry.active, grads, strict=True) if v is not None})
+        g = _derivative(total, leaves)
         _watch(carry, g.values(), "the model", "gradient")
         return g
 
-    return gradf
+    def hessian(params: Tree, v: Tree, draw: int) -> Tree:
+        total, leaves = loss_at(params, draw)
+        slope = _derivative(total, leaves, create_graph=True).dot(v)
+        return leaves.zeros() + (_derivative(slope, leaves) if slope.requires_grad else Tree())  # a loss may be linear
+
+    return gradf, hessian
+
+
+def _derivative(y: Tensor, leaves: Tree, *, create_graph: bool = False) -> Tree:
+    found = (
+        torch.autograd.grad(y, list(leaves.values()), allow_unused=True, create_graph=create_graph) if leaves else ()
+    )
+    return Tree({k: g for k, g in zip(leaves, found, strict=True) if g is not None})
 
 
 def _base_loss(task: Task, carry: Carry, s: Step) -> Tensor:
@@ -195,9 +216,17 @@ def _key(carry: Carry, draw: int) -> Tensor:
 
 
 def _step_view(task: Task, carry: Carry, batch: Batch, draw: int) -> Step:
-    def again(params: Tree, x: Tensor, stats: Literal["batch", "broadcast"] = "batch") -> tuple[Tensor, Tensor]:
-        buffers = carry.start_buffers if stats == "broadcast" else carry.buffers.clone()
-        tensors = {**carry.fixed, **params, **buffers}
+    def again(
+        params: Tree,
+        x: Tensor,
+        stats: Literal["batch", "broadcast"] = "batch",
+        mode: Literal["train", "evaluate"] = "train",
+    ) -> tuple[Tensor, Tensor]:
+        if mode == "evaluate":
+            tensors = {**carry.fixed, **carry.start_buffers, **params}
+            return task.net.forward(tensors, x, train=False, batch_statistics=False)
+        buffers = carry.start_buffers if stats == "broadcast" else carry.buffers
+        tensors = {**carry.fixed, **params, **buffers.clone()}
         return task.net.forward(tensors, x, train=True, batch_statistics=stats == "batch")
 
     s = Step(carry.params, carry.start, *batch, carry.context, task.net.head_names, carry.path, again, task.loss)
@@ -232,6 +261,11 @@ def finish(task: Task, carry: Carry, early: dict[str, Tree] | None = None) -> tu
     """The client's upload and new state; `early` are the uploads of passes that rode in this call."""
     net, after = task.net, carry.model()
     parts, uploads, model = dict(carry.mine), dict(early or {}), after.pick(net.exchanged)
+    if task.twin:
+        parts[task.twin.name] = train_twin(task, carry, task.twin)
+    for p, job in passes(task, "after"):
+        view = LocalView(task, p, carry.client, after, carry.context, carry.broadcast, parts)
+        parts[p.name], uploads[p.name] = job.client(view)
     if task.method.having("finish") or task.method.having("send"):
         params, start = after.pick(net.sent_params), carry.start.pick(net.sent_params)
         delta = params - start
@@ -247,7 +281,8 @@ def finish(task: Task, carry: Carry, early: dict[str, Tree] | None = None) -> tu
                 gradient=lambda w: full_gradient(task, carry, w),
                 context=carry.context,
                 down=carry.broadcast.parts[p.name],
-                mine=carry.mine[p.name],
+                mine=parts[p.name],
+                model=after,
             )
             for p in task.method.parts
         }
@@ -270,6 +305,23 @@ def finish(task: Task, carry: Carry, early: dict[str, Tree] | None = None) -> tu
     upload = Upload(carry.client.name, float(carry.context.samples), model, uploads, metrics)
     kept = {k: v.detach() for k, v in parts.items()}
     return upload, ClientState(carry.context.round + 1, after.pick(net.own), kept, _velocity(task, carry))
+
+
+def train_twin(task: Task, carry: Carry, p: Part) -> Tree:
+    """A client's second model after this round: `beside` the first, from where it was, anchored at the received one."""
+    net, kept = task.net, carry.mine[p.name]
+    received = Tree({**carry.fixed, **carry.start, **carry.start_buffers})
+    names = [n for n in (*net.trained, *net.buffers) if n not in net.owned]
+    model = Tree({**received, **(second_model(task, carry.mine) or net.initial.pick(names))})
+    v = carry_of(task.beside, carry.broadcast, carry.client, carry.context, carry.mine, model)
+    v.start, v.start_buffers, v.velocity, v.watch = carry.start, carry.start_buffers, branch(kept, "v"), carry.watch
+    train(task.beside, v, [recipe_phase(task)])
+    return join(model=v.model().pick(names), v=_velocity(task, v))
+
+
+def second_model(task: Task, mine: dict[str, Tree]) -> Tree:
+    """The tensors of the second model that a part gave a client; none before its first round."""
+    return branch(mine[task.twin.name], "model") if task.twin else Tree()
 
 
 def full_gradient(task: Task, carry: Carry, params: Tree) -> Tree:
@@ -298,7 +350,8 @@ def local_update(task: Task, sent: Broadcast, client: Client) -> tuple[Upload, C
     carry, early = begin(task, sent, client)
     train(task, carry, base_phases(task, carry.context))
     upload, state = finish(task, carry, early)
-    if not all(tree.finite() for tree in (upload.model, state.local, *upload.parts.values())):
+    moved = (upload.model, state.local, second_model(task, state.parts), *upload.parts.values())
+    if not all(tree.finite() for tree in moved):
         diagnose(task, sent, client)
     return upload, state
 
@@ -308,14 +361,20 @@ def diagnose(task: Task, sent: Broadcast, client: Client) -> None:
     carry, _ = begin(task, sent, client)
     carry.watch = True
     train(task, carry, base_phases(task, carry.context))
+    if task.twin:
+        train_twin(task, carry, task.twin)
     raise Diverged(f'Client "{client.name}" sent a non-finite update in round {sent.round}, after its last step.')
 
 
 def base_phases(task: Task, context: Context) -> list[Phase]:
     """The phases of this round: the recipe's one, as the parts' `plan` changes it."""
+    return task.method.phases([recipe_phase(task)], context)
+
+
+def recipe_phase(task: Task) -> Phase:
+    """The one phase that a recipe asks for."""
     training = task.training
-    one = Phase(epochs=None if training.steps else training.epochs, steps=training.steps)
-    return task.method.phases([one], context)
+    return Phase(epochs=None if training.steps else training.epochs, steps=training.steps)
 
 
 def train(task: Task, carry: Carry, phases: Iterable[Phase]) -> None:
@@ -362,13 +421,14 @@ def server_update(task: Task, state: ServerState, uploads: list[Upload]) -> Serv
     weights = [1.0 if uniform else u.weight for u in uploads]  # one p_k for models and weighted uploads
     average = mean([u.model for u in uploads], weights)
     new, parts = Tree({**state.model, **average}), dict(state.parts)
-    riding = dict(passes(task, "before"))
+    riding = dict([*passes(task, "before"), *passes(task, "after")])
     views = {}
     for p in task.method.parts:
         how = riding[p].reduce if p in riding else p.reduction
         up = reduce_uploads([u.parts.get(p.name, Tree()) for u in uploads], weights, how)
         context = context_of(task, state.round, None)
-        views[p.name] = Round(state.model, up, parts[p.name], len(uploads), task.clients, context)
+        even = _even(task, state, uploads, average, uniform) if p.uses_even_mean else Tree()
+        views[p.name] = Round(state.model, up, parts[p.name], len(uploads), task.clients, context, even)
         if p in riding:
             parts[p.name] = riding[p].server(up, views[p.name])
             views[p.name] = replace(views[p.name], mine=parts[p.name])
@@ -383,3 +443,8 @@ def server_update(task: Task, state: ServerState, uploads: list[Upload]) -> Serv
         if delta is not plain:
             new.update(before + delta)
     return ServerState(state.round + 1, new.detach(), {k: v.detach() for k, v in parts.items()}, state.seed)
+
+
+def _even(task: Task, state: ServerState, uploads: list[Upload], average: Tree, uniform: bool) -> Tree:
+    plain = average if uniform else mean([u.model for u in uploads], [1.0] * len(uploads))
+    return plain.pick(task.net.sent_params) - state.model

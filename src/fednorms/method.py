@@ -39,10 +39,19 @@ class Method:
                 ("replace the base loss", [p.name for p in self.having("objective")]),
                 ("decide how to fine-tune", [p.name for p in self.parts if p.evaluation().phases]),
                 ("decide which server model is tested", [p.name for p in self.parts if p.evaluation().server_model]),
+                ("decide how to predict", [p.name for p in self.parts if p.evaluation().predict]),
+                ("train a second model per client", [p.name for p in self.having("twin")]),
                 ("normalise the input", [p.name for p in self.parts if p.normalises_input]),
             ]
             if len(rivals) > 1
         ]
+        if changing := [p.name for p in self.having("send")]:
+            problems += [
+                f"{p.name} needs the clients' plain updates, which {' and '.join(changing)} changes before they are "
+                "sent: keep one of them"
+                for p in self.parts
+                if p.uses_even_mean
+            ]
         if problems:
             raise BadInput(f'Method "{self}": ' + "; ".join(problems) + ".")
 
@@ -83,6 +92,7 @@ class Method:
         return Eval(
             phases=next((r.phases for r in rules if r.phases), ()),
             server_model=next((r.server_model for r in rules if r.server_model), None),
+            predict=next((r.predict for r in rules if r.predict), None),
         )
 
     def weighting(self, chosen: Weighting | None = None) -> Weighting:

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from fednorms import noise
 from fednorms.errors import BadInput
 from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm
-from fednorms.layers.norms import keeps_statistics
+from fednorms.layers.norms import is_norm, keeps_statistics
 from fednorms.layers.surgery import Change, replace_dropout
 from fednorms.method import Method
 from fednorms.models.head import split_head
@@ -51,6 +51,7 @@ class Net:
         self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
         self.heads = split_head(self.module, head)
         self.changes = self._operate()
+        self.heads = split_head(self.module, self.heads)  # surgery may have put a block in a head's place
         replace_dropout(self.module)
         self.slots = dict(_slots(self.module, self.heads))
         self.routes = self._route()
@@ -80,9 +81,12 @@ class Net:
     def _operate(self) -> dict[str, list[Change]]:
         changes: dict[str, list[Change]] = {}
         for p in self.method.having("surgery"):
-            changes[p.name] = p.surgery(self.module, self.heads)
-            if not changes[p.name]:
+            found = p.surgery(self.module, self.heads)
+            if found is None:  # not asked for
+                continue
+            if not found:
                 raise self._nothing(p, "no layer that it replaces")
+            changes[p.name] = found
         return changes
 
     def _nothing(self, p: Part, missing: str) -> BadInput:
@@ -257,7 +261,10 @@ def _slots(module: nn.Module, heads: list[str]) -> Iterator[tuple[str, Slot]]:
     first: dict[int, str] = {}
     for n, t in persistent.items():
         first.setdefault(id(t), n)
+    layers = sum(_has_weights(m) for m in module.modules())
+    layer = 0
     for prefix, m in module.named_modules():
+        layer += _has_weights(m)
         head = any(prefix == h or prefix.startswith(h + ".") for h in heads)
         for kind, tensors in (("param", m._parameters), ("buffer", m._buffers)):
             for leaf, tensor in tensors.items():
@@ -267,4 +274,9 @@ def _slots(module: nn.Module, heads: list[str]) -> Iterator[tuple[str, Slot]]:
                 if kind == "param" and first[id(tensor)] != name:
                     continue  # a tied parameter has one slot, under its first name
                 trainable = kind == "param" and tensor.requires_grad
-                yield name, Slot(name, leaf, "param" if kind == "param" else "buffer", m, head, trainable)
+                where = (max(layer, 1), layers, type(module).__name__)
+                yield name, Slot(name, leaf, "param" if kind == "param" else "buffer", m, head, trainable, *where)
+
+
+def _has_weights(m: nn.Module) -> bool:
+    return not is_norm(m) and any(p is not None for p in m._parameters.values())

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fednorms.layers.surgery import Change
     from fednorms.net import Net
 
-Reduction = Literal["weighted", "uniform", "sum", "stack", "list"]
+Reduction = Literal["weighted", "uniform", "grouped", "sum", "stack", "list"]
 Weighting = Literal["size", "uniform"]
 
 
@@ -37,7 +37,7 @@ class Route(IntEnum):
 
     SHARED = 0  # sent up, averaged, loaded back
     SENT = 1  # sent up and averaged, but the client keeps its own
-    OWNED = 2  # supplied by a part's down-link, never averaged
+    OWNED = 2  # supplied and collected by a part, never averaged with the model; parameters are trained
     LOCAL = 3  # stays with the client
     FROZEN = 4  # never moves during training
 
@@ -52,6 +52,9 @@ class Slot:
     module: nn.Module
     head: bool
     trainable: bool
+    layer: int = 1  # number of its weight layer from the input on; a norm counts with the layer before it
+    layers: int = 1  # how many weight layers there are
+    model: str = ""  # class of the whole model
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,14 @@ class Phase:
 
 @dataclass(frozen=True)
 class Pass:
-    """An extra computation of the clients: once before training, before each round's training, or to evaluate.
+    """An extra computation of the clients: once at the start, before or after each round's training, or to evaluate.
 
-    `client(local) -> keep, upload`; `server(reduced, round) -> mine`. "before" rides in the training call; what an
-    "evaluate" pass returns is broadcast for that evaluation only.
+    `client(local) -> keep, upload`; `server(reduced, round) -> mine`. "before" and "after" ride in the training call
+    (at most one of them per part): `begin` sees what "before" keeps, "after" sees the trained model. What an "evaluate"
+    pass returns is broadcast for that evaluation only.
     """
 
-    when: Literal["setup", "before", "evaluate"]
+    when: Literal["setup", "before", "after", "evaluate"]
     client: Callable[[Local], tuple[Tree, Tree]]
     server: Callable[[Tree, Round], Tree]
     reduce: Reduction = "weighted"
@@ -89,10 +93,15 @@ class Pass:
 
 @dataclass(frozen=True)
 class Eval:
-    """How a method wants to be tested: fine-tuning phases, and which server model (each set by at most one part)."""
+    """How a method wants to be tested; each field is set by at most one part.
+
+    `predict(logits, features, down, mine) -> logits` replaces the classifier's answer (prototypes).
+    """
 
     phases: tuple[Phase, ...] = ()
     server_model: Callable[[Tree, Tree], Tree] | None = None
+    predict: Callable[[Tensor, Tensor, Tree, Tree], Tensor] | None = None
+    statistics: Literal["re-estimated"] | None = None  # with which global, personal and unseen models are tested
 
 
 class Part:
@@ -106,10 +115,11 @@ class Part:
     keeps_all_local: ClassVar[bool] = False  # sharing nothing is the idea, not a mistake
     normalises_input: ClassVar[bool] = False  # `batch` replaces the fixed input normalisation
     uses_mean_gradient: ClassVar[bool] = False  # `finish` reads `mean_grad`
+    uses_even_mean: ClassVar[bool] = False  # `server` reads `even`
 
     # -- model ------------------------------------------------------------------------------------------------
-    def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
-        """Change layers in place and say what changed; finding nothing to change is an error."""
+    def surgery(self, model: nn.Module, head: list[str]) -> list[Change] | None:
+        """Change layers in place and say what changed; finding nothing is an error (None: nothing was asked for)."""
         return []
 
     def route(self, slot: Slot) -> Route:
@@ -145,13 +155,25 @@ class Part:
         """Add a term to the loss; terms are summed."""
         return 0.0
 
+    def twin(self, s: Step) -> Tensor | float:
+        """Train a second model per client, its personal one, with the base loss and this term; at most one part.
+
+        `s.params` is the second model, `s.start` the received one. It sees the same batches; of other parts only
+        surgery, `batch` and `objective` touch it. It is kept in this part's state, never sent, and tested as personal.
+        """
+        return 0.0
+
     def oracle(self, gradf: Gradient, s: Step) -> Gradient:
-        """Change how a gradient is taken; nested, first listed innermost."""
+        """Change how a gradient is taken (`s.hessian` is there too); nested, first listed innermost."""
         return gradf
 
     def grad(self, g: Tree, s: Step) -> Tree:
         """Correct the gradient, before clipping and the optimiser; in order."""
         return g
+
+    def decay(self, s: Step) -> Tree:
+        """Add to the gradient after clipping, where an optimiser's weight decay goes; summed."""
+        return Tree()
 
     def path(self, c: Context) -> Hashable:
         """Name the code path that a step takes in this round; an engine captures again when it changes."""
@@ -187,6 +209,10 @@ class Part:
     def passes(self) -> list[Pass]:
         """Extra client computations."""
         return []
+
+    def trips(self, net: Net) -> int:
+        """How many exchanges a round takes beside the model's own, for `describe`."""
+        return 0
 
     def evaluation(self) -> Eval:
         """How to test."""

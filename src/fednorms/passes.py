@@ -10,8 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fednorms.part import Part, Pass
+from fednorms import noise
+from fednorms.part import Part, Pass, Phase
 from fednorms.states import Batch, Broadcast, Client, Task, context_of
+from fednorms.training import batch_plan
 from fednorms.tree import Tree
 from fednorms.views import Context, Step
 
@@ -27,7 +29,7 @@ def prepare(task: Task, s: Step, seen_by: Callable[[Part], Step]) -> Batch:
     return x, y
 
 
-def passes(task: Task, when: Literal["setup", "before", "evaluate"]) -> list[tuple[Part, Pass]]:
+def passes(task: Task, when: Literal["setup", "before", "after", "evaluate"]) -> list[tuple[Part, Pass]]:
     """The parts' extra passes of one kind, in order."""
     return [(p, job) for p in task.method.having("passes") for job in p.passes() if job.when == when]
 
@@ -43,6 +45,21 @@ class LocalView:
     context: Context
     sent: Broadcast
     everyone: dict[str, Tree]
+
+    @property
+    def received(self) -> Tree:
+        """The exchanged tensors as the server sent them."""
+        return self.sent.model.pick(self.task.net.exchanged)
+
+    @property
+    def kept(self) -> Tree:
+        """The client's own tensors as its last round left them; none before its first."""
+        return self.client.state.local if self.client.state else Tree()
+
+    @property
+    def classes(self) -> int:
+        """How many logits the model has."""
+        return int(self.task.net.module.get_submodule(self.task.net.heads[0]).get_parameter("weight").shape[0])
 
     @property
     def down(self) -> Tree:
@@ -65,6 +82,42 @@ class LocalView:
     ) -> Iterator[dict[str, Tensor]]:
         """Per training batch, in order, the input of every wanted layer (train mode, buffers untouched)."""
         return layer_inputs(self.task, self.sent, self.client, self.model, self.everyone, wanted, batch_size)
+
+    @torch.no_grad()
+    def features(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Penultimate features and labels of the training data, in batches, as a test sees them."""
+        for rows in torch.arange(len(self.client.data)).split(256):
+            x, y = self._prepared(rows)
+            yield self.task.net.forward(self.model, x, train=False, batch_statistics=False)[1].flatten(1), y
+
+    def epoch(self, number: int = 0) -> Iterator[Batch]:
+        """The training data in shuffled batches."""
+        n, seed = len(self.client.data), noise.seed_of("pass", self._word(), number)
+        for rows in batch_plan(n, self.task.training, Phase(), seed, needs_two=self.task.needs_two)[0]:
+            yield self._prepared(rows)
+
+    def loss(self, model: Tree, x: Tensor, y: Tensor, draw: int) -> Tensor:
+        """The base loss of a model on a batch (train mode, buffers untouched), with a gradient."""
+        net = self.task.net
+        tensors = {**model, **model.pick(net.buffers).clone()}
+        with noise.keyed(self._key(draw)):
+            logits, _ = net.forward(tensors, x, train=True, batch_statistics=True)
+        return self.task.loss(logits, y)
+
+    def uniform(self, draw: int, *shape: int) -> Tensor:
+        """Uniforms in (0, 1) of this client, round and part."""
+        with noise.keyed(self._key(draw)):
+            return noise.uniform(shape, noise.stream(f"part {self.part.name}"), self.task.like)
+
+    def _prepared(self, rows: Tensor) -> Batch:
+        return prepare_test(self.task, self.client.data.batch(rows), self.context, self.everyone, self.sent)
+
+    def _word(self) -> int:
+        who = (self.task.seed, self.context.round, self.client.name, self.part.name)
+        return noise.seed_of("noise of a pass", *who) & 0xFFFFFFFF
+
+    def _key(self, draw: int) -> Tensor:
+        return torch.tensor([self._word(), draw], device=self.task.like.device)
 
 
 def layer_inputs(
@@ -106,5 +159,5 @@ def prepare_test(task: Task, batch: Batch, context: Context, mine: dict[str, Tre
     return prepare(task, s, seen_by)
 
 
-def _no_pass(params: Tree, x: Tensor, stats: str = "batch") -> tuple[Tensor, Tensor]:
+def _no_pass(params: Tree, x: Tensor, stats: str = "batch", mode: str = "train") -> tuple[Tensor, Tensor]:
     raise RuntimeError("a transform of the data cannot run the model")

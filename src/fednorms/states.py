@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -34,6 +35,7 @@ class Task:
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     weighting: Weighting | None = None
     needs_two: bool = False  # batch normalisation cannot take a batch of one
+    second: bool = False  # trains the clients' second models: see `Part.twin`
 
     @property
     def method(self) -> Method:
@@ -43,12 +45,30 @@ class Task:
     @cached_property
     def hooks(self) -> dict[str, list[Part]]:
         """The parts that implement each hook of a step, found once."""
-        return {h: self.method.having(h) for h in ("batch", "objective", "loss", "oracle", "grad")}
+        found = {h: self.method.having(h) for h in ("batch", "objective", "loss", "oracle", "grad", "decay")}
+        if self.second:
+            found |= {"loss": self.method.having("twin"), "oracle": [], "grad": [], "decay": []}
+        return found
+
+    @cached_property
+    def twin(self) -> Part | None:
+        """The part that gives every client a second model, if there is one."""
+        return next(iter(self.method.having("twin")), None)
+
+    @cached_property
+    def beside(self) -> Task:
+        """The same task as the clients' second models see it."""
+        return replace(self, second=True)
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients have a model that differs from the server's."""
+        return bool(self.net.own) or self.twin is not None
 
     @cached_property
     def uses_mean_gradient(self) -> bool:
         """Whether any part reads the mean of a round's raw gradients."""
-        return any(p.uses_mean_gradient for p in self.method.parts)
+        return not self.second and any(p.uses_mean_gradient for p in self.method.parts)
 
     @cached_property
     def like(self) -> Tensor:
@@ -124,6 +144,9 @@ def context_of(task: Task, t: int, client: Client | None, *, evaluating: bool = 
         clients=task.clients,
         attributes=client.attributes if client else {},
         evaluating=evaluating,
+        mean_steps=training.steps
+        or training.epochs * math.ceil(task.samples / max(task.clients, 1) / training.batch_size),
+        seed=task.seed,
     )
 
 

@@ -29,16 +29,33 @@ class Context:
     clients: int  # N, all training clients
     attributes: dict[str, str] = field(default_factory=dict)
     evaluating: bool = False
+    mean_steps: int = 1  # E ceil(mean n / B): the steps that a client of average size takes in a round
+    seed: int = 0  # the run's
+
+    def chance(self, what: str) -> float:
+        """A number in (0, 1) that depends on `what`, seed, round and client alone: the same for every method."""
+        return (noise.seed_of(what, self.seed, self.round, self.client) + 0.5) / 2.0**63
 
 
 class Forward(Protocol):
-    """A second forward pass that touches no buffer: `stats="broadcast"` normalises with what the server sent."""
+    """A second forward pass that touches no buffer: `stats="broadcast"` normalises with what the server sent.
+
+    `mode="evaluate"` runs a model as a test does, with the statistics in `params` (the broadcast ones if it has none).
+    """
 
     def __call__(
-        self, params: Tree, x: Tensor, stats: Literal["batch", "broadcast"] = "batch"
+        self,
+        params: Tree,
+        x: Tensor,
+        stats: Literal["batch", "broadcast"] = "batch",
+        mode: Literal["train", "evaluate"] = "train",
     ) -> tuple[Tensor, Tensor]:
         """Logits and penultimate features."""
         ...
+
+
+def _no_hessian(params: Tree, v: Tree, draw: int) -> Tree:
+    raise RuntimeError("there is a Hessian in `oracle` only")
 
 
 @dataclass
@@ -59,6 +76,8 @@ class Step:
     part: str = ""
     down: Tree = field(default_factory=Tree)
     mine: Tree = field(default_factory=Tree)
+    hessian: Callable[[Tree, Tree, int], Tree] = _no_hessian
+    """In `oracle`: (params, v, draw) -> the Hessian of the local loss at `params` on that batch, times v."""
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniforms in (0, 1) from this part's own stream: the same numbers in every engine."""
@@ -81,6 +100,7 @@ class Begin:
     down: Tree
     mine: Tree
     owned: tuple[str, ...]  # the tensors that this part routes OWNED, found by module type
+    received: Tree = field(default_factory=Tree)  # the exchanged tensors as the server sent them
 
 
 @dataclass(frozen=True)
@@ -89,7 +109,7 @@ class End:
 
     `params`, `start`, `delta` and `mean_grad` hold exactly the trainable tensors that are sent. `mean_grad` is the mean
     of the raw gradients, per tensor over the steps that trained it; `gradient(params)` is the exact gradient of the
-    base loss over all local data.
+    base loss over all local data. `model` is the client's whole model: it may be kept, and never sent.
     """
 
     params: Tree
@@ -102,6 +122,14 @@ class End:
     context: Context
     down: Tree
     mine: Tree
+    model: Tree = field(default_factory=Tree)
+    owned: tuple[str, ...] = ()  # the tensors of `model` that this part owns, and may send under names of its own
+
+    @property
+    def effective_steps(self) -> float:
+        """K, or with momentum rho the weights that K steps give to their gradients, summed: the K' of FedNTD."""
+        rho, k = self.context.momentum, self.steps
+        return (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
 
 
 @dataclass(frozen=True)
@@ -114,6 +142,7 @@ class Round:
     sampled: int
     total: int
     context: Context
+    even: Tree = field(default_factory=Tree)  # the unweighted mean update, for parts with `uses_even_mean`
 
 
 class Local(Protocol):
@@ -121,6 +150,21 @@ class Local(Protocol):
 
     model: Tree
     context: Context
+
+    @property
+    def received(self) -> Tree:
+        """The exchanged tensors as the server sent them."""
+        ...
+
+    @property
+    def kept(self) -> Tree:
+        """The client's own tensors as its last round left them; none before its first."""
+        ...
+
+    @property
+    def classes(self) -> int:
+        """How many logits the model has."""
+        ...
 
     @property
     def down(self) -> Tree:
@@ -140,4 +184,20 @@ class Local(Protocol):
         self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None
     ) -> Iterator[dict[str, Tensor]]:
         """Per training batch, in order, the input of every wanted layer (train mode, buffers untouched)."""
+        ...
+
+    def features(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Penultimate features and labels of the training data, in batches, as a test sees them."""
+        ...
+
+    def epoch(self, number: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The training data in shuffled batches."""
+        ...
+
+    def loss(self, model: Tree, x: Tensor, y: Tensor, draw: int) -> Tensor:
+        """The base loss of a model on a batch (train mode, buffers untouched), with a gradient."""
+        ...
+
+    def uniform(self, draw: int, *shape: int) -> Tensor:
+        """Uniforms in (0, 1) of this client, round and part."""
         ...

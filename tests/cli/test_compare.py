@@ -11,6 +11,7 @@ import time
 import pytest
 
 import fednorms as fn
+from fednorms.cli import main
 from tests.cli.conftest import fednorms, start
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -52,3 +53,12 @@ def test_interrupted_and_continued_by_the_same_command(folder, tmp_path):
     assert "torch" in text
     assert "last round" in text
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_failed_run_is_exit_code_1_and_the_table_still_comes(folder, tmp_path, capsys):
+    command = ["compare", "--methods", "fedavg", "nonorm", "--lrs", "nonorm=1e30", "--seeds", "1", "--rounds", "2"]
+    assert main([*command, "--federation", str(folder), "--batch-size", "4", "--out", str(tmp_path / "t")]) == 1
+    said = capsys.readouterr()
+    assert "failed" in said.out
+    assert "nonorm, seed 0 failed: Client" in said.out
+    assert (tmp_path / "t" / "comparison.md").exists()

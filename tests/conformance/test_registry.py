@@ -26,9 +26,14 @@ COMBINED = [
     "fednn + scaffold(control=difference)",
     "fedrdn + hbn + fedrep(head_epochs=1)",
     "fedbn(upload=true) + spherefed",
+    "partialfed(strategy=adaptive) + silobn",
+    "moon(projection=5) + fedper",
+    "greg + fedfa(after=pool)",
+    "fedplvm + greg",
+    "ditto + scaffold + fedrdn",
 ]
 # What suits the tiny network: FedWon's rule asks for at least 8 channels, FedRep's ten epochs take time.
-FITTING = {"gn": "gn(groups=2)", "fedrep": "fedrep(head_epochs=1)"}
+FITTING = {"gn": "gn(groups=2)", "fedrep": "fedrep(head_epochs=1)", "fedfa": "fedfa(after=pool)"}
 TEXTS = [FITTING.get(n, n) for n in NAMES] + COMBINED
 
 
@@ -80,6 +85,8 @@ def changed(cls):
             new[f.name] = next(c for c in f.metadata["choices"] if c != f.default)
         elif type(f.default) is bool:
             new[f.name] = not f.default
+        elif type(f.default) is str:
+            new[f.name] = "body.0, pool"
         elif type(f.default) is int:
             new[f.name] = f.default + 1
         else:
@@ -261,7 +268,7 @@ def test_a_null_part_changes_nothing_in_either_position(host, null):
 
 
 # -- every registered method does something ---------------------------------------------------------------------------
-@pytest.mark.parametrize("text", [t for t in TEXTS if t not in ("fedavg", "finetune", "centralised", "fixbn")])
+@pytest.mark.parametrize("text", [t for t in TEXTS if t not in ("fedavg", "finetune", "centralised", "fixbn", "ditto")])
 def test_a_method_differs_from_fedavg(text):
     data = tiny_data(7, 6)
     plain = play("fedavg", data, n=3)

@@ -11,9 +11,13 @@ from fednorms.engines.devices import numerics
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.loop import Loop
 from fednorms.engines.store import ClientStore
+from fednorms.errors import Diverged
 from fednorms.method import method, names
 from fednorms.models import build
 from fednorms.net import Net
+from fednorms.part import REGISTRY, Part, part
+from fednorms.runs import driver
+from fednorms.runs.recipe import Recipe
 from fednorms.states import Task
 from fednorms.training import Training
 
@@ -46,7 +50,7 @@ def federation(dtype=torch.float64):
     return Federation("tiny", sites, list("abcd"), Preprocessing.centred(3))
 
 
-def run(kind, text, rounds, dtype=torch.float64, slots=2, **settings):
+def run(kind, text, rounds, dtype=torch.float64, slots=2, engines=None, lr=0.05, **settings):
     fed = federation(dtype)
     chosen = method(text)
     training = fed
@@ -56,7 +60,7 @@ def run(kind, text, rounds, dtype=torch.float64, slots=2, **settings):
     net = Net(model, chosen, name="cnn-small", dtype=dtype, device="cuda")
     task = Task(
         net=net,
-        training=Training(batch_size=8, lr=0.05, schedule="exp", decay=0.9, **settings),
+        training=Training(batch_size=8, lr=lr, schedule="exp", decay=0.9, **settings),
         rounds=4,
         seed=0,
         clients=len(training.clients),
@@ -64,9 +68,9 @@ def run(kind, text, rounds, dtype=torch.float64, slots=2, **settings):
         preprocessing=fed.preprocessing,
         needs_two=net.probe(fed.shape, 4),
     )
-    engine = kind(task, training, fed, ClientStore(2**30, None))
-    if kind is Graphs:
-        engine.slot_count = slots
+    engine = kind(task, training, fed, ClientStore(2**30, None), **({"slots": slots} if kind is Graphs else {}))
+    if engines is not None:
+        engines.append(engine)
     with numerics("float32", deterministic=True):
         state = engine.setup(initial_state(task))
         for _ in range(rounds):
@@ -88,15 +92,15 @@ def test_graphs_equal_the_loop_in_float64(text):
     loop, loop_clients = run(Loop, text, 3)
     fast, fast_clients = run(Graphs, text, 3)
     assert distance(loop.model, fast.model) < 1e-9
-    for part, tree in loop.parts.items():
-        assert distance(tree, fast.parts[part]) < 1e-9
+    for owner, tree in loop.parts.items():
+        assert distance(tree, fast.parts[owner]) < 1e-9
     for name, state in loop_clients.items():
         if state is None:
             assert fast_clients[name] is None
             continue
         assert distance(state.local, fast_clients[name].local) < 1e-9
-        for part, tree in state.parts.items():
-            assert distance(tree, fast_clients[name].parts[part]) < 1e-9
+        for owner, tree in state.parts.items():
+            assert distance(tree, fast_clients[name].parts[owner]) < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -112,3 +116,60 @@ def test_repeats_are_bit_identical_whatever_the_number_of_slots():
     a, _ = run(Graphs, "scaffold + greg", 3, torch.float32, slots=1)
     b, _ = run(Graphs, "scaffold + greg", 3, torch.float32, slots=3)
     assert all(torch.equal(a.model[k], b.model[k]) for k in a.model)
+
+
+@pytest.mark.parametrize("text", ["fedavg", "scaffold", "fednn", "greg", "fedwon"])
+def test_float32_agrees_after_one_step(text):
+    loop, _ = run(Loop, text, 1, torch.float32, steps=1)
+    fast, _ = run(Graphs, text, 1, torch.float32, steps=1)
+    assert distance(loop.model, fast.model) < 1e-5
+
+
+def test_what_cannot_be_captured_runs_eagerly_and_is_named():
+    @part("peek")
+    class Peek(Part):
+        def loss(self, s):
+            return 0.1 * s.logits.square().mean() if s.logits.sum().item() > -1e9 else 0.0
+
+    try:
+        engines = []
+        loop, _ = run(Loop, "peek", 2)
+        fast, _ = run(Graphs, "peek", 2, engines=engines)
+        assert distance(loop.model, fast.model) < 1e-9
+        assert any("peek (loss)" in note for note in engines[0].notes), engines[0].notes
+    finally:
+        REGISTRY.pop("peek")
+
+
+def test_data_that_do_not_fit_travel_with_the_client(monkeypatch):
+    loop, _ = run(Loop, "scaffold", 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1000, 1000))
+    engines = []
+    fast, _ = run(Graphs, "scaffold", 2, engines=engines)
+    assert engines[0].resident is None
+    assert distance(loop.model, fast.model) < 1e-9
+
+
+def test_a_diverging_client_is_named_as_in_the_loop():
+    messages = []
+    for kind in (Loop, Graphs):
+        with pytest.raises(Diverged) as caught:
+            run(kind, "fedavg", 3, torch.float32, lr=1e30)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+def test_the_number_of_slots_is_chosen_by_trial_and_changes_nothing():
+    engines = []
+    a, _ = run(Graphs, "fedavg", 4, torch.float32, slots=0, engines=engines)
+    b, _ = run(Graphs, "fedavg", 4, torch.float32, slots=1)
+    assert all(torch.equal(a.model[k], b.model[k]) for k in a.model)
+    assert engines[0].trials
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "float64"])
+def test_a_run_on_the_gpu_in_every_precision(precision):
+    recipe = Recipe(precision=precision, device="cuda", threads=1)
+    result = driver.run("greg", "digits-shift", rounds=2, lr=0.1, recipe=recipe)
+    assert result.recipe.engine == "graphs"
+    assert result.accuracy > 0.12

@@ -76,6 +76,7 @@ def test_shares_sum_to_one_and_the_draw_is_gumbel_softmax():
     key = torch.tensor([9, 2])
     with noise.keyed(key):
         share = layer.share()
+    with noise.keyed(key):
         u = noise.uniform((2,), layer.stream, torch.zeros(1, dtype=torch.float32)).double()
     z = (layer.logits - torch.log(-torch.log(u))) / layer.tau
     torch.testing.assert_close(share, z.exp() / z.exp().sum(), rtol=1e-6, atol=1e-6)

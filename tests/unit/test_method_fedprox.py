@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from fednorms.errors import BadInput
+from fednorms.method import method
 from tests.reference.fedprox import fedprox
 from tests.tiny import Scalar, close, ones, pairs, plan_of, play, rounds, same, tiny_data, tiny_net, tiny_task
 
@@ -51,3 +53,42 @@ def test_statistics_are_not_pulled():
 def test_the_head_that_babu_froze_adds_nothing():
     run = play("fedprox(mu=1.0) + fedbabu", n=1)
     assert torch.equal(run.model["head.weight"], tiny_net().head.weight.detach())
+
+
+# -- stragglers -----------------------------------------------------------------------------------------------------
+def work(text, t_max=30, **settings):
+    """Epochs' worth of steps of every client in every round: sizes are multiples of the batch."""
+    data = tiny_data(4, 4, 4)
+    task = tiny_task(text, data, lr=0.0, **settings)
+    run, seen = None, []
+    for _ in range(t_max):
+        run = rounds(task, data, 1, run=run)
+        seen.append(tuple(u.metrics["steps"] for u in run.uploads.values()))
+    return seen
+
+
+def test_a_straggler_does_between_one_and_all_epochs():
+    all_late = [n for row in work("fedprox(straggler_fraction=1)", epochs=4) for n in row]
+    assert set(all_late) == {1, 2, 3, 4}
+    some = [n for row in work("fedprox(straggler_fraction=0.5)", epochs=4) for n in row]
+    assert 0.2 < sum(n < 4 for n in some) / len(some) < 0.6  # half of 3/4
+    assert {n for row in work("fedprox", epochs=4, t_max=5) for n in row} == {4}
+
+
+def test_with_one_epoch_or_a_number_of_steps_fewer_steps_are_done():
+    assert {n for row in work("fedprox(straggler_fraction=1)", batch_size=1, t_max=20) for n in row} == {1, 2, 3, 4}
+    assert {n for row in work("fedprox(straggler_fraction=1)", steps=2, t_max=10) for n in row} == {1, 2}
+
+
+def test_who_straggles_depends_on_the_seed_and_not_on_the_method():
+    one = work("fedprox(mu=0.1, straggler_fraction=0.5)", epochs=3, t_max=8)
+    assert one == work("scaffold + fedprox(mu=0, straggler_fraction=0.5) + fedfn", epochs=3, t_max=8)
+    assert one != work("fedprox(mu=0.1, straggler_fraction=0.5)", epochs=3, t_max=8, seed=1)
+    fewer = work("fedprox(mu=0.1, straggler_fraction=0.2)", epochs=3, t_max=8)
+    assert all(a <= b for x, y in zip(one, fewer, strict=True) for a, b in zip(x, y, strict=True))  # a subset
+
+
+@pytest.mark.parametrize("options", ["mu=-0.1", "straggler_fraction=1.5"])
+def test_illegal_options_are_refused(options):
+    with pytest.raises(BadInput, match=r"fedprox: .* must be a number"):
+        method(f"fedprox({options})")

@@ -20,6 +20,7 @@ def square(z, y):
     ("options", "wanted"),
     [
         ("alpha=0.1", 0.2),
+        ("alpha=0.1, variant=exact", 0.36),
         ("alpha=0.1, variant=hessian_free", 0.36),
         ("alpha=0.1, variant=hessian_free, delta=0.5", 0.36),
     ],
@@ -36,11 +37,12 @@ def test_the_specifications_example(options, wanted):
         steps=1,
     )
     assert float(run.model["head.weight"]) == pytest.approx(wanted, abs=1e-9)
-    variant = "hessian_free" if "free" in options else "first"
-    assert meta_step(lambda w, batch: 2 * w, 1.0, 0.1, 0.5, variant) == pytest.approx(wanted)
+    variant = next((v for v in ("hessian_free", "exact") if v in options), "first")
+    step = meta_step(lambda w, batch: 2 * w, 1.0, 0.1, 0.5, variant, h=lambda w, batch: 2.0)
+    assert step == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("variant", ["first", "hessian_free"])
+@pytest.mark.parametrize("variant", ["first", "exact", "hessian_free"])
 def test_three_batches_three_gradients(variant):
     # A cubic loss, so that the order and the point of every gradient matter; the label scales the batch.
     def cubic(z, y):
@@ -58,7 +60,7 @@ def test_three_batches_three_gradients(variant):
     )
     w = 1.5
     for _ in range(2):
-        w = meta_step(lambda v, batch: 3 * v * v, w, 0.05, 0.1, variant, 0.01)
+        w = meta_step(lambda v, batch: 3 * v * v, w, 0.05, 0.1, variant, 0.01, h=lambda v, batch: 6 * v)
     assert float(run.model["head.weight"]) == pytest.approx(w, abs=1e-12)
 
 
@@ -115,3 +117,51 @@ def test_it_is_tested_after_one_plain_inner_step_on_own_training_data():
     train(task, carry, task.method.evaluation().phases)
     assert float(carry.model()["head.weight"]) == pytest.approx(1 - 0.1 * 2)
     assert carry.steps == 1
+
+
+def test_exact_and_hessian_free_agree_on_a_network():
+    data = tiny_data(12, 9)
+    exact = play("perfedavg(alpha=0.3, variant=exact)", data, n=2)
+    free = play("perfedavg(alpha=0.3, variant=hessian_free, delta=1e-5)", data, n=2)
+    first = play("perfedavg(alpha=0.3)", data, n=2)
+    close(exact.model, free.model, atol=1e-6)
+    assert (exact.model["head.weight"] - first.model["head.weight"]).abs().max() > 1e-4
+
+
+def test_exact_equals_differentiating_twice_by_hand():
+    data = tiny_data(12)
+    task = tiny_task("nonorm + perfedavg(alpha=0.2, variant=exact)", data)
+    run = rounds(task, data, 1)
+    net = tiny_net()
+    net.norm = nn.Identity()
+    one, two, three = plan_of(task, data["a"], "a", 0)
+    x, y = data["a"].x, data["a"].y
+    names = [n for n, _ in net.named_parameters()]
+    w = [p.detach().clone().requires_grad_() for p in net.parameters()]
+
+    def gradient(at, rows, graph=False):
+        logits = torch.func.functional_call(net, dict(zip(names, at, strict=True)), (x[rows],))
+        return torch.autograd.grad(nn.functional.cross_entropy(logits, y[rows]), at, create_graph=graph)
+
+    inner = [(p - 0.2 * g).detach().requires_grad_() for p, g in zip(w, gradient(w, one), strict=True)]
+    v = gradient(inner, two)
+    hessian = torch.autograd.grad(gradient(w, three, graph=True), w, grad_outputs=v)
+    wanted = {n: (p - 0.1 * (d - 0.2 * h)).detach() for n, p, d, h in zip(names, w, v, hessian, strict=True)}
+    close(run.model.pick(wanted), wanted, atol=1e-12)
+
+
+def test_the_hessian_sees_the_terms_of_other_parts():
+    # mu/2 (w - w_0)^2 on top of w^2: curvature 2 + mu, gradient 2 w at the start.
+    settings = {"model": Scalar(1.0), "loss": square, "lr": 0.5, "batch_size": 2, "steps": 1}
+    run = play("fedprox(mu=1.0) + perfedavg(alpha=0.1, variant=exact)", ones(2), n=1, **settings)
+    v = 2 * 0.8 + (0.8 - 1.0)
+    assert float(run.model["head.weight"]) == pytest.approx(1 - 0.5 * (v - 0.1 * 3 * v), abs=1e-12)
+
+
+def test_a_linear_loss_has_no_curvature():
+    def linear(z, y):
+        return z.mean()
+
+    settings = {"model": Scalar(1.0), "loss": linear, "lr": 0.5, "batch_size": 2, "steps": 1}
+    run = play("perfedavg(alpha=0.1, variant=exact)", ones(2), n=1, **settings)
+    assert float(run.model["head.weight"]) == pytest.approx(0.5, abs=1e-15)

@@ -9,7 +9,7 @@ from torch import nn
 from fednorms.core import broadcast, initial_state, local_update
 from fednorms.states import Client, ClientState
 from fednorms.tree import Tree
-from tests.reference.scaffold import scaffold
+from tests.reference.scaffold import scaffold, scaffold_feddc
 from tests.tiny import Scalar, close, ones, pairs, plan_of, play, rounds, tiny_data, tiny_net, tiny_task
 
 COHORTS = ["abc", "ac", "b", "ab"]
@@ -175,3 +175,55 @@ def test_option_one_sees_the_methods_own_loss():
     data = tiny_data(6, 5)
     one, two = (play(t, data, n=2, batch_size=50) for t in ("spherefed + scaffold(option=I)", "spherefed + scaffold"))
     close(c_of(one), c_of(two), atol=1e-12)
+
+
+# -- the versions in other authors' repositories --------------------------------------------------------------------
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_feddcs_version_equals_a_plain_torch_loop(clip):
+    data = tiny_data(13, 4, 7)
+    text = "scaffold(variant=feddc)"
+    task = tiny_task(text, data, epochs=2, schedule="exp", decay=0.5, clip=clip)
+    run = rounds(task, data, 4, cohorts=COHORTS)
+    fixed = replace(task, training=replace(task.training, steps=2 * 2))  # two epochs of ceil(8 / 4) batches for all
+    plans = [[plan_of(fixed, s, k, t) for k, s in data.items()] for t in range(4)]
+    numbers = [["abc".index(k) for k in cohort] for cohort in COHORTS]
+    model, c, c_clients = scaffold_feddc(tiny_net(), pairs(data), plans, numbers, 0.1, 0.5, clip)
+    close(run.model, model.state_dict(), atol=1e-6 if clip else 1e-10)
+    close(c_of(run), c, atol=1e-6 if clip else 1e-10)
+    for name, wanted in zip("abc", c_clients, strict=True):
+        close(c_i(run, name), wanted, atol=1e-6 if clip else 1e-10)
+
+
+def test_feddcs_version_lets_every_client_take_the_same_number_of_steps():
+    run = play("scaffold(variant=feddc)", tiny_data(13, 4, 7), n=1, epochs=3)
+    assert [u.metrics["steps"] for u in run.uploads.values()] == [6, 6, 6]
+    assert [u.metrics["steps"] for u in play("scaffold", tiny_data(13, 4, 7), n=1).uploads.values()] == [4, 1, 2]
+
+
+def test_feddcs_version_is_the_default_for_equal_clients_at_a_constant_rate():
+    data = tiny_data(8, 8, 8)
+    ours, theirs = (play(t, data, n=4, cohorts=COHORTS) for t in ("scaffold", "scaffold(variant=feddc)"))
+    close(ours.model, theirs.model, atol=1e-11)
+    close(c_of(ours), c_of(theirs), atol=1e-11)
+
+
+def test_feddcs_version_divides_by_the_undecayed_rate():
+    # A constant gradient of 1 in round 1, at half the rate: c_i says 1/2 where the default says 1.
+    def linear(z, y):
+        return z.mean()
+
+    settings = {"model": Scalar(), "loss": linear, "schedule": "exp", "decay": 0.5, "batch_size": 2, "steps": 3}
+    for text, wanted in (("scaffold(variant=feddc)", 0.5), ("scaffold(control=difference)", 1.0)):
+        run = play(text, ones(2), n=2, **settings)
+        assert float(c_i(run, "a")["head.weight"]) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_fedntds_version_uses_k_prime_and_weights_models_by_size():
+    data = tiny_data(13, 4, 7)
+    settings = {"n": 3, "momentum": 0.9, "cohorts": COHORTS[:3], "schedule": "exp", "decay": 0.5}
+    theirs = play("scaffold(variant=fedntd)", data, **settings)
+    ours = play("scaffold(control=difference)", data, weighting="size", **settings)
+    close(theirs.model, ours.model, atol=0)
+    close(c_of(theirs), c_of(ours), atol=0)
+    assert tiny_task("scaffold(variant=fedntd)", data).method.weighting() == "size"
+    assert tiny_task("scaffold(variant=feddc)", data).method.weighting() == "uniform"

@@ -7,25 +7,29 @@ host waits for the device until the round is over, so the host only launches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fednorms.core import arrive, base_phases, carry_of, diagnose, finish, noise_word, rate_of, step
-from fednorms.data import Federation, Preprocessing
+from fednorms.core import arrive, base_phases, carry_of, diagnose, finish, noise_word, rate_of, second_model, step
+from fednorms.data import Federation, Preprocessing, Split
+from fednorms.engines.capture import Device, device_of
 from fednorms.engines.loop import Loop, Trained
 from fednorms.engines.store import ClientStore
-from fednorms.errors import Diverged
+from fednorms.errors import Diverged, RunFailed
 from fednorms.noise import seed_of
-from fednorms.part import Phase
+from fednorms.part import Part, Phase
 from fednorms.states import Broadcast, Carry, Client, ClientState, Task, Upload, context_of
 from fednorms.training import Optimiser, batch_plan
 from fednorms.tree import Packed, Tree
 
 WARM_UPS = 3
+TRIED = (8, 16, 4)  # numbers of slots, each timed for one round; results do not depend on it
 ALIGNED = 64  # elements: tensors in a block start where allocations of their own would
 
 
@@ -66,9 +70,9 @@ class Layout:
 
 @dataclass
 class Captured:
-    """A graph, the plan of row numbers that it reads, and how far it has read."""
+    """A step as a graph (or, where that is impossible, as a function), and the plan of row numbers that it reads."""
 
-    graph: torch.cuda.CUDAGraph
+    run: Callable[[], None]
     plans: list[Tensor]  # per draw: (most steps, batch) row numbers
     at: Tensor  # which row of the plans comes next
     names: list[str]  # which tensors got a gradient
@@ -83,8 +87,9 @@ class Slot:
     origin: Tensor  # the block that holds the model at the start
     integers: Tree
     relative: Tensor  # u_k of the client in the slot
-    stream: torch.cuda.Stream
+    stream: Any
     pool: Any
+    data: tuple[Tensor, Tensor] | None  # a client's own data, if not all clients' fit on the device
     sent: Broadcast | None = None  # whose down-links are in the slot
     graphs: dict[tuple[object, ...], Captured] = field(default_factory=dict)
 
@@ -100,56 +105,103 @@ class Graphs(Loop):
         store: ClientStore,
         threads: int = 1,
         on_divergence: Literal["stop", "skip"] = "stop",
-        slots: int = 8,
+        slots: int = 0,
+        device: Device | None = None,
     ) -> None:
         super().__init__(task, training, testing, store, threads, on_divergence)
-        self.device = task.like.device
+        self.device = device or device_of(task.like.device)
         self.layout = Layout(task.net.initial, task.net.exchanged)
-        self.slot_count = slots
+        self.slot_count = slots or TRIED[0]
+        self.trials: dict[int, float] = {} if not slots else {slots: 0.0}
         self.slots: dict[int, Slot] = {}
-        self.streams: list[torch.cuda.Stream] = []
+        self.streams: list[Any] = []
         self.first: dict[str, int] = {}
+        self.notes: list[str] = []
+        self.captures = 0
+        self.near: dict[int, tuple[Split, Split]] = {}
         self.captured_task = task
         self.resident = self._load_data()
 
-    def _load_data(self) -> tuple[Tensor, Tensor]:
-        """All clients' training data on the device; normalised once where no part transforms it."""
+    def _load_data(self) -> tuple[Tensor, Tensor] | None:
+        """All clients' training data on the device, normalised once where no part transforms them.
+
+        None if they would take more than half of its free memory: then each client's data travel with it.
+        """
+        n = sum(len(data) for data in self.data.values())
+        pixels = n * math.prod(self.tested.shape)
+        room = self.device.free()
+        plain = not self.task.hooks["batch"] and 8 * pixels * self.task.like.element_size() < room
+        if plain:
+            self.captured_task = replace(self.task, preprocessing=Preprocessing())
+        if 2 * pixels * (1 if not plain else self.task.like.element_size()) > room:
+            return None
         xs, ys, n = [], [], 0
         for name, data in self.data.items():
-            x, y = data.batch(torch.arange(len(data)))
             self.first[name] = n
             n += len(data)
-            xs.append(x.to(self.device))
-            ys.append(y.to(self.device))
-        x, y = torch.cat(xs), torch.cat(ys)
-        room = torch.cuda.mem_get_info(self.device)[0]
-        if not self.task.hooks["batch"] and 8 * x.numel() * self.task.like.element_size() < room:
+            x, y = self._on_device(data)
+            xs.append(x)
+            ys.append(y)
+        return torch.cat(xs), torch.cat(ys)
+
+    def _on_device(self, data: Split) -> tuple[Tensor, Tensor]:
+        x, y = data.batch(torch.arange(len(data)))
+        where = self.task.like.device
+        x, y = (self.device.pinned(t).to(where, non_blocking=True) for t in (x, y))  # while other clients compute
+        if self.captured_task is not self.task:
             x = self.task.preprocessing(x, self.task.like.dtype)
-            self.captured_task = replace(self.task, preprocessing=Preprocessing())
         return x, y
+
+    def _near(self, data: Split) -> Split:
+        """Test data, kept on the device after their first use while they fit easily."""
+        if id(data) not in self.near:
+            x, y = data.batch(torch.arange(len(data)))
+            if 16 * x.numel() * x.element_size() > self.device.free():
+                return data
+            self.near[id(data)] = data, Split(x.to(self.task.like.device), y.to(self.task.like.device))
+        return self.near[id(data)][1]
 
     # -- a round ------------------------------------------------------------------------------------------------
     def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
         """Train the clients of a cohort on streams; results are those of the loop."""
         if score:
             return super().train(sent, cohort, score=score)
-        here = torch.cuda.current_stream()
+        while True:
+            try:
+                return self._train(sent, cohort)
+            except torch.OutOfMemoryError:
+                if self.slot_count == 1:
+                    raise RunFailed(
+                        "One client at a time does not fit on the device. Choose a smaller batch_size or model, or "
+                        'engine="loop".'
+                    ) from None
+            # Nothing of this round has been kept: it starts again with half of the slots.
+            self.slot_count //= 2
+            self.trials = {self.slot_count: 0.0}
+            self.notes.append(f"out of memory: going on with {self.slot_count} clients side by side")
+            self.slots.clear()
+            self.device.settle()
+            self.device.forget()
+
+    def _train(self, sent: Broadcast, cohort: Sequence[str]) -> Trained:
+        started, captures = time.perf_counter(), self.captures
         done = Trained([])
         packed = self._pack(sent.model)
-        self.streams += [torch.cuda.Stream() for _ in range(self.slot_count - len(self.streams))]
-        for stream in self.streams:
-            stream.wait_stream(here)
+        self.streams += [self.device.stream() for _ in range(self.slot_count - len(self.streams))]
+        self.device.fork(self.streams)
         running: list[tuple[Client, Upload, ClientState]] = []
         finite: list[Tensor] = []
         for number, name in enumerate(cohort):
             client = self._client(self.sites[name], self.data[name])
-            with torch.cuda.stream(self.streams[number % self.slot_count]):
+            with self.device.on(self.streams[number % self.slot_count]):
                 upload, state = self._one(number % self.slot_count, sent, packed, client)
-                finite.append(_finite([upload.model, state.local, *upload.parts.values()], self.device))
+                moved = [upload.model, state.local, second_model(self.task, state.parts), *upload.parts.values()]
+                finite.append(_finite(moved, self.task.like))
             running.append((client, upload, state))
-        for stream in self.streams:
-            here.wait_stream(stream)
+        self.device.join(self.streams)
         fine = torch.stack(finite).tolist() if finite else []  # the one moment at which the host waits
+        if self.captures == captures:
+            self._learn(len(cohort), time.perf_counter() - started)
         for (client, upload, state), good in zip(running, fine, strict=True):
             if not good:
                 try:
@@ -164,6 +216,24 @@ class Graphs(Loop):
                 self.store.put(client.name, state)
         return done
 
+    def _learn(self, clients: int, seconds: float) -> None:
+        """Try numbers of slots, a round each, as far as memory and cohort allow, and keep the fastest."""
+        if len(self.trials) >= len(TRIED) or (self.trials and 0.0 in self.trials.values()):
+            return
+        self.trials[self.slot_count] = seconds / clients
+        used = self.device.used() / max(len(self.slots), 1)
+        room = self.device.free()
+        for count in TRIED:
+            if count not in self.trials:
+                more = count - len(self.slots)
+                if more * used < 0.8 * room and (count < clients or count < self.slot_count):
+                    self.slot_count = count
+                    return
+                self.trials[count] = math.inf
+        self.slot_count = min(self.trials, key=lambda count: self.trials[count])
+        for number in [n for n in self.slots if n >= self.slot_count]:
+            del self.slots[number]
+
     def _pack(self, model: Tree) -> Tensor:
         block = self.layout.block(self.task.like)
         names = self.layout.names
@@ -175,8 +245,9 @@ class Graphs(Loop):
         context = context_of(task, sent.round, client)
         mine, model, early = arrive(task, sent, client, context)
         path = task.method.path(context)
-        slot = self._slot(number, sent, client, mine, model)
-        self._fill(slot, sent, packed, client, mine, model)
+        seen = {**mine, task.twin.name: Tree()} if task.twin else mine  # a second model is trained apart, eagerly
+        slot = self._slot(number, sent, client, seen, model)
+        self._fill(slot, sent, packed, client, seen, model)
         inner = slot.carry
         inner.key[:1].fill_(noise_word(task, context))
         inner.key[1:].zero_()
@@ -227,11 +298,17 @@ class Graphs(Loop):
             origin=origin,
             integers=integers,
             relative=torch.ones_like(like),
-            stream=torch.cuda.current_stream(),
-            pool=torch.cuda.graph_pool_handle(),
+            stream=self.streams[number],
+            pool=self.device.pool(),
+            data=None if self.resident else self._room_for_data(),
         )
         self.slots[number] = slot
         return slot
+
+    def _room_for_data(self) -> tuple[Tensor, Tensor]:
+        most = max(len(data) for data in self.data.values())
+        x, y = self._on_device(next(iter(self.data.values())))
+        return x.new_empty(most, *x.shape[1:]), y.new_empty(most)
 
     def _fill(
         self, slot: Slot, sent: Broadcast, packed: Tensor, client: Client, mine: dict[str, Tree], model: Tree
@@ -249,6 +326,9 @@ class Graphs(Loop):
             for name, tree in sent.parts.items():
                 _copy(slot.carry.broadcast.parts[name], tree)
             slot.sent = sent
+        if slot.data:
+            for room, tensor in zip(slot.data, self._on_device(client.data), strict=True):
+                room[: len(tensor)].copy_(tensor)
         slot.carry.loss_sum.zero_()
         _zero(slot.carry.grad_sum)
 
@@ -268,18 +348,18 @@ class Graphs(Loop):
         outer.dropped += dropped
         groups = [plan[i : i + phase.draws] for i in range(0, len(plan) - phase.draws + 1, phase.draws)]
         shapes = [tuple(rows.numel() for rows in group) for group in groups]
-        first = self.first[client.name]
+        first = self.first.get(client.name, 0)
         ready: dict[tuple[int, ...], Captured] = {}
         for shape in dict.fromkeys(shapes):
             members = [g for g, s in zip(groups, shapes, strict=True) if s == shape]
             captured = ready[shape] = self._captured(slot, outer, phase, shape, len(members))
             for draw, target in enumerate(captured.plans):
                 rows = torch.stack([g[draw] for g in members]).add_(first)
-                target[: len(members)].copy_(rows.pin_memory(), non_blocking=True)
+                target[: len(members)].copy_(self.device.pinned(rows), non_blocking=True)
             captured.at.zero_()
             self._count(outer, captured.names, len(members))
         for shape in shapes:
-            ready[shape].graph.replay()
+            ready[shape].run()
 
     def _count(self, outer: Carry, names: list[str], steps: int) -> None:
         outer.steps += steps
@@ -294,17 +374,20 @@ class Graphs(Loop):
             return known
         inner = slot.carry
         assert inner.optimiser is not None
-        plans = [torch.zeros(steps, n, dtype=torch.long, device=self.device) for n in shape]
-        at = torch.zeros(1, dtype=torch.long, device=self.device)
-        inner.active, inner.path, inner.grad_steps = outer.active, outer.path, {}
+        longest = max(len(data) for data in self.data.values())  # so that no client needs a longer plan
+        room = phase.steps or (phase.epochs or 1) * (longest // max(*shape, 1) + 1)
+        plans = [torch.zeros(max(steps, room), n, dtype=torch.long, device=self.task.like.device) for n in shape]
+        at = torch.zeros(1, dtype=torch.long, device=self.task.like.device)
+        names, path = outer.active, outer.path
         # What changes between clients and rounds is a tensor inside the graph.
-        inner.context = replace(outer.context, lr=inner.optimiser.lr, relative=slot.relative)  # type: ignore[arg-type]
-        active = set(inner.active)
-        for name, tensor in inner.params.items():
-            tensor.requires_grad_(name in active)
+        context = replace(outer.context, lr=inner.optimiser.lr, relative=slot.relative)  # type: ignore[arg-type]
 
         def one_step() -> None:
-            x, y = self.resident
+            inner.active, inner.path, inner.context = names, path, context
+            active = set(names)
+            for name, tensor in inner.params.items():
+                tensor.requires_grad_(name in active)
+            x, y = slot.data or self.resident or (at, at)
             rows = [plan.index_select(0, at).view(-1) for plan in plans]
             step(self.captured_task, inner, [(x.index_select(0, r), y.index_select(0, r)) for r in rows], phase)
             at.add_(1)
@@ -313,16 +396,28 @@ class Graphs(Loop):
         for _ in range(WARM_UPS):
             one_step()
             at.zero_()
-        torch.cuda.synchronize()
+        self.device.settle()
         inner.grad_steps = {}
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=slot.pool, stream=slot.stream):
-            one_step()
+        run = self._graph_of(one_step, slot)
         with torch.no_grad():
             for tensor, value in saved:
                 tensor.copy_(value)
-        slot.graphs[key] = Captured(graph, plans, at, list(inner.grad_steps))
+        slot.graphs[key] = Captured(run, plans, at, list(inner.grad_steps))
+        self.captures += 1
         return slot.graphs[key]
+
+    def _graph_of(self, one_step: Callable[[], None], slot: Slot) -> Callable[[], None]:
+        """The step as a graph; if it cannot be captured, the step itself, and a note that says which part and why."""
+        try:
+            return self.device.record(one_step, slot.stream, slot.pool)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.device.settle()
+            note = f"{_culprit(error)} cannot be captured in a CUDA graph and runs eagerly: {_first_line(error)}"
+            if note not in self.notes:
+                self.notes.append(note)
+            return one_step
 
     def _written(self, slot: Slot) -> list[Tensor]:
         """All that a step changes."""
@@ -351,9 +446,26 @@ def _shapes(carry: Carry) -> list[dict[str, torch.Size]]:
     return _shapes_of(carry.broadcast.parts, carry.mine)
 
 
-def _finite(trees: list[Tree], device: torch.device) -> Tensor:
+def _culprit(error: BaseException) -> str:
+    """The part and hook in which an error arose, from its traceback."""
+    found, trace = "the model", error.__traceback__
+    while trace is not None:
+        who = trace.tb_frame.f_locals.get("self")
+        if isinstance(who, Part):
+            found = f"{who.name} ({trace.tb_frame.f_code.co_name})"
+        trace = trace.tb_next
+    context = error.__context__
+    return _culprit(context) if found == "the model" and context is not None else found
+
+
+def _first_line(error: BaseException) -> str:
+    first = error.__context__ or error  # ending a broken capture raises again
+    return str(first).strip().splitlines()[0]
+
+
+def _finite(trees: list[Tree], like: Tensor) -> Tensor:
     """Whether all floats are finite, as a tensor: nothing waits for it here."""
     blocks = [tree.block for tree in trees if isinstance(tree, Packed)]
     loose = [t for tree in trees if not isinstance(tree, Packed) for t in tree.values() if t.is_floating_point()]
     checks = [torch.isfinite(t).all() for t in (*blocks, *loose) if t.numel()]
-    return torch.stack(checks).all() if checks else torch.ones((), dtype=torch.bool, device=device)
+    return torch.stack(checks).all() if checks else torch.ones((), dtype=torch.bool, device=like.device)

@@ -179,8 +179,13 @@ class Loop:
         jobs = passes(self.task, "evaluate")
         return {p.name: self._run(p, job, tested, cohort or self.clients, keep=False) for p, job in jobs}
 
+    def _near(self, data: Split) -> Split:
+        """Test data where they are tested; an engine may keep them on its device."""
+        return data
+
     def score(self, sent: Broadcast, site: Site, data: Split, mode: Mode) -> SiteScore:
         """Test a mode at one site."""
+        data = self._near(data)
         own = site.train if site.train is not None else data
         client = self._client(site, own)
         with self._at("test", sent.round, site.name):

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
-from fednorms.core import carry_of, load, own_state, train
+from fednorms.core import carry_of, load, own_state, second_model, train
 from fednorms.data import Split
 from fednorms.errors import BadInput
 from fednorms.evaluation.scores import SiteScore, Tally
@@ -61,7 +62,7 @@ class Mode:
         net, what = task.net, f'Method "{task.method}"'
         names = statistics_names(net)
         routes = {net.routes[n] for n in names}
-        own = bool(routes & {Route.LOCAL, Route.SENT})
+        own = bool(routes & {Route.LOCAL, Route.SENT}) or (bool(names) and task.twin is not None)
         kept = [n for n in net.trained if net.routes[n] is Route.LOCAL]
         if self.model == "global" and kept:
             raise BadInput(
@@ -101,7 +102,7 @@ def headline(task: Task) -> Mode:
 
     A method that fine-tunes is judged by its global or personal model round by round, and "adapted" at the end.
     """
-    return Mode("personal" if task.net.own else "global").resolved(task)
+    return Mode("personal" if task.personal else "global").resolved(task)
 
 
 def tested_state(task: Task, state: ServerState) -> ServerState:
@@ -130,6 +131,8 @@ def model_for(task: Task, sent: Broadcast, client: Client, mode: Mode) -> tuple[
     context = context_of(task, sent.round, client, evaluating=True)
     mine = site_state(task, sent, client)
     model = load(task, sent, client, context, mine)
+    if task.twin and mode.model in ("personal", "adapted"):
+        model = Tree({**model, **second_model(task, mine)})
     if mode.model == "adapted":
         carry = carry_of(task, sent, client, context, mine, model)
         train(task, carry, task.method.evaluation().phases)
@@ -161,6 +164,14 @@ def _statistics(
     return Tree()
 
 
+def answer(task: Task, sent: Broadcast, mine: dict[str, Tree], logits: Tensor, features: Tensor) -> Tensor:
+    """The logits by which a site predicts: the classifier's, or what a part makes of the features."""
+    for p in task.method.having("evaluation"):
+        if rule := p.evaluation().predict:
+            logits = rule(logits, features, sent.parts[p.name], mine[p.name])
+    return logits
+
+
 @torch.no_grad()
 def score_site(
     task: Task,
@@ -176,10 +187,11 @@ def score_site(
     batch_mode = mode.statistics == "batch"
     context = context_of(task, sent.round, client, evaluating=True)
     tally = Tally(classes)
-    for rows in torch.arange(len(data)).split(task.training.batch_size if batch_mode else 256):
-        alone = len(rows) == 1 and task.needs_two
-        x, y = prepare_test(task, data.batch(rows), context, mine, sent)
+    large = 256 if task.like.device.type == "cpu" else 2048
+    for batch in data.batches(task.training.batch_size if batch_mode else large):
+        alone = len(batch[1]) == 1 and task.needs_two
+        x, y = prepare_test(task, batch, context, mine, sent)
         tensors = by_batch(task.net, model) if batch_mode else model
-        logits, _ = task.net.forward(tensors, x, train=False, batch_statistics=batch_mode and not alone)
-        tally.add(logits, y)
+        logits, features = task.net.forward(tensors, x, train=False, batch_statistics=batch_mode and not alone)
+        tally.add(answer(task, sent, mine, logits, features), y)
     return tally.score()

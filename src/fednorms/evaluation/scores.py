@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,30 +22,31 @@ class Tally:
     """
 
     classes: int
-    right: Tensor = field(init=False)
-    total: Tensor = field(init=False)
-    loss_sum: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.right, self.total = torch.zeros(self.classes), torch.zeros(self.classes)
+    counts: Tensor | None = (
+        None  # (right, total) x classes, where the logits are: nothing waits for a GPU before `score`
+    )
+    loss_sum: Tensor | float = 0.0
 
     def add(self, logits: Tensor, y: Tensor) -> None:
         """Count one batch; the loss is plain cross-entropy, whatever the model was trained with."""
-        y, logits = y.cpu(), logits.detach().double().cpu()
-        hit = logits.argmax(1) == y
-        self.total += torch.bincount(y, minlength=self.classes)
-        self.right += torch.bincount(y[hit], minlength=self.classes)
-        self.loss_sum += float(torch.nn.functional.cross_entropy(logits, y, reduction="sum"))
+        logits = logits.detach().double()
+        if self.counts is None:
+            self.counts = torch.zeros(2, self.classes, dtype=torch.long, device=logits.device)
+        self.counts[0].index_add_(0, y, (logits.argmax(1) == y).long())
+        self.counts[1].index_add_(0, y, torch.ones_like(y))
+        self.loss_sum = self.loss_sum + torch.nn.functional.cross_entropy(logits, y, reduction="sum")
 
     def score(self) -> SiteScore:
         """The scores of everything counted so far."""
-        n = int(self.total.sum())
-        recall = [float(r / t) if t else math.nan for r, t in zip(self.right, self.total, strict=True)]
+        assert self.counts is not None
+        right, total = self.counts.tolist()
+        n = sum(total)
+        recall = [r / t if t else math.nan for r, t in zip(right, total, strict=True)]
         present = [r for r in recall if not math.isnan(r)]
         return SiteScore(
-            accuracy=float(self.right.sum()) / n,
+            accuracy=sum(right) / n,
             balanced_accuracy=sum(present) / len(present),
-            loss=self.loss_sum / n,
+            loss=float(self.loss_sum) / n,
             samples=n,
             recall=recall,
         )

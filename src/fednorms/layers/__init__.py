@@ -6,36 +6,51 @@ from __future__ import annotations
 
 from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm, mixed_normalise
 from fednorms.layers.agc import adaptive_clip, unitwise_norm
+from fednorms.layers.filter_response_norm import FilterResponseNorm, filter_response
+from fednorms.layers.global_norm import GlobalNorm, merged_moments
 from fednorms.layers.group_norm import group_norm_like, paper_groups
 from fednorms.layers.hybrid_norm import HybridNorm, raw_moments
+from fednorms.layers.instance_norm import instance_norm_like
 from fednorms.layers.keyed_dropout import KeyedDropout, KeyedDropout2d, KeyedStochasticDepth, keyed_dropout
 from fednorms.layers.mixed_norm import MixedNorm, mixed_statistics
 from fednorms.layers.no_norm import no_norm_like
 from fednorms.layers.norm_act import NormAct
 from fednorms.layers.norms import is_batchnorm, is_norm, keeps_statistics
+from fednorms.layers.population_norm import PopulationNorm
+from fednorms.layers.representative_norm import RepresentativeNorm
 from fednorms.layers.scaled_ws import WSConv2d, scaled_weight
 from fednorms.layers.surgery import Change, replace_dropout, swap
+from fednorms.layers.switchable_norm import SwitchableNorm
+from fednorms.layers.thresholds import thresholded
 from fednorms.layers.unit_norm import UnitNormLinear, unit_norm
 from fednorms.layers.weight_norm import WNConv2d, weight_norm
 
 __all__ = [
     "AdaptiveGroupNorm",
     "Change",
+    "FilterResponseNorm",
+    "GlobalNorm",
     "HybridNorm",
     "KeyedDropout",
     "KeyedDropout2d",
     "KeyedStochasticDepth",
     "MixedNorm",
     "NormAct",
+    "PopulationNorm",
+    "RepresentativeNorm",
+    "SwitchableNorm",
     "UnitNormLinear",
     "WNConv2d",
     "WSConv2d",
     "adaptive_clip",
+    "filter_response",
     "group_norm_like",
+    "instance_norm_like",
     "is_batchnorm",
     "is_norm",
     "keeps_statistics",
     "keyed_dropout",
+    "merged_moments",
     "mixed_normalise",
     "mixed_statistics",
     "no_norm_like",
@@ -44,6 +59,7 @@ __all__ = [
     "replace_dropout",
     "scaled_weight",
     "swap",
+    "thresholded",
     "unit_norm",
     "unitwise_norm",
     "weight_norm",

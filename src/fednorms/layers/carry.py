@@ -75,3 +75,16 @@ def refuse_other_forward(old: nn.Module, base: type[nn.Module], name: str = "") 
             f"expected a plain {base.__name__}: replace it by hand, or leave out one of two parts "
             "that change it"
         )
+
+
+def refuse_single_positions(norm: nn.Module, what: str, name: str = "") -> None:
+    """Refuse a layer of vectors, (N, C): statistics over the positions of a sample need more than one.
+
+    >>> refuse_single_positions(nn.BatchNorm2d(3), "instance normalisation")
+    """
+    if isinstance(norm, nn.BatchNorm1d):
+        where = f" {name!r}" if name else ""
+        raise BadInput(
+            f"layer{where}: {what} needs maps with several positions, got {type(norm).__name__}, which normalises "
+            "vectors; expected a model whose normalisation layers see images, such as 'cnn-small'"
+        )

@@ -7,10 +7,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm
+from fednorms.layers.filter_response_norm import FilterResponseNorm
+from fednorms.layers.global_norm import GlobalNorm
 from fednorms.layers.hybrid_norm import HybridNorm
 from fednorms.layers.mixed_norm import MixedNorm
+from fednorms.layers.population_norm import PopulationNorm
+from fednorms.layers.representative_norm import RepresentativeNorm
+from fednorms.layers.switchable_norm import SwitchableNorm
 
-OURS = (AdaptiveGroupNorm, HybridNorm, MixedNorm)
+WITH_STATISTICS = (AdaptiveGroupNorm, GlobalNorm, HybridNorm, MixedNorm, RepresentativeNorm, SwitchableNorm)
+OURS = (*WITH_STATISTICS, FilterResponseNorm, PopulationNorm)
 _TORCH = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 # Normalisation classes of timm and torchvision that derive from no torch normalisation class. Matched by
 # class name, because neither library may be imported here.
@@ -38,13 +44,13 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def keeps_statistics(module: nn.Module) -> bool:
-    """Whether `module` evaluates with stored statistics: tracked BatchNorm, AdaptiveGroupNorm, HybridNorm,
-    MixedNorm.
+    """Whether `module` evaluates with stored statistics: tracked BatchNorm, and ours that mix or
+    replace what it measures.
 
     >>> keeps_statistics(nn.BatchNorm2d(2)), keeps_statistics(nn.BatchNorm2d(2, track_running_stats=False))
     (True, False)
     """
-    if isinstance(module, OURS):
+    if isinstance(module, WITH_STATISTICS):
         return True
     # An instance norm that tracks statistics also evaluates with them.
     return isinstance(module, (_BatchNorm, _InstanceNorm)) and module.running_mean is not None

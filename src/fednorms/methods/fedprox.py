@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from torch import Tensor
 from typing_extensions import override
 
-from fednorms.part import Part, option, part
-from fednorms.views import Step
+from fednorms.part import Part, Phase, option, part
+from fednorms.views import Context, Step
 
 
 @part("fedprox")
@@ -15,6 +18,9 @@ class FedProx(Part):
 
     Paper: Li et al., Federated optimization in heterogeneous networks, MLSys 2020 (mu 0.001 to 1; FedNN, GReg: 0.001).
     Acts on the local loss. No state, no extra communication. mu=0 is FedAvg bit for bit.
+    In each round a client is a straggler with chance `straggler_fraction`: it ends after 1 to E epochs, all equally
+    likely (with E=1, after as many of its batches). Who straggles depends on seed, round and client's name alone, so
+    that fedprox(mu=0, straggler_fraction=0.5) meets the same stragglers, also beside other methods.
     Divergence: FedBN's code adds the unsquared norm and skips steps, FedDC's fixes mu at 2e-4; we follow the paper.
 
     >>> FedProx(mu=0.01)
@@ -24,7 +30,23 @@ class FedProx(Part):
     paper = "Li et al. 2020"
 
     mu: float = option(0.001, at_least=0.0)
+    straggler_fraction: float = option(0.0, at_least=0.0, at_most=1.0)
+
+    @override
+    def plan(self, phases: list[Phase], c: Context) -> list[Phase]:
+        if c.chance("straggles") >= self.straggler_fraction:
+            return phases
+        return [_shortened(p, c) for p in phases]
 
     @override
     def loss(self, s: Step) -> Tensor | float:
         return self.mu / 2 * (s.params - s.start).sqnorm() if self.mu else 0.0
+
+
+def _shortened(phase: Phase, c: Context) -> Phase:
+    done = c.chance("straggler's work")
+    if phase.steps:
+        return replace(phase, steps=1 + int(done * phase.steps))
+    if phase.epochs and phase.epochs > 1:
+        return replace(phase, epochs=1 + int(done * phase.epochs))
+    return replace(phase, epochs=None, steps=1 + int(done * math.ceil(c.samples / c.batch_size)))

@@ -16,10 +16,11 @@ from fednorms.views import Context, Gradient, Step
 class PerFedAvg(Part):
     """Step along the gradient taken after an inner step: g(w - alpha g(w; D); D').
 
-    variant="first" drops the second-order term; "hessian_free" subtracts alpha times the difference quotient
-    (g(w + delta v; D'') - g(w - delta v; D'')) / (2 delta), v the outer gradient. Paper: Fallah et al., Personalized
-    federated learning: a model-agnostic meta-learning approach, NeurIPS 2020. Acts on how a gradient is taken; two or
-    three batches per step. No state, no extra communication. Tested after one inner step on the client's own data.
+    variant="first" drops the second-order term; "exact" subtracts alpha H(w; D'') v, v the outer gradient and H the
+    Hessian; "hessian_free" takes (g(w + delta v; D'') - g(w - delta v; D'')) / (2 delta) for H v.
+    Paper: Fallah et al., Personalized federated learning: a model-agnostic meta-learning approach, NeurIPS 2020.
+    Acts on how a gradient is taken; two or three batches per step. No state, no extra communication.
+    Tested after one inner step on the client's own data.
     Divergence: FedBABU's port adapts to another client's test data and shares momentum; neither is done here.
     alpha=0 means the round's own learning rate.
 
@@ -30,7 +31,7 @@ class PerFedAvg(Part):
     paper = "Fallah et al. 2020"
 
     alpha: float = option(0.0, at_least=0.0)
-    variant: Literal["first", "hessian_free"] = option("first", choices=("first", "hessian_free"))
+    variant: Literal["first", "exact", "hessian_free"] = option("first", choices=("first", "exact", "hessian_free"))
     delta: float = option(0.001, above=0.0)
 
     @override
@@ -48,6 +49,8 @@ class PerFedAvg(Part):
             v = gradf(here - gradf(w, 0) * alpha, 1)
             if self.variant == "first":
                 return v
+            if self.variant == "exact":
+                return v - s.hessian(here, v, 2) * alpha
             ahead, behind = gradf(here + v * self.delta, 2), gradf(here - v * self.delta, 2)
             return v - (ahead - behind) * (alpha / (2 * self.delta))
 

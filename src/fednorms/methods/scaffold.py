@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from typing_extensions import override
 
-from fednorms.part import Part, option, part
+from fednorms.part import Part, Phase, Weighting, option, part
 from fednorms.tree import Tree
-from fednorms.views import End, Round, Step
+from fednorms.views import Context, End, Round, Step
 
 
 @part("scaffold")
@@ -21,19 +22,33 @@ class Scaffold(Part):
     plain SGD; with momentum rho, K becomes (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho).
     Acts on the gradient. Client state c_i, server state c, one model each way beside FedAvg's. Uploads are uniform
     means, so that c = mean(c_i) always; models are averaged uniformly. Statistics are never corrected.
-    Divergence: FedDC's code divides by the undecayed rate and weights c by client size; we use the rate in force.
+    Divergence: two published programs differ, both with option II by difference. variant="feddc": the gradient of the
+    loss term <w, c/u_i - c_i> is added (u_i the client's relative size), every client takes K = E ceil(mean n / B)
+    steps, c_i+ divides by K and the first round's rate, c <- c + 1/N sum u_i (c_i+ - c_i). variant="fedntd": K as
+    above with momentum, models weighted by size. The default uses the steps and the rate in force.
 
     >>> Scaffold(option="I")
     scaffold(option='I')
     """
 
     paper = "Karimireddy et al. 2020"
-    weighting = "uniform"
     reduction = "uniform"
     uses_mean_gradient = True
 
     control: Literal["gradient", "difference"] = option("gradient", choices=("gradient", "difference"))
+    variant: Literal["paper", "feddc", "fedntd"] = option("paper", choices=("paper", "feddc", "fedntd"))
     option: Literal["I", "II"] = option("II", choices=("I", "II"))
+
+    @property
+    def weighting(self) -> Weighting:  # type: ignore[override]
+        """Of the models; what is uploaded beside them is always a uniform mean."""
+        return "size" if self.variant == "fedntd" else "uniform"
+
+    @override
+    def plan(self, phases: list[Phase], c: Context) -> list[Phase]:
+        if self.variant != "feddc":
+            return phases
+        return [replace(p, epochs=None, steps=c.mean_steps) for p in phases]
 
     @override
     def init(self, w: Tree) -> tuple[Tree, Tree]:
@@ -47,19 +62,23 @@ class Scaffold(Part):
     def grad(self, g: Tree, s: Step) -> Tree:
         if s.context.evaluating:  # fine-tuning minimises the client's own loss, not the federation's
             return g
-        return g - s.mine + s.down
+        return g - s.mine + (s.down / s.context.relative if self.variant == "feddc" else s.down)
 
     @override
     def finish(self, e: End) -> tuple[Tree, Tree]:
-        if self.option == "I":
+        if self.variant == "feddc":
+            new = self._difference(e, e.steps * e.context.lr_0)
+            return new, (new - e.mine) * e.context.relative
+        if self.variant == "paper" and self.option == "I":
             new = e.mine.zeros() + e.gradient(e.start)
-        elif self.control == "gradient":
+        elif self.variant == "paper" and self.control == "gradient":
             new = Tree({**e.mine, **e.mean_grad})
         else:
-            rho, k = e.context.momentum, e.steps
-            steps = (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
-            new = e.mine - e.down - e.delta / (steps * e.context.lr) if e.context.lr else e.mine
+            new = self._difference(e, e.effective_steps * e.context.lr)
         return new, new - e.mine
+
+    def _difference(self, e: End, walked: float) -> Tree:
+        return e.mine - e.down - e.delta / walked if walked else e.mine
 
     @override
     def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:

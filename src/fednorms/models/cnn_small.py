@@ -27,6 +27,7 @@ class SmallCNN(nn.Module):
         if size < 8:
             raise BadInput(f"model 'cnn-small' takes images of at least 8 pixels, got {size}: resize them")
         self.gn_groups = {"norm1": 8, "norm2": 8, "norm3": 8}
+        self.stages = {"stage1": 16, "stage2": 32, "stage3": 32}  # ends of the blocks and their channels
         self.conv1 = nn.Conv2d(channels, 16, 3, padding=1)
         self.norm1 = nn.BatchNorm2d(16)
         self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
@@ -35,6 +36,7 @@ class SmallCNN(nn.Module):
         self.norm3 = nn.BatchNorm2d(32)
         self.relu = nn.ReLU()
         self.pool = nn.MaxPool2d(2)
+        self.stage1, self.stage2, self.stage3 = nn.Identity(), nn.Identity(), nn.Identity()
         self.head = nn.Linear(self.feature_dim, classes)
 
     def features(self, x: Tensor) -> Tensor:
@@ -42,9 +44,9 @@ class SmallCNN(nn.Module):
         height, width = x.shape[-2:]
         if min(height, width) < 8:
             raise BadInput(f"model 'cnn-small' takes images of at least 8 pixels, got {height}x{width}: resize them")
-        x = self.pool(self.relu(self.norm1(self.conv1(x))))
-        x = self.pool(self.relu(self.norm2(self.conv2(x))))
-        x = self.relu(self.norm3(self.conv3(x)))
+        x = self.stage1(self.pool(self.relu(self.norm1(self.conv1(x)))))
+        x = self.stage2(self.pool(self.relu(self.norm2(self.conv2(x)))))
+        x = self.stage3(self.relu(self.norm3(self.conv3(x))))
         # Windows that always give 2x2 positions; adaptive pooling would have no deterministic gradient on a
         # GPU.
         h, w = x.shape[-2:]

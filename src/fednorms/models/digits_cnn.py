@@ -37,6 +37,7 @@ class DigitsCNN(nn.Module):
         require_size("digits-cnn", size, self.size)
         # FedWon's table for its GroupNorm comparison; the paper has no groups for FedBN's two linear layers.
         self.gn_groups = {"norm1": 32, "norm2": 32, "norm3": 64}
+        self.stages = {"stage1": 64, "stage2": 64, "stage3": 128}  # ends of the blocks and their channels
         self.conv1 = nn.Conv2d(channels, 64, 5, padding=2)
         self.norm1 = nn.BatchNorm2d(64)
         self.conv2 = nn.Conv2d(64, 64, 5, padding=2)
@@ -45,6 +46,7 @@ class DigitsCNN(nn.Module):
         self.norm3 = nn.BatchNorm2d(128)
         self.relu = nn.ReLU()
         self.pool = nn.MaxPool2d(2)
+        self.stage1, self.stage2, self.stage3 = nn.Identity(), nn.Identity(), nn.Identity()
         dropout = between == "dropout"
         self.drop1: nn.Module = nn.Dropout(p) if dropout else nn.Identity()
         self.fc1 = nn.Linear(128 * 7 * 7, 2048)
@@ -57,9 +59,9 @@ class DigitsCNN(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """The 512 penultimate values of each image."""
         require_size("digits-cnn", x.shape[-2:], self.size)
-        x = self.pool(self.relu(self.norm1(self.conv1(x))))
-        x = self.pool(self.relu(self.norm2(self.conv2(x))))
-        x = self.relu(self.norm3(self.conv3(x))).flatten(1)
+        x = self.stage1(self.pool(self.relu(self.norm1(self.conv1(x)))))
+        x = self.stage2(self.pool(self.relu(self.norm2(self.conv2(x)))))
+        x = self.stage3(self.relu(self.norm3(self.conv3(x)))).flatten(1)
         x = self.relu(self.norm4(self.fc1(self.drop1(x))))
         y: Tensor = self.relu(self.norm5(self.fc2(self.drop2(x))))
         return y

@@ -26,12 +26,14 @@ class LeNet(nn.Module):
         require_size("lenet", size, self.size)
         # Group counts of the paper's GroupNorm variant.
         self.gn_groups = {"norm1": 2, "norm2": 2}
+        self.stages = {"stage1": 64, "stage2": 64}  # ends of the blocks and their channels
         self.conv1 = nn.Conv2d(channels, 64, 5)
         self.norm1 = nn.BatchNorm2d(64)
         self.conv2 = nn.Conv2d(64, 64, 5)
         self.norm2 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU()
         self.pool = nn.MaxPool2d(2)
+        self.stage1, self.stage2 = nn.Identity(), nn.Identity()
         self.fc1 = nn.Linear(64 * 5 * 5, 384)
         self.fc2 = nn.Linear(384, 192)
         self.head = nn.Linear(192, classes)
@@ -39,8 +41,8 @@ class LeNet(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """The 192 penultimate values of each image."""
         require_size("lenet", x.shape[-2:], self.size)
-        x = self.pool(self.relu(self.norm1(self.conv1(x))))
-        x = self.pool(self.relu(self.norm2(self.conv2(x))))
+        x = self.stage1(self.pool(self.relu(self.norm1(self.conv1(x)))))
+        x = self.stage2(self.pool(self.relu(self.norm2(self.conv2(x)))))
         x = self.relu(self.fc1(x.flatten(1)))
         y: Tensor = self.relu(self.fc2(x))
         return y

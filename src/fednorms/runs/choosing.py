@@ -56,9 +56,9 @@ def choose(
                 "Leave out the site for the mean over the clients that did."
             )
         attributes, samples = dict(found.attributes), found.samples
-        if not task.net.own and not input_normalisers(task):
+        if not task.personal and not input_normalisers(task):
             notes.append(f'Clients of "{task.method}" keep no tensors of their own: every site has the global model.')
-        elif not own and task.net.own:
+        elif not own and task.personal:
             notes.append(f'Site "{site}" did not train as a client: its model is that of an unseen site.')
     else:
         own, attributes, samples = False, {}, 0

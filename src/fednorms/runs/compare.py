@@ -357,8 +357,9 @@ def _about(cells: list[Cell], federation: Federation, seeds: list[int]) -> dict[
             + f", participation {recipe.participation}"
         ),
         "accuracy": (
-            f"% on test data after the last round (no selection), mean ± sample standard deviation over "
-            f"{len(seeds)} seed{'s' * (len(seeds) > 1)} ({', '.join(map(str, seeds))}); * best of the column"
+            "% on test data after the last round (no selection), "
+            + (f"mean ± sample standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else "one seed")
+            + f" ({', '.join(map(str, seeds))}); * best of the column"
         ),
         "made": (
             f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}, fednorms {__version__}, torch {torch.__version__}, "

@@ -13,6 +13,7 @@ from torch import nn
 from fednorms.core import broadcast, initial_state, server_update
 from fednorms.data import Federation
 from fednorms.engines.devices import numerics
+from fednorms.engines.loop import repeatable
 from fednorms.engines.store import ClientStore
 from fednorms.errors import BadInput
 from fednorms.evaluation.scores import Scores, SiteScore
@@ -144,7 +145,7 @@ def execute(
                 f"This run was made with a {what} of your own ({text.removeprefix('custom:')}); "
                 f"continue it from Python with fednorms.resume(path, {what}=...)."
             )
-    with numerics(recipe.precision, recipe.deterministic):
+    with numerics(recipe.precision, recipe.deterministic), repeatable(recipe.threads, recipe.seed):
         return _execute(recipe, RunDirectory(out) if out else None, federation, model, loss, callback)
 
 

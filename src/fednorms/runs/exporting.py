@@ -104,6 +104,8 @@ def write_model(
         preprocessing = site_preprocessing(chosen.mine[part.name]["mean"], chosen.mine[part.name]["std"])
     if opened.facts.dtype != "uint8":
         notes.append("The model was trained on floating-point images: give it images on that scale, not bytes.")
+    if task.method.evaluation().predict:
+        notes.append(f'"{task.method}" is tested with prototypes; the exported model answers with its own classifier.')
     module = task.net.plain(chosen.tensors)
     measure = part.name if part and chosen.measured_here else None
     about = _about(opened, module, preprocessing, measure, shape, site, notes) | (extra or {})

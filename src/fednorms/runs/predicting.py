@@ -16,6 +16,7 @@ from fednorms.data import Split
 from fednorms.data.folders import EXTENSIONS, read_image
 from fednorms.engines.loop import repeatable
 from fednorms.errors import BadInput
+from fednorms.evaluation.modes import answer
 from fednorms.passes import prepare_test
 from fednorms.runs.choosing import Chosen, choose
 from fednorms.runs.opened import OpenRun, Which, open_run
@@ -93,7 +94,8 @@ def _probabilities(opened: OpenRun, chosen: Chosen, images: Tensor) -> Tensor:
     with repeatable(torch.get_num_threads(), "predict", task.seed):
         batch = images, torch.zeros(len(images), dtype=torch.int64)
         x, _ = prepare_test(task, batch, context, chosen.mine, chosen.sent)
-        logits, _ = task.net.forward(chosen.tensors, x, train=False, batch_statistics=False)
+        logits, features = task.net.forward(chosen.tensors, x, train=False, batch_statistics=False)
+        logits = answer(task, chosen.sent, chosen.mine, logits, features)
     return logits.double().softmax(1).cpu()
 
 

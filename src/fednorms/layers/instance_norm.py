@@ -1,0 +1,25 @@
+"""Instance normalisation in place of batch normalisation."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fednorms.layers.carry import keep_parameters, place, refuse_single_positions, width
+from fednorms.layers.norm_act import keep_act
+
+
+def instance_norm_like(norm: nn.Module, name: str = "") -> nn.Module:
+    """Instance normalisation in place of a batch normalisation layer, keeping its affine parameters and eps.
+
+    y = gamma (x - mu) / sqrt(v + eps) + beta, mu and v (biased) over the positions of each sample and channel; Ulyanov
+    et al. 2016. No running statistics: training and evaluation are the same function.
+
+    >>> sorted(instance_norm_like(nn.BatchNorm2d(6)).state_dict())
+    ['bias', 'weight']
+    """
+    refuse_single_positions(norm, "instance normalisation", name)
+    kind = nn.InstanceNorm3d if isinstance(norm, nn.BatchNorm3d) else nn.InstanceNorm2d
+    affine = getattr(norm, "weight", None) is not None
+    new = kind(width(norm, name), eps=float(getattr(norm, "eps", 1e-5)), affine=affine, **place(norm))
+    keep_parameters(norm, new, "weight", "bias")
+    return keep_act(norm, new)

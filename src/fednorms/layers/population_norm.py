@@ -1,0 +1,78 @@
+"""Population normalisation: mean and variance are trained, not measured (experimental)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from fednorms import noise
+from fednorms.layers.carry import keep_parameters, place, tensor, width
+from fednorms.layers.moments import affine, per_channel
+from fednorms.layers.norm_act import keep_act
+
+
+class PopulationNorm(nn.Module):
+    """Normalise with a trained mean and a trained log-variance per channel.
+
+    y = gamma (x - mu) / sqrt(exp(s) + eps) + beta, the same in training and evaluation and for every sample alone.
+    While training, `spread` > 0 uses mu (1 + spread xi) with xi standard normal per channel and call. Population
+    normalization (CVPR 2025) is known to us by its abstract: this parametrisation is our own, experimental.
+
+    >>> layer = PopulationNorm(3)
+    >>> sorted(layer.state_dict())
+    ['bias', 'log_var', 'mean', 'weight']
+    >>> layer(torch.zeros(1, 3)).shape
+    torch.Size([1, 3])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        spread: float = 0.0,
+        eps: float = 1e-5,
+        stream: int = 0,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.channels, self.spread, self.eps, self.stream = channels, spread, eps, stream
+        zeros = torch.zeros(channels, device=device, dtype=dtype)
+        self.weight = nn.Parameter(torch.ones_like(zeros)) if affine else None
+        self.bias = nn.Parameter(zeros.clone()) if affine else None
+        self.mean = nn.Parameter(zeros.clone())
+        self.log_var = nn.Parameter(zeros.clone())
+
+    @classmethod
+    def like(cls, norm: nn.Module, spread: float = 0.0, name: str = "") -> nn.Module:
+        """In place of a batch normalisation layer: keeps affine and eps, and starts from its running statistics
+        (fresh ones, 0 and 1, are mu = 0 and s = 0).
+        """
+        eps = float(getattr(norm, "eps", 1e-5))
+        new = cls(width(norm, name), spread, eps, noise.stream(name), **place(norm))
+        keep_parameters(norm, new, "weight", "bias")
+        mean, var = tensor(norm, "running_mean"), tensor(norm, "running_var")
+        if mean is not None and var is not None:
+            with torch.no_grad():
+                new.mean.copy_(mean)
+                new.log_var.copy_(var.clamp_min(eps).log())
+        return keep_act(norm, new)
+
+    def _xi(self, x: Tensor) -> Tensor:
+        # Two uniforms give a normal (Box and Muller); drawn in float32, so that they do not depend on the dtype.
+        u = noise.uniform((2, self.channels), self.stream, x.new_empty(0, dtype=torch.float32))
+        return (torch.sqrt(-2 * torch.log(u[0])) * torch.cos(2 * math.pi * u[1])).to(self.mean.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x of shape (N, C, ...)."""
+        mean: Tensor = self.mean
+        if self.training and self.spread:
+            mean = mean * (1 + self.spread * self._xi(x))
+        y = (x - per_channel(mean, x)) * per_channel(torch.rsqrt(self.log_var.exp() + self.eps), x)
+        return affine(y, self.weight, self.bias).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """Width, noise and eps."""
+        return f"{self.channels}, spread={self.spread}, eps={self.eps}"

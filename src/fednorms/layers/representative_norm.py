@@ -1,0 +1,107 @@
+"""Representative batch normalisation: BatchNorm with a calibration of every sample before and after."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fednorms.errors import BadInput
+from fednorms.layers.carry import keep_parameters, place, tensor, width
+from fednorms.layers.moments import affine, batch_moments, per_channel
+from fednorms.layers.norm_act import keep_act
+
+
+def pooled(x: Tensor) -> Tensor:
+    """The mean over positions of x (N, C, ...), kept broadcastable; x itself where there are none.
+
+    >>> pooled(torch.ones(2, 3, 4, 4)).shape
+    torch.Size([2, 3, 1, 1])
+    """
+    return x.mean(tuple(range(2, x.dim())), keepdim=True) if x.dim() > 2 else x
+
+
+class RepresentativeNorm(nn.Module):
+    """Batch normalisation that centres with, and scales by, a feature of each sample.
+
+    x <- x + w_m GAP(x);  z = batch normalisation of x;  y = gamma z sigmoid(w_v GAP(z) + w_b) + beta, all per channel;
+    w_m = 0, w_v = 0, w_b = 1 at the start, so that y = sigmoid(1) BN(x) = 0.731 BN(x) there. RBN (Gao et al., CVPR
+    2021). GAP is the mean over positions. Running statistics are BatchNorm's, of the centred input.
+
+    >>> layer, x = RepresentativeNorm(2), torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+    >>> torch.allclose(layer(x), 0.731059 * nn.BatchNorm1d(2)(x))
+    True
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.channels, self.eps, self.momentum = channels, eps, momentum
+        ones = torch.ones(channels, device=device, dtype=dtype)
+        self.weight = nn.Parameter(ones.clone()) if affine else None
+        self.bias = nn.Parameter(torch.zeros_like(ones)) if affine else None
+        self.centre = nn.Parameter(torch.zeros_like(ones))
+        self.scale_weight = nn.Parameter(torch.zeros_like(ones))
+        self.scale_bias = nn.Parameter(ones.clone())
+        self.register_buffer("running_mean", torch.zeros_like(ones))
+        self.register_buffer("running_var", ones.clone())
+        self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.long, device=device))
+
+    @classmethod
+    def like(cls, norm: nn.Module, name: str = "") -> nn.Module:
+        """In place of a batch normalisation layer: keeps affine, running statistics, momentum and eps."""
+        momentum = getattr(norm, "momentum", 0.1)
+        if momentum is None:
+            where = f" {name!r}" if name else ""
+            raise BadInput(
+                f"layer{where}: momentum=None (cumulative average) cannot be federated; expected a number, e.g. 0.1"
+            )
+        new = cls(width(norm, name), float(getattr(norm, "eps", 1e-5)), float(momentum), **place(norm))
+        keep_parameters(norm, new, "weight", "bias")
+        for buffer in ("running_mean", "running_var", "num_batches_tracked"):
+            tracked = tensor(norm, buffer)
+            if tracked is not None:
+                getattr(new, buffer).copy_(tracked)
+        return keep_act(norm, new)
+
+    def centred(self, x: Tensor) -> Tensor:
+        """What is normalised: x + w_m GAP(x)."""
+        return x + per_channel(self.centre, x) * pooled(x)
+
+    def batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the layer records of a batch: mean and unbiased variance of the centred input."""
+        n = x.numel() // x.shape[1]
+        mean, var = batch_moments(self.centred(x))
+        return mean, var * (n / max(n - 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x of shape (N, C, ...)."""
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        z = F.batch_norm(
+            self.centred(x),
+            self.running_mean,
+            self.running_var,
+            None,
+            None,
+            self.training,
+            self.momentum,
+            self.eps,
+        )
+        gate = torch.sigmoid(per_channel(self.scale_weight, x) * pooled(z) + per_channel(self.scale_bias, x))
+        return affine(z * gate, self.weight, self.bias).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """Width, momentum and eps."""
+        return f"{self.channels}, momentum={self.momentum}, eps={self.eps}"

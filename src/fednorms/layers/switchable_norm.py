@@ -1,0 +1,99 @@
+"""Switchable normalisation: every layer learns a mixture of instance, layer and batch statistics."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fednorms.layers.carry import keep_parameters, place, tensor, width
+from fednorms.layers.moments import affine, instance_moments
+from fednorms.layers.norm_act import keep_act
+
+
+def coarser(mean: Tensor, var: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Moments over one more axis of moments of shape (N, C): mean of means, E[v + m^2] - E[m]^2.
+
+    >>> coarser(torch.tensor([[1.0, 3.0]]), torch.zeros(1, 2), axis=1)
+    (tensor([[2.]]), tensor([[1.]]))
+    """
+    whole = mean.mean(axis, keepdim=True)
+    return whole, var.mean(axis, keepdim=True) + (mean - whole).square().mean(axis, keepdim=True)
+
+
+class SwitchableNorm(nn.Module):
+    """Normalise with softmax mixtures of instance, layer and batch means and, separately, variances.
+
+    mu = sum_k w_k mu_k, v = sum_k w'_k v_k over k = in, ln, bn in this order; w, w' = softmax of `mean_logits` and
+    `var_logits`, all 1 at the start; y = gamma (x - mu) / sqrt(v + eps) + beta. Luo et al., ICLR 2019. Layer and batch
+    moments are made from the instance ones. The reference takes the instance variance with divisor HW - 1;
+    `biased=True` with HW, which makes one-hot weights exactly instance, layer or batch normalisation. Running
+    statistics belong to the batch branch: r <- keep r + (1 - keep) batch value. Inputs of shape (N, C) count as one
+    position, whose instance variance is 0.
+
+    >>> layer = SwitchableNorm(3)
+    >>> sorted(layer.state_dict())
+    ['bias', 'mean_logits', 'running_mean', 'running_var', 'var_logits', 'weight']
+    >>> layer(torch.randn(2, 3, 4, 4)).shape
+    torch.Size([2, 3, 4, 4])
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        biased: bool = False,
+        eps: float = 1e-5,
+        keep: float = 0.9,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.channels, self.biased, self.eps, self.keep = channels, biased, eps, keep
+        ones = torch.ones(channels, device=device, dtype=dtype)
+        self.weight = nn.Parameter(ones.clone()) if affine else None
+        self.bias = nn.Parameter(torch.zeros_like(ones)) if affine else None
+        self.mean_logits = nn.Parameter(torch.ones(3, device=device, dtype=dtype))
+        self.var_logits = nn.Parameter(torch.ones(3, device=device, dtype=dtype))
+        self.register_buffer("running_mean", torch.zeros_like(ones))
+        self.register_buffer("running_var", torch.zeros_like(ones))  # as in the reference
+
+    @classmethod
+    def like(cls, norm: nn.Module, biased: bool = False, name: str = "") -> nn.Module:
+        """In place of a batch normalisation layer: keeps affine and eps, and starts from its running statistics."""
+        new = cls(width(norm, name), biased, float(getattr(norm, "eps", 1e-5)), **place(norm))
+        keep_parameters(norm, new, "weight", "bias")
+        for buffer in ("running_mean", "running_var"):
+            tracked = tensor(norm, buffer)
+            if tracked is not None:
+                getattr(new, buffer).copy_(tracked)
+        return keep_act(norm, new)
+
+    def batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the batch branch, per channel."""
+        mean, var = coarser(*instance_moments(x, unbiased=not self.biased), axis=0)
+        return mean[0], var[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x of shape (N, C, ...)."""
+        m_in, v_in = instance_moments(x, unbiased=not self.biased)  # (N, C)
+        m_ln, v_ln = coarser(m_in, v_in, axis=1)  # (N, 1)
+        if self.training:
+            m_bn, v_bn = coarser(m_in, v_in, axis=0)  # (1, C)
+            with torch.no_grad():
+                for running, batch in ((self.running_mean, m_bn), (self.running_var, v_bn)):
+                    running.mul_(self.keep).add_(batch[0].detach().to(running.dtype), alpha=1 - self.keep)
+        else:
+            m_bn, v_bn = self.running_mean, self.running_var
+        w, u = torch.softmax(self.mean_logits, 0), torch.softmax(self.var_logits, 0)
+        mean = w[0] * m_in + w[1] * m_ln + w[2] * m_bn
+        var = u[0] * v_in + u[1] * v_ln + u[2] * v_bn
+        shape = (*mean.shape, *[1] * (x.dim() - 2))
+        y = (x - mean.reshape(shape)) * torch.rsqrt(var + self.eps).reshape(shape)
+        return affine(y, self.weight, self.bias).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """Width, divisor and eps."""
+        return f"{self.channels}, biased={self.biased}, eps={self.eps}"

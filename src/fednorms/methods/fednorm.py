@@ -1,0 +1,84 @@
+"""FedNorm: one set of normalisation tensors per modality."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from fednorms.errors import BadInput
+from fednorms.layers.norms import is_norm
+from fednorms.part import Part, Route, Slot, part
+from fednorms.tree import Tree
+from fednorms.views import Begin, Context, End, Round
+
+if TYPE_CHECKING:
+    from fednorms.data import Federation
+    from fednorms.net import Net
+
+ATTRIBUTE = "modality"
+
+
+@part("fednorm")
+class FedNorm(Part):
+    """Average normalisation layers only over the clients of the same modality (CT, MRI, ...); all else over everybody.
+
+    norm[m] = sum p_k norm_k / sum p_k over this round's clients k of modality m, affine and statistics alike. Paper:
+    Bernecker et al., FedNorm, 2022. Acts on routes, by module type: the part owns these tensors and the server keeps a
+    set per modality, named in each site's attribute "modality". No client state; every client receives all sets.
+    A modality that has not taken part yet starts from the initial model. One modality is FedAvg.
+    Divergence: FedWon describes FedNorm as keeping BatchNorm local; this follows the averaging per modality.
+
+    >>> FedNorm()
+    fednorm
+    """
+
+    paper = "Bernecker et al. 2022"
+    reduction = "grouped"
+
+    @override
+    def arrange(self, federation: Federation) -> Federation:
+        without = [site.name for site in federation.sites if ATTRIBUTE not in site.attributes]
+        if without:
+            raise BadInput(
+                f'fednorm needs the attribute "{ATTRIBUTE}" of every site, and {", ".join(without[:5])}'
+                f"{' and others' if len(without) > 5 else ''} of federation {federation.name!r} have none. "
+                f'Give each site attributes={{"{ATTRIBUTE}": "CT"}} or the like.'
+            )
+        return federation
+
+    @override
+    def route(self, slot: Slot) -> Route:
+        return Route.OWNED if is_norm(slot.module) else Route.SHARED
+
+    @override
+    def missing(self, net: Net) -> str | None:
+        return None if net.owned_by.get(self.name) else "normalisation tensor that no other part keeps back"
+
+    @override
+    def down(self, mine: Tree) -> Tree:
+        return mine
+
+    def _group(self, c: Context, known: Tree) -> str:
+        group = c.attributes.get(ATTRIBUTE, "")
+        groups = sorted({name.rsplit("@", 1)[1] for name in known})
+        if not group and groups not in ([], [""]):  # a federation made by hand may have no modalities at all
+            raise BadInput(
+                f'fednorm has one model per modality ({", ".join(groups)}), and "{c.client}" has no attribute '
+                f'"{ATTRIBUTE}" that says which. Give the site one, or choose a site that has one.'
+            )
+        return group
+
+    @override
+    def begin(self, model: Tree, b: Begin) -> Tree:
+        group = self._group(b.context, b.down)
+        return Tree({**model, **{k: b.down[f"{k}@{group}"] for k in b.owned if f"{k}@{group}" in b.down}})
+
+    @override
+    def finish(self, e: End) -> tuple[Tree, Tree]:
+        group = self._group(e.context, e.down)
+        return e.mine, Tree({f"{k}@{group}": e.model[k] for k in e.owned})
+
+    @override
+    def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
+        return delta, Tree({**r.mine, **r.up})

@@ -1,0 +1,112 @@
+"""FedAdagrad, FedYogi and FedAdam: the server takes the mean update for a gradient and steps adaptively."""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from fednorms.part import Part, option, part
+from fednorms.tree import Tree, branch, join
+from fednorms.views import Round
+
+
+def _start(w: Tree, tau: float) -> tuple[Tree, Tree]:
+    return join(m=w.zeros(), v=w.map(lambda t: t.new_full(t.shape, tau * tau))), Tree()
+
+
+def _moved(m: Tree, v: Tree, lr: float, tau: float) -> tuple[Tree, Tree]:
+    return Tree({k: lr * m[k] / (v[k].sqrt() + tau) for k in m}), join(m=m, v=v)
+
+
+def _momentum(delta: Tree, mine: Tree, beta: float) -> Tree:
+    return delta * (1 - beta) + branch(mine, "m") * beta
+
+
+def _square(delta: Tree) -> Tree:
+    return delta.map(lambda d: d * d)
+
+
+@part("fedadagrad")
+class FedAdagrad(Part):
+    """Step adaptively: m <- beta1 m + (1 - beta1) delta; v <- v + delta^2; w <- w + lr m / (sqrt(v) + tau).
+
+    Paper: Reddi et al., Adaptive federated optimization, ICLR 2021, algorithm 2; v starts at tau^2, m at 0. Acts on the
+    server's step of the parameters; statistics are averaged. Server state m and v, no client state, no extra
+    communication. lr is worth tuning: the paper's best lie between 0.001 and 1.
+
+    >>> FedAdagrad(lr=0.1)
+    fedadagrad(lr=0.1)
+    """
+
+    paper = "Reddi et al. 2021"
+
+    lr: float = option(0.01, above=0.0)
+    beta1: float = option(0.0, at_least=0.0, at_most=1.0)
+    tau: float = option(0.001, above=0.0)
+
+    @override
+    def init(self, w: Tree) -> tuple[Tree, Tree]:
+        return _start(w, self.tau)
+
+    @override
+    def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
+        v = branch(r.mine, "v") + _square(delta)
+        return _moved(_momentum(delta, r.mine, self.beta1), v, self.lr, self.tau)
+
+
+@part("fedyogi")
+class FedYogi(Part):
+    """Like FedAdagrad with v <- v - (1 - beta2) delta^2 sign(v - delta^2), which changes slowly when delta is small.
+
+    w <- w + lr m / (sqrt(v) + tau), m <- beta1 m + (1 - beta1) delta. Paper: Reddi et al., Adaptive federated
+    optimization, ICLR 2021, algorithm 2; v starts at tau^2, m at 0, no bias correction. Acts on the server's step of
+    the parameters; statistics are averaged. Server state m and v, no client state, no extra communication.
+
+    >>> FedYogi(lr=0.1)
+    fedyogi(lr=0.1)
+    """
+
+    paper = "Reddi et al. 2021"
+
+    lr: float = option(0.01, above=0.0)
+    beta1: float = option(0.9, at_least=0.0, at_most=1.0)
+    beta2: float = option(0.99, at_least=0.0, at_most=1.0)
+    tau: float = option(0.001, above=0.0)
+
+    @override
+    def init(self, w: Tree) -> tuple[Tree, Tree]:
+        return _start(w, self.tau)
+
+    @override
+    def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
+        old, square = branch(r.mine, "v"), _square(delta)
+        v = Tree({k: old[k] - (1 - self.beta2) * d2 * (old[k] - d2).sign() for k, d2 in square.items()})
+        return _moved(_momentum(delta, r.mine, self.beta1), v, self.lr, self.tau)
+
+
+@part("fedadam")
+class FedAdam(Part):
+    """Like FedAdagrad with v <- beta2 v + (1 - beta2) delta^2, which forgets.
+
+    w <- w + lr m / (sqrt(v) + tau), m <- beta1 m + (1 - beta1) delta. Paper: Reddi et al., Adaptive federated
+    optimization, ICLR 2021, algorithm 2; v starts at tau^2, m at 0, no bias correction. Acts on the server's step of
+    the parameters; statistics are averaged. Server state m and v, no client state, no extra communication.
+
+    >>> FedAdam(lr=0.1)
+    fedadam(lr=0.1)
+    """
+
+    paper = "Reddi et al. 2021"
+
+    lr: float = option(0.01, above=0.0)
+    beta1: float = option(0.9, at_least=0.0, at_most=1.0)
+    beta2: float = option(0.99, at_least=0.0, at_most=1.0)
+    tau: float = option(0.001, above=0.0)
+
+    @override
+    def init(self, w: Tree) -> tuple[Tree, Tree]:
+        return _start(w, self.tau)
+
+    @override
+    def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
+        v = branch(r.mine, "v") * self.beta2 + _square(delta) * (1 - self.beta2)
+        return _moved(_momentum(delta, r.mine, self.beta1), v, self.lr, self.tau)

@@ -1,0 +1,113 @@
+"""FedPLVM: several clustered prototypes per class and client, clustered again on the server."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from fednorms.clustering import cluster_means, finch
+from fednorms.part import Part, Pass, option, part
+from fednorms.tree import Tree, branch
+from fednorms.views import Context, Local, Round, Step
+
+
+def sparse_contrast(similarity: Tensor, positive: Tensor, valid: Tensor, alpha: float, tau: float) -> Tensor:
+    """Per sample, -log(sum over positives of exp(s^alpha / tau) / the same sum over all), s clamped to [1e-4, 1].
+
+    >>> s, valid = torch.tensor([[0.81, 0.16]]), torch.tensor([[True, True]])
+    >>> [round(sparse_contrast(s, torch.tensor([[True, False]]), valid, a, 1.0).item(), 5) for a in (0.5, 1.0)]
+    [0.47408, 0.42006]
+    """
+    sharp = similarity.clamp(1e-4, 1.0) ** alpha / tau
+    every = sharp.masked_fill(~valid, -torch.inf).logsumexp(1)
+    return every - sharp.masked_fill(~positive, -torch.inf).logsumexp(1)
+
+
+@part("fedplvm")
+class FedPLVM(Part):
+    """Pull features to their class's prototypes with a contrast of cos^alpha, and to the prototypes' mean.
+
+    l = CE + lam (L_con + 2 mean (cos(f, gbar^y) - 1)^2), L_con = -log(sum_{g in G^y} e^(cos(f,g)^alpha / tau) /
+    sum_{g in G} e^(cos(f,g)^alpha / tau)), from the second round on. After training, in evaluation mode, each client
+    clusters its features per class with FINCH; the server clusters the received means again; gbar is the mean of a
+    class's G. Samples of classes without prototype are left out. Paper: Wang et al., Taming cross-domain representation
+    variance in federated prototype learning (FedPLVM), NeurIPS 2024. Acts on the loss and by a pass after training.
+    Server state: G. Communication: prototypes up and down; uploads are lists, so no secure aggregation.
+    Divergence: lam is 1 as in GReg's comparison, 100 in the authors' code (D15); the clustering is our own (D14).
+
+    >>> FedPLVM(lam=100.0)
+    fedplvm(lam=100.0)
+    """
+
+    paper = "Wang et al. 2024"
+
+    lam: float = option(1.0, at_least=0.0)
+    alpha: float = option(0.25, above=0.0)
+    tau: float = option(0.07, above=0.0)
+
+    @override
+    def path(self, c: Context) -> bool:
+        return bool(self.lam) and c.round > 0
+
+    @override
+    def loss(self, s: Step) -> Tensor | float:
+        if not s.path[self.name] or not s.down:  # nothing was sent before the first round
+            return 0.0
+        f, g, label = _unit(s.features.flatten(1)), s.down["prototype"], s.down["class"]
+        valid = (label >= 0).expand(len(f), -1)
+        own = s.y.unsqueeze(1) == label
+        known = own.any(1)
+        positive = torch.where(known.unsqueeze(1), own, valid)  # a term of 0 for samples that are left out
+        con = sparse_contrast(f @ _unit(g).T, positive, valid, self.alpha, self.tau)
+        member = positive.to(g)
+        centre = _unit(member @ g / member.sum(1, keepdim=True))
+        cor = 2 * ((f * centre).sum(1) - 1) ** 2
+        share = known.to(f) / known.sum().clamp(min=1)
+        return self.lam * ((con + cor) * share).sum()
+
+    @override
+    def passes(self) -> list[Pass]:
+        return [Pass("after", self._local, self._global, reduce="list")]
+
+    def _local(self, local: Local) -> tuple[Tree, Tree]:
+        found = list(local.features())
+        return local.mine, _clustered(torch.cat([f for f, _ in found]), torch.cat([y for _, y in found]))
+
+    def _global(self, up: Tree, r: Round) -> Tree:
+        clients = dict.fromkeys(name.partition("/")[0] for name in up)
+        sent = [branch(up, client) for client in clients]
+        if not sent:
+            return r.mine
+        pooled = _clustered(torch.cat([t["prototype"] for t in sent]), torch.cat([t["class"] for t in sent]))
+        return _padded(pooled, 1 << (len(pooled["class"]) - 1).bit_length())
+
+    @override
+    def down(self, mine: Tree) -> Tree:
+        return mine
+
+
+def _clustered(x: Tensor, y: Tensor) -> Tree:
+    """Per class, the means of its clusters."""
+    means, labels = [], []
+    for c in y.unique().tolist():
+        members = x[y == c]
+        means.append(cluster_means(members, finch(members).to(x.device)))
+        labels.append(torch.full((len(means[-1]),), c, dtype=torch.int64, device=x.device))
+    return Tree({"prototype": torch.cat(means), "class": torch.cat(labels)})
+
+
+def _padded(tree: Tree, size: int) -> Tree:
+    """Filled up with rows of class -1, so that the shapes of a step change rarely."""
+    more = size - len(tree["class"])
+    p = tree["prototype"]
+    return Tree(
+        {
+            "prototype": torch.cat([p, p.new_zeros(more, p.shape[1])]),
+            "class": torch.cat([tree["class"], tree["class"].new_full((more,), -1)]),
+        }
+    )
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12)

@@ -1,0 +1,42 @@
+"""FedTAN: the first local step of a round as if all participants' batches were one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from fednorms.layers.norms import is_batchnorm
+from fednorms.part import Part, part
+
+if TYPE_CHECKING:
+    from fednorms.net import Net
+
+
+@part("fedtan")
+class FedTAN(Part):
+    """Share batch-normalisation statistics and their gradients among all participants in a round's first step.
+
+    Layer by layer, m = sum p_i mean(x_i) and v = sum p_i mean((x_i - m)^2) normalise every client's batch, and gradients
+    flow through both; with one local step the averaged update is that of one network on all batches together. Later
+    steps are local, then everything is averaged. Paper: Wang et al., Why batch normalization damages federated learning
+    on non-IID data?, 2024. Acts on the engine: a simulation that needs all participants at once (`joint`). No client
+    state; 3 exchanges and 4C floats per BatchNorm layer and round beside the model.
+    Divergence: running variances have the factor M / (M - 1), M values per channel in the local batch; the public code
+    B / (B - 1).
+
+    >>> sorted(FedTAN().requires)
+    ['joint']
+    """
+
+    paper = "Wang et al. 2024"
+    weighting = "uniform"
+    requires = frozenset({"joint"})
+
+    @override
+    def missing(self, net: Net) -> str | None:
+        return None if any(is_batchnorm(m) for m in net.module.modules()) else "BatchNorm layer"
+
+    @override
+    def trips(self, net: Net) -> int:
+        return 3 * sum(is_batchnorm(m) for m in net.module.modules())

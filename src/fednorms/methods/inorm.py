@@ -1,0 +1,29 @@
+"""FedAvg+IN: replace batch normalisation by instance normalisation."""
+
+from __future__ import annotations
+
+from torch import nn
+from typing_extensions import override
+
+from fednorms.layers.instance_norm import instance_norm_like
+from fednorms.layers.norms import is_batchnorm
+from fednorms.layers.surgery import Change, swap
+from fednorms.part import Part, part
+
+
+@part("inorm")
+class InstanceNorm(Part):
+    """Replace every BatchNorm by instance normalisation with per-channel affine and no running statistics.
+
+    mu and v over the positions of each sample and channel; the same as gn with as many groups as channels. Paper:
+    Ulyanov et al., Instance normalization, 2016. Acts on the model; no statistics, no state.
+
+    >>> InstanceNorm()
+    inorm
+    """
+
+    paper = "Ulyanov et al. 2016"
+
+    @override
+    def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
+        return swap(model, is_batchnorm, lambda bn, name: instance_norm_like(bn, name))

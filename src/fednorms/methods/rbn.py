@@ -1,0 +1,30 @@
+"""RBN: batch normalisation with a calibration per sample."""
+
+from __future__ import annotations
+
+from torch import nn
+from typing_extensions import override
+
+from fednorms.layers.norms import is_batchnorm
+from fednorms.layers.representative_norm import RepresentativeNorm
+from fednorms.layers.surgery import Change, swap
+from fednorms.part import Part, part
+
+
+@part("rbn")
+class RBN(Part):
+    """Centre each sample by its own mean feature before batch normalisation and scale it by a gate after.
+
+    x <- x + w_m GAP(x); z = BN(x) without affine; y = gamma z sigmoid(w_v GAP(z) + w_b) + beta. Paper: Gao et al.,
+    Representative batch normalization with feature calibration, CVPR 2021; compared in FedNN 2024. Acts on the model;
+    statistics are averaged as BatchNorm's; no state; three numbers per channel more to send.
+
+    >>> RBN()
+    rbn
+    """
+
+    paper = "Gao et al. 2021"
+
+    @override
+    def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
+        return swap(model, is_batchnorm, lambda bn, name: RepresentativeNorm.like(bn, name=name))

@@ -1,0 +1,34 @@
+"""SN: switchable normalisation."""
+
+from __future__ import annotations
+
+from torch import nn
+from typing_extensions import override
+
+from fednorms.layers.norms import is_batchnorm
+from fednorms.layers.surgery import Change, swap
+from fednorms.layers.switchable_norm import SwitchableNorm
+from fednorms.part import Part, option, part
+
+
+@part("sn")
+class SN(Part):
+    """Let every normalisation layer learn how much instance, layer and batch statistics it uses.
+
+    mu = sum w_k mu_k and v = sum w'_k v_k over k in {IN, LN, BN}, w and w' two softmaxes of three logits each. Paper: Luo
+    et al., Differentiable learning-to-normalize via switchable normalization, ICLR 2019; compared in FedNN 2024. Acts on
+    the model; statistics of the batch branch are averaged; no state; six numbers per layer more to send.
+    Divergence: the public code takes instance variances with divisor HW - 1 (default); biased=True takes HW, which makes
+    one-hot weights exactly IN, LN or BN. Running variances start from BatchNorm's 1, in the code from 0.
+
+    >>> SN(biased=True)
+    sn(biased=True)
+    """
+
+    paper = "Luo et al. 2019"
+
+    biased: bool = option(False)
+
+    @override
+    def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
+        return swap(model, is_batchnorm, lambda bn, name: SwitchableNorm.like(bn, self.biased, name))

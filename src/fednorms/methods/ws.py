@@ -1,0 +1,34 @@
+"""WS: weight standardisation of convolutions, before a normalisation layer."""
+
+from __future__ import annotations
+
+from torch import nn
+from typing_extensions import override
+
+from fednorms.layers.surgery import Change, swap
+from fednorms.layers.weight_norm import WNConv2d
+from fednorms.part import Part, part
+
+
+@part("ws")
+class WeightStandardisation(Part):
+    """Convolve with (W - mean_i) / (std_i + 1e-5) per filter i, std with divisor m - 1, m the fan-in; no gain.
+
+    Paper: Qiao et al., Micro-batch training with batch-channel normalization and weight standardization, 2019. The same
+    as wn(variant="author"); meant for convolutions that a normalisation layer follows ("ws + gn"). A standardised
+    filter has squared norm m - 1, wsconv's has (m - 1) / m times its gain squared. Acts on the model; what is stored and
+    averaged is W. No state, no extra communication.
+
+    >>> WeightStandardisation()
+    ws
+    """
+
+    paper = "Qiao et al. 2019"
+
+    @override
+    def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
+        def make(conv: nn.Module, name: str) -> nn.Module:
+            assert isinstance(conv, nn.Conv2d)
+            return WNConv2d.like(conv, variant="author", name=name)
+
+        return swap(model, nn.Conv2d, make)

@@ -1,0 +1,250 @@
+"""The graph engine's scheduling, slots, re-captures and buffers, with the CPU as its device: no GPU needed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fednorms.core import broadcast, initial_state, server_update
+from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines.capture import Host
+from fednorms.engines.graphs import Graphs, Layout
+from fednorms.engines.loop import Loop
+from fednorms.engines.store import ClientStore
+from fednorms.errors import BadInput, Diverged, RunFailed
+from fednorms.method import method, names
+from fednorms.net import Net
+from fednorms.states import Task
+from fednorms.training import Training
+from fednorms.tree import Packed, Tree, mean
+from tests.tiny import TinyNet
+
+COMBINATIONS = [
+    "scaffold(control='difference')",
+    "scaffold(option='I')",
+    "mixbn(kind='learned')",
+    "perfedavg(variant=hessian_free)",
+    "scaffold + greg + fedfn",
+    "fednn + scaffold",
+    "greg + fedrdn",
+    "fedexp + fedfn",
+    "fedrep + fedprox",
+]
+
+
+class Full(Host):
+    """A device that runs out of memory until few enough clients run side by side."""
+
+    def __init__(self, engine_slots):
+        super().__init__()
+        self.most = engine_slots
+        self.pools = 0
+
+    def pool(self):
+        self.pools += 1
+        if self.pools > self.most:
+            raise torch.OutOfMemoryError("no room")
+
+    def forget(self):
+        self.pools = 0
+
+
+class Strict(Host):
+    """A device that cannot record."""
+
+    def record(self, job, stream, pool):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def federation(sizes=(22, 17, 24)):
+    generator = torch.Generator().manual_seed(0)
+    sites = [
+        Site(
+            f"c{k}",
+            "d",
+            train=Split(torch.rand(n, 3, 8, 8, generator=generator, dtype=torch.float64), torch.arange(n) % 3),
+            attributes={"modality": "ct" if k else "mr"},
+        )
+        for k, n in enumerate(sizes)
+    ]
+    return Federation("tiny", sites, list("abc"), Preprocessing.centred(3))
+
+
+def setting(kind, text, *, fed=None, training=None, **options):
+    fed = fed or federation()
+    chosen = method(text)
+    arranged = fed
+    for p in chosen.parts:
+        arranged = p.arrange(arranged)
+    torch.manual_seed(0)
+    net = Net(TinyNet(), chosen, name="tiny", dtype=torch.float64)
+    task = Task(
+        net=net,
+        training=training or Training(batch_size=8, lr=0.05, schedule="exp", decay=0.9),
+        rounds=4,
+        seed=0,
+        clients=len(arranged.clients),
+        samples=sum(len(s.train) for s in arranged.clients),
+        preprocessing=fed.preprocessing,
+        needs_two=net.probe(fed.shape, 3),
+    )
+    return task, kind(task, arranged, fed, ClientStore(2**30, None), **options)
+
+
+def play(task, engine, rounds=3):
+    state = engine.setup(initial_state(task))
+    for _ in range(rounds):
+        state = server_update(task, state, engine.train(broadcast(task, state), engine.clients).uploads)
+    return state
+
+
+def distance(a, b):
+    left = [t.double().flatten() for t in a.values() if t.is_floating_point()]
+    right = [b[k].double().flatten() for k, t in a.items() if t.is_floating_point()]
+    if not left:
+        return 0.0
+    one, two = torch.cat(left), torch.cat(right)
+    return float((one - two).norm() / one.norm().clamp(min=1e-12))
+
+
+def assert_same(task, loop, fast, loop_engine, fast_engine):
+    assert distance(loop.model, fast.model) < 1e-9
+    for owner, tree in loop.parts.items():
+        assert distance(tree, fast.parts[owner]) < 1e-9
+    for name in loop_engine.clients:
+        one, two = loop_engine.store.get(name), fast_engine.store.get(name)
+        assert (one is None) == (two is None)
+        if one is not None:
+            assert distance(one.local, two.local) < 1e-9
+            assert all(distance(tree, two.parts[owner]) < 1e-9 for owner, tree in one.parts.items())
+
+
+FITTING = {"gn": "gn(groups=2)", "fedfa": 'fedfa(after="pool")'}  # what these need on a network this small
+
+
+@pytest.mark.parametrize("text", [*names(), *COMBINATIONS])
+def test_slots_and_replays_give_the_loops_results(text):
+    text = FITTING.get(text, text)
+    if any(p.requires - Graphs.provides for p in method(text).parts):
+        with pytest.raises(BadInput, match="loop"):  # what only the loop can do is refused, naming it
+            setting(Graphs, text, slots=2)
+        return
+    task, fast = setting(Graphs, text, slots=2)
+    _, loop = setting(Loop, text)
+    assert_same(task, play(task, loop), play(task, fast), loop, fast)
+    assert fast.device.recorded
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        Training(batch_size=8, momentum=0.9, weight_decay=1e-3),
+        Training(batch_size=8, momentum=0.9, keep_momentum=True),
+        Training(batch_size=8, optimiser="adamw", lr=1e-3, weight_decay=0.05),
+        Training(batch_size=8, clip=0.5),
+        Training(batch_size=5, last="fill", epochs=2),
+        Training(batch_size=8, steps=3),
+    ],
+)
+@pytest.mark.parametrize("text", ["scaffold", "fedrep"])
+def test_every_way_of_local_training(training, text):
+    task, fast = setting(Graphs, text, slots=2, training=training)
+    _, loop = setting(Loop, text, training=training)
+    assert_same(task, play(task, loop), play(task, fast), loop, fast)
+
+
+def test_a_step_is_recorded_once_per_shape_and_again_when_the_path_changes():
+    task, engine = setting(Graphs, "greg", slots=1)  # sizes 22, 17, 24 at batch 8: last batches of 6, 1 and 8
+    state = engine.setup(initial_state(task))
+    counts = []
+    for _ in range(3):
+        state = server_update(task, state, engine.train(broadcast(task, state), engine.clients).uploads)
+        counts.append(engine.device.recorded)
+    assert counts == [3, 6, 6]
+
+
+def test_the_number_of_slots_changes_nothing():
+    states = []
+    for slots in (1, 2, 3, 0):
+        task, engine = setting(Graphs, "scaffold + greg", slots=slots)
+        states.append(play(task, engine, 4))
+    assert all(torch.equal(states[0].model[k], s.model[k]) for s in states for k in s.model)
+
+
+def test_out_of_memory_halves_the_slots_and_goes_on():
+    fed = federation((10, 11, 12, 9))
+    task, engine = setting(Graphs, "scaffold", slots=4, device=Full(2), fed=fed)
+    _, loop = setting(Loop, "scaffold", fed=fed)
+    assert_same(task, play(task, loop), play(task, engine), loop, engine)
+    assert engine.slot_count == 2
+    assert any("out of memory" in note for note in engine.notes)
+
+
+def test_a_device_without_room_for_one_client_says_so():
+    task, engine = setting(Graphs, "fedavg", slots=2, device=Full(0))
+    with pytest.raises(RunFailed, match="smaller batch_size"):
+        play(task, engine)
+
+
+def test_what_cannot_be_recorded_runs_eagerly_and_is_noted():
+    task, engine = setting(Graphs, "fedrep + fedprox", slots=2, device=Strict())
+    _, loop = setting(Loop, "fedrep + fedprox")
+    assert_same(task, play(task, loop), play(task, engine), loop, engine)
+    assert any("runs eagerly" in note for note in engine.notes)
+
+
+def test_data_that_do_not_fit_travel_with_their_client():
+    task, engine = setting(Graphs, "fedavg", slots=2, device=Host(memory=1000))
+    _, loop = setting(Loop, "fedavg")
+    assert engine.resident is None
+    assert_same(task, play(task, loop), play(task, engine), loop, engine)
+
+
+def test_a_diverging_client_is_named_or_skipped_as_in_the_loop():
+    training = Training(batch_size=8, lr=1e300)
+    told = []
+    for kind in (Loop, Graphs):
+        task, engine = setting(kind, "fedavg", training=training)
+        with pytest.raises(Diverged) as caught:
+            play(task, engine)
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+    task, engine = setting(Graphs, "fedavg", training=training, on_divergence="skip")
+    done = engine.train(broadcast(task, initial_state(task)), engine.clients)
+    assert sorted(done.diverged) == engine.clients
+    assert not done.uploads
+
+
+def test_inputs_of_a_round_are_not_written_to():
+    task, engine = setting(Graphs, "scaffold", slots=2)
+    state = engine.setup(initial_state(task))
+    state = server_update(task, state, engine.train(broadcast(task, state), engine.clients).uploads)
+    sent = broadcast(task, state)
+    before = state.model.clone()
+    kept = {n: engine.store.get(n).parts["scaffold"].clone() for n in engine.clients}
+    old = {n: engine.store.get(n).parts["scaffold"] for n in engine.clients}
+    engine.train(sent, engine.clients)
+    assert all(torch.equal(before[k], state.model[k]) for k in before)
+    assert all(torch.equal(kept[n][k], old[n][k]) for n in kept for k in kept[n])
+
+
+def test_a_layout_gives_back_every_tensor_and_puts_exchanged_ones_first():
+    task, _ = setting(Graphs, "fedbn")
+    layout = Layout(task.net.initial, task.net.exchanged)
+    block = layout.block(task.like)
+    views = layout.views(block)
+    for name, tensor in views.items():
+        tensor.copy_(task.net.initial[name])
+    again = layout.views(block.clone())
+    assert all(torch.equal(again[n], task.net.initial[n]) for n in again)
+    assert all(layout.places[n] < layout.exchanged for n in layout.names if n in task.net.exchanged)
+    assert all(layout.places[n] >= layout.exchanged for n in layout.names if n not in task.net.exchanged)
+
+
+def test_the_mean_of_packed_trees_is_the_mean_of_trees():
+    blocks = [torch.randn(10, dtype=torch.float32) for _ in range(3)]
+    loose = [Tree(a=b[:4].view(2, 2), b=b[6:], n=torch.tensor(3)) for b in blocks]
+    packed = [Packed(dict(tree), block) for tree, block in zip(loose, blocks, strict=True)]
+    one, two = mean(loose, [1.0, 2.0, 3.0]), mean(packed, [1.0, 2.0, 3.0])
+    assert all(torch.equal(one[k], two[k]) for k in one)
+    assert two["n"].dtype == torch.int64
