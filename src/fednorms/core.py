@@ -6,7 +6,7 @@ Everything else in the library decides where these functions run, where client s
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
 
@@ -186,22 +186,22 @@ def _gradient_functions(
         total, leaves = loss_at(params, draw)
         if draw == 0:
             carry.loss_sum += total.detach()
-        g = _derivative(total, leaves)
+        g = _derivative(carry, total, leaves)
         _watch(carry, g.values(), "the model", "gradient")
         return g
 
     def hessian(params: Tree, v: Tree, draw: int) -> Tree:
         total, leaves = loss_at(params, draw)
-        slope = _derivative(total, leaves, create_graph=True).dot(v)
-        return leaves.zeros() + (_derivative(slope, leaves) if slope.requires_grad else Tree())  # a loss may be linear
+        slope = _derivative(carry, total, leaves, create_graph=True).dot(v)
+        again = _derivative(carry, slope, leaves) if slope.requires_grad else Tree()  # a loss may be linear
+        return leaves.zeros() + again
 
     return gradf, hessian
 
 
-def _derivative(y: Tensor, leaves: Tree, *, create_graph: bool = False) -> Tree:
-    found = (
-        torch.autograd.grad(y, list(leaves.values()), allow_unused=True, create_graph=create_graph) if leaves else ()
-    )
+def _derivative(carry: Carry, y: Tensor, leaves: Tree, *, create_graph: bool = False) -> Tree:
+    take = carry.derivative or torch.autograd.grad
+    found = take(y, list(leaves.values()), allow_unused=True, create_graph=create_graph) if leaves else ()
     return Tree({k: g for k, g in zip(leaves, found, strict=True) if g is not None})
 
 
@@ -283,6 +283,7 @@ def finish(task: Task, carry: Carry, early: dict[str, Tree] | None = None) -> tu
                 down=carry.broadcast.parts[p.name],
                 mine=parts[p.name],
                 model=after,
+                owned=net.owned_by.get(p.name, ()),
             )
             for p in task.method.parts
         }
@@ -379,6 +380,12 @@ def recipe_phase(task: Task) -> Phase:
 
 def train(task: Task, carry: Carry, phases: Iterable[Phase]) -> None:
     """Run phases on a carry, one after the other, over the client's batch plan."""
+    for batches, phase in draws(task, carry, phases):
+        step(task, carry, batches, phase)
+
+
+def draws(task: Task, carry: Carry, phases: Iterable[Phase]) -> Iterator[tuple[list[Batch], Phase]]:
+    """The batches of every step, each phase entered as it comes: an engine may take these steps itself."""
     data, device = carry.client.data, task.like.device
     kind = "adapt" if carry.context.evaluating else "data"
     for number, phase in enumerate(phases):
@@ -388,17 +395,22 @@ def train(task: Task, carry: Carry, phases: Iterable[Phase]) -> None:
         carry.dropped += dropped
         for i in range(0, len(plan) - phase.draws + 1, phase.draws):
             batches = [data.batch(rows) for rows in plan[i : i + phase.draws]]
-            step(task, carry, [(x.to(device), y.to(device)) for x, y in batches], phase)
+            yield [(x.to(device), y.to(device)) for x, y in batches], phase
 
 
 # -- the server -----------------------------------------------------------------------------------------------------
 def reduce_uploads(trees: list[Tree], weights: list[float], how: Reduction) -> Tree:
-    """Combine what clients sent for one part.
+    """Combine what clients sent for one part; "grouped" is the weighted mean of each entry over those who sent it.
 
     >>> rows = [Tree(m=torch.tensor([1.0])), Tree(m=torch.tensor([4.0]))]
     >>> [reduce_uploads(rows, [1.0, 2.0], how)["m"].tolist() for how in ("weighted", "uniform", "sum", "stack")]
     [[3.0], [2.5], [5.0], [[1.0], [4.0]]]
     """
+    if how == "grouped":
+        rows = {
+            name: [(t, w) for t, w in zip(trees, weights, strict=True) if name in t] for tree in trees for name in tree
+        }
+        return Tree({k: mean([t.pick([k]) for t, _ in row], [w for _, w in row])[k] for k, row in rows.items()})
     if not trees or not trees[0]:
         return Tree()
     if how == "list":

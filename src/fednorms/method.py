@@ -39,6 +39,7 @@ class Method:
                 ("replace the base loss", [p.name for p in self.having("objective")]),
                 ("decide how to fine-tune", [p.name for p in self.parts if p.evaluation().phases]),
                 ("decide which server model is tested", [p.name for p in self.parts if p.evaluation().server_model]),
+                ("decide with which statistics to test", [p.name for p in self.parts if p.evaluation().statistics]),
                 ("decide how to predict", [p.name for p in self.parts if p.evaluation().predict]),
                 ("train a second model per client", [p.name for p in self.having("twin")]),
                 ("normalise the input", [p.name for p in self.parts if p.normalises_input]),
@@ -93,6 +94,7 @@ class Method:
             phases=next((r.phases for r in rules if r.phases), ()),
             server_model=next((r.server_model for r in rules if r.server_model), None),
             predict=next((r.predict for r in rules if r.predict), None),
+            statistics=next((r.statistics for r in rules if r.statistics), None),
         )
 
     def weighting(self, chosen: Weighting | None = None) -> Weighting:

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from fednorms import noise
 from fednorms.errors import BadInput
 from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm
+from fednorms.layers.global_norm import GlobalNorm
 from fednorms.layers.norms import is_norm, keeps_statistics
 from fednorms.layers.surgery import Change, replace_dropout
 from fednorms.method import Method
@@ -60,6 +61,9 @@ class Net:
         for p in method.parts:
             if missing := p.missing(self):
                 raise self._nothing(p, f"no {missing}")
+        self._watch_module()
+
+    def _watch_module(self) -> None:
         self._norms = [m for m in self.module.modules() if keeps_statistics(m)]
         # By module and attribute: timm's `train` puts new dictionaries in their place.
         self._caches = [
@@ -109,14 +113,14 @@ class Net:
             if slot.kind == "param" and not slot.trainable:
                 said["requires_grad=False"] = Route.FROZEN
             owners = [who for who, r in said.items() if r is Route.OWNED]
-            for who in owners:
-                self.owned_by[who] = (*self.owned_by.get(who, ()), slot.name)
             if len(owners) > 1:
                 problems.append(f"{' and '.join(owners)} both own {slot.name}")
             claims = {r: who for who, r in said.items()}
             if Route.FROZEN in claims and Route.LOCAL in claims and slot.trainable:
                 problems.append(f"{claims[Route.FROZEN]} freezes {slot.name} but {claims[Route.LOCAL]} keeps it local")
             routes[slot.name] = max(said.values(), default=Route.SHARED)
+            if routes[slot.name] is Route.OWNED:  # not where another part keeps it from its owner
+                self.owned_by[owners[0]] = (*self.owned_by.get(owners[0], ()), slot.name)
         for p in self.method.having("route"):
             if not acted[p.name]:
                 raise self._nothing(p, "no tensor that it would keep back")
@@ -139,7 +143,7 @@ class Net:
         self.own = where(lambda s, r: r in (Route.SENT, Route.LOCAL))
         self.owned = where(lambda s, r: r is Route.OWNED)
         self.private = frozenset(where(lambda s, r: r >= Route.OWNED))
-        self.trained = where(lambda s, r: s.trainable and r not in (Route.OWNED, Route.FROZEN))
+        self.trained = where(lambda s, r: s.trainable and r is not Route.FROZEN)
         self.sent_params = [n for n in self.trained if self.routes[n] <= Route.SENT]
         self.buffers = where(lambda s, r: s.kind == "buffer")
         self.statistics = [n for n in self.exchanged if n in self.buffers and self.initial[n].is_floating_point()]
@@ -169,7 +173,7 @@ class Net:
             self.module.train(train)
         for m in self._norms:
             m.train(batch_statistics)
-            if isinstance(m, AdaptiveGroupNorm):
+            if isinstance(m, (AdaptiveGroupNorm, GlobalNorm)):
                 m.sampling = train
         self._mode = mode
 
@@ -209,6 +213,21 @@ class Net:
                 if name in self.slots:
                     tensor.copy_(tensors[name])
         return module.eval()
+
+    def duplicate(self) -> Net:
+        """The same net around a module of its own, so that two forward passes can be under way at once.
+
+        >>> from fednorms.method import method
+        >>> net = Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), method("fedavg"))
+        >>> net.duplicate().module is net.module
+        False
+        """
+        other = copy.copy(self)
+        other._autocast = copy.copy(self._autocast)
+        other.module = copy.deepcopy(self.module)
+        other.module.get_submodule(self.heads[0])._forward_pre_hooks.pop(self._hook.id)
+        other._watch_module()
+        return other
 
     @contextmanager
     def watching(self, wanted: Callable[[nn.Module], bool]) -> Iterator[dict[str, Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -174,6 +174,7 @@ class Carry:
     steps: int = 0
     exchanged_steps: int = 0  # steps that moved something that is sent
     dropped: int = 0
+    derivative: Callable[..., Sequence[Tensor | None]] | None = None  # in place of torch.autograd.grad
     watch: bool = False  # check every hook's result, to name the one that diverged
 
     def model(self) -> Tree:

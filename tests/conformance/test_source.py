@@ -16,7 +16,14 @@ load_all()
 # Only the library's own: a test elsewhere may have registered a part of its own.
 PARTS = {n: c for n, c in sorted(REGISTRY.items()) if c.__module__.startswith("fednorms.methods.")}
 FILES = sorted(Path(methods.__path__[0]).glob("*.py"))
-ALLOWED = ("fednorms.part", "fednorms.tree", "fednorms.views", "fednorms.layers", "fednorms.errors", "fednorms.clustering")
+ALLOWED = (
+    "fednorms.part",
+    "fednorms.tree",
+    "fednorms.views",
+    "fednorms.layers",
+    "fednorms.errors",
+    "fednorms.clustering",
+)
 ALLOWED_AS_TYPES = (*ALLOWED, "fednorms.data", "fednorms.net")
 OUTSIDE = {"torch", "typing_extensions", "math", "dataclasses", "typing", "collections", "__future__"}
 

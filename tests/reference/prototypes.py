@@ -60,9 +60,7 @@ def finch(points: list[torch.Tensor]) -> list[list[int]]:
         for i in range(n):
             others = [j for j in range(n) if j != i]
             kappa.append(max(others, key=lambda j: float(_cosine(means[i], means[j]))))
-        linked = {
-            (i, j) for i in range(n) for j in range(n) if kappa[i] == j or kappa[j] == i or kappa[i] == kappa[j]
-        }
+        linked = {(i, j) for i in range(n) for j in range(n) if kappa[i] == j or kappa[j] == i or kappa[i] == kappa[j]}
         seen, merged = set(), []
         for i in range(n):
             if i in seen:

@@ -97,6 +97,9 @@ class Slot:
 class Graphs(Loop):
     """Runs clients as CUDA graphs on streams."""
 
+    name = "graphs"
+    provides = frozenset({"passes", "phases"})
+
     def __init__(
         self,
         task: Task,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from fednorms.core import broadcast, load, local_update, own_state, reduce_uploads
 from fednorms.data import Federation, Site, Split
+from fednorms.engines.joint import Begun, begin_together, go_on
 from fednorms.engines.store import ClientStore
 from fednorms.errors import BadInput, Diverged
 from fednorms.evaluation.modes import MEASURED, Mode, model_for, score_site, tested_state, unseen_broadcast
@@ -55,7 +56,8 @@ def repeatable(threads: int, *names: object) -> Iterator[None]:
 class Loop:
     """Runs clients' functions in a Python loop and keeps their states in a store."""
 
-    provides: frozenset[str] = frozenset({"passes", "phases"})
+    name: ClassVar[str] = "loop"
+    provides: ClassVar[frozenset[str]] = frozenset({"passes", "phases", "joint"})
 
     def __init__(
         self,
@@ -66,13 +68,22 @@ class Loop:
         threads: int = 1,
         on_divergence: Literal["stop", "skip"] = "stop",
     ) -> None:
-        lacking = {p.name: p.requires - self.provides for p in task.method.parts if p.requires - self.provides}
-        if lacking:
-            raise BadInput(f"The loop engine cannot run {', '.join(lacking)}: it lacks {lacking}.")
+        self._refuse_what_it_lacks(task)
         self.task, self.store, self.threads, self.on_divergence = task, store, threads, on_divergence
         self.sites: dict[str, Site] = {s.name: s for s in training.clients}
         self.data: dict[str, Split] = {s.name: s.train for s in training.clients if s.train is not None}
         self.tested: Federation = testing
+
+    def _refuse_what_it_lacks(self, task: Task) -> None:
+        lacking = {p.name: sorted(p.requires - self.provides) for p in task.method.parts if p.requires - self.provides}
+        if not lacking:
+            return
+        wanted = {what for names in lacking.values() for what in names}
+        able = [kind.name for kind in (Loop,) if wanted <= kind.provides]
+        raise BadInput(
+            f'The engine "{self.name}" cannot run {", ".join(lacking)}, which needs {" and ".join(sorted(wanted))}. '
+            + (f'Choose engine="{able[0]}".' if able else "No engine here offers that.")
+        )
 
     @property
     def clients(self) -> list[str]:
@@ -117,12 +128,19 @@ class Loop:
     def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
         """Train the clients of a cohort one after the other; with `score`, also test each right after."""
         done = Trained([])
-        for name in cohort:
-            site = self.sites[name]
-            client = self._client(site, self.data[name])
+        clients = [self._client(self.sites[name], self.data[name]) for name in cohort]
+        begun: dict[str, Begun] = {}
+        if any("joint" in p.requires for p in self.task.method.parts):
+            with self._at("joint", sent.round):
+                begun = begin_together(self.task, sent, clients)
+        for client in clients:
+            name, site = client.name, self.sites[client.name]
             try:
                 with self._at("train", sent.round, name):
-                    upload, state = local_update(self.task, sent, client)
+                    if name in begun:
+                        upload, state = go_on(self.task, begun.pop(name))
+                    else:
+                        upload, state = local_update(self.task, sent, client)
             except Diverged as error:
                 if self.on_divergence == "stop":
                     raise

@@ -72,7 +72,10 @@ class Mode:
         if self.model == "adapted" and not task.method.evaluation().phases:
             raise BadInput(f'{what} does not adapt. Add "+ finetune" to evaluate "adapted".')
         statistics = self.statistics
-        if statistics == "auto":
+        rule = task.method.evaluation().statistics
+        if statistics == "auto" and rule and self.model in ("global", "personal", "unseen"):
+            statistics = rule
+        elif statistics == "auto":
             mine = self.model in ("after_local", "adapted") or (self.model == "personal" and own)
             statistics = "own" if mine else "global"
         wrong = ""

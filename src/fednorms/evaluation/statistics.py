@@ -8,10 +8,13 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fednorms.errors import BadInput
 from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm
+from fednorms.layers.global_norm import GlobalNorm
 from fednorms.layers.hybrid_norm import HybridNorm, raw_moments
 from fednorms.layers.mixed_norm import MixedNorm
 from fednorms.layers.moments import instance_moments
 from fednorms.layers.norms import keeps_statistics
+from fednorms.layers.representative_norm import RepresentativeNorm, centred
+from fednorms.layers.switchable_norm import SwitchableNorm
 from fednorms.net import Net
 from fednorms.passes import layer_inputs
 from fednorms.states import Broadcast, Client, Task
@@ -64,6 +67,8 @@ def re_estimated(task: Task, sent: Broadcast, client: Client, model: Tree, mine:
     for inputs in layer_inputs(task, sent, client, plain, mine, keeps_statistics, train=False):
         for name, x in inputs.items():
             images[name] = images.get(name, 0) + len(x)
+            if isinstance(layers[name], RepresentativeNorm):
+                x = centred(x, model[f"{name}.centre"])
             for leaf, value in _recorded(layers[name], x).items():
                 key = f"{name}.{leaf}"
                 sums[key] = sums.get(key, torch.zeros_like(value, dtype=torch.float64)) + len(x) * value.double()
@@ -77,12 +82,12 @@ def re_estimated(task: Task, sent: Broadcast, client: Client, model: Tree, mine:
 
 
 def _leaves(layer: nn.Module) -> tuple[str, str]:
-    return ("mean", "var") if isinstance(layer, HybridNorm) else ("running_mean", "running_var")
+    return ("mean", "var") if isinstance(layer, (GlobalNorm, HybridNorm)) else ("running_mean", "running_var")
 
 
 def _recorded(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """What a layer records of one batch."""
-    if isinstance(layer, AdaptiveGroupNorm):
+    if isinstance(layer, (AdaptiveGroupNorm, SwitchableNorm)):
         pair = layer.batch_statistics(x)
     elif isinstance(layer, _InstanceNorm):
         means, variances = instance_moments(x, unbiased=True)

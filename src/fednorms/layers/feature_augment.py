@@ -134,7 +134,9 @@ def stages(model: nn.Module) -> list[str]:
     if isinstance(known, dict):
         return list(known)
     # By class name, because neither library may be imported here.
-    if "ResNet" in (kind.__name__ for kind in type(model).__mro__) and isinstance(model._modules.get("layer4"), nn.Module):
+    if "ResNet" in (kind.__name__ for kind in type(model).__mro__) and isinstance(
+        model._modules.get("layer4"), nn.Module
+    ):
         return [n for n in ("maxpool", "layer1", "layer2", "layer3", "layer4") if n in model._modules]
     rows = [("", model), *((f"{n}.", m) for n, m in model.named_children())]
     return [f"{prefix}{n}" for prefix, row in rows if isinstance(row, nn.Sequential) for n in _ends(row)]

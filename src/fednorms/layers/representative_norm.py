@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fednorms.errors import BadInput
 from fednorms.layers.carry import keep_parameters, place, tensor, width
-from fednorms.layers.moments import affine, batch_moments, per_channel
+from fednorms.layers.moments import affine, per_channel
 from fednorms.layers.norm_act import keep_act
 
 
@@ -19,6 +19,15 @@ def pooled(x: Tensor) -> Tensor:
     torch.Size([2, 3, 1, 1])
     """
     return x.mean(tuple(range(2, x.dim())), keepdim=True) if x.dim() > 2 else x
+
+
+def centred(x: Tensor, centre: Tensor) -> Tensor:
+    """What the layer normalises: x + w_m GAP(x), w_m the vector `centre`.
+
+    >>> centred(torch.tensor([[[1.0, 3.0]]]), torch.tensor([-1.0]))
+    tensor([[[-1.,  1.]]])
+    """
+    return x + per_channel(centre, x) * pooled(x)
 
 
 class RepresentativeNorm(nn.Module):
@@ -75,22 +84,12 @@ class RepresentativeNorm(nn.Module):
                 getattr(new, buffer).copy_(tracked)
         return keep_act(norm, new)
 
-    def centred(self, x: Tensor) -> Tensor:
-        """What is normalised: x + w_m GAP(x)."""
-        return x + per_channel(self.centre, x) * pooled(x)
-
-    def batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What the layer records of a batch: mean and unbiased variance of the centred input."""
-        n = x.numel() // x.shape[1]
-        mean, var = batch_moments(self.centred(x))
-        return mean, var * (n / max(n - 1, 1))
-
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x of shape (N, C, ...)."""
         if self.training:
             self.num_batches_tracked.add_(1)
         z = F.batch_norm(
-            self.centred(x),
+            centred(x, self.centre),
             self.running_mean,
             self.running_var,
             None,

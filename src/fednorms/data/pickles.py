@@ -1,0 +1,215 @@
+"""Pickled archives of NumPy arrays, opened by an unpickler that can make nothing else."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from fednorms.errors import BadInput
+
+# Numbers, strings and lists of plain values (O); no structured or subclassed types.
+_CODE = re.compile(r"[<>|=]?(?:[?]|[biufc](?:1|2|4|8|16)|[SU]\d{1,6}|O8?|b|B|bool|object)")
+
+
+def load_pickle(path: str | Path, allow_pickle: bool = False, encoding: str = "ASCII") -> Any:  # noqa: ANN401
+    """What a pickle holds, if that is NumPy arrays in tuples, lists and dictionaries of plain values.
+
+    A pickle is a program. This one may build arrays, numbers, strings and containers; the first name it asks for
+    beyond those is refused before anything is called, and even the arrays are rebuilt here from checked shapes and
+    bytes rather than by what the file says.
+
+    Args:
+        path: the file.
+        allow_pickle: must be True, so that no archive is opened by accident.
+        encoding: of strings that Python 2 wrote ("bytes" leaves them as bytes).
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder, "train.pkl")
+    ...     _ = path.write_bytes(pickle.dumps((np.eye(2), [1, 2])))
+    ...     load_pickle(path, allow_pickle=True)
+    (array([[1., 0.],
+           [0., 1.]]), [1, 2])
+    """
+    path = Path(path)
+    if not allow_pickle:
+        raise BadInput(
+            f"{path.name} is a pickled archive; say allow_pickle=True to open it (nothing but NumPy arrays is "
+            "admitted), or convert it once with fednorms.data.pickles.to_npz"
+        )
+    try:
+        data = path.read_bytes()
+    except OSError as problem:
+        raise BadInput(f"{path.name} cannot be read: {problem.strerror or problem}") from None
+    return loads(data, path.name, encoding)
+
+
+def loads(data: bytes, name: str = "the pickle", encoding: str = "ASCII") -> Any:  # noqa: ANN401
+    """The same from bytes.
+
+    >>> loads(pickle.dumps({"x": np.arange(3)}))
+    {'x': array([0, 1, 2])}
+    >>> loads(pickle.dumps(print))
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: the pickle asks for builtins.print, but only NumPy arrays and plain values are admitted
+    """
+    try:
+        return _plain(_Unpickler(io.BytesIO(data), name, encoding).load())
+    except BadInput:
+        raise
+    except RecursionError:
+        raise BadInput(f"{name} is nested too deeply") from None
+    except Exception as problem:  # a broken pickle fails in any way
+        raise BadInput(f"{name} is not a pickle of NumPy arrays, or is damaged: {problem}") from problem
+
+
+def to_npz(path: str | Path, out: str | Path | None = None) -> Path:
+    """Convert a pickle of a pair (images, labels), or of a dictionary of arrays, to an .npz file beside it.
+
+    The pair is stored as x and y. The result opens everywhere without pickle.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder, "train.pkl")
+    ...     _ = path.write_bytes(pickle.dumps((np.zeros((2, 4, 4)), np.arange(2))))
+    ...     np.load(to_npz(path))["y"]
+    array([0, 1])
+    """
+    path = Path(path)
+    target = path.with_suffix(".npz") if out is None else Path(out)
+    data = load_pickle(path, allow_pickle=True)
+    if isinstance(data, tuple | list) and len(data) == 2:
+        data = dict(zip(("x", "y"), data, strict=True))
+    if not isinstance(data, Mapping):
+        raise BadInput(f"{path.name} holds {type(data).__name__}; expected a pair or a dictionary of arrays")
+    arrays = {str(name): np.asarray(value) for name, value in data.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind == "O":
+            raise BadInput(f"{path.name}: {name!r} is not an array of numbers or strings")
+    np.savez_compressed(target, **arrays)  # type: ignore[arg-type]
+    return target
+
+
+class _Dtype:
+    """Stands for numpy.dtype: only a type code and a byte order get in."""
+
+    def __init__(self, code: object, align: object = False, copy: object = False) -> None:
+        text = code.decode("ascii") if isinstance(code, bytes) else code
+        if not isinstance(text, str) or not _CODE.fullmatch(text):
+            raise BadInput(f"an array of type {text!r} is not admitted")
+        self.dtype = np.dtype(text)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        # (version, byte order, subarray, names, fields, size, alignment, flags): flags are not believed.
+        if any(entry is not None for entry in state[2:5]):
+            raise BadInput("a structured array is not admitted")
+        order = state[1].decode("ascii") if isinstance(state[1], bytes) else state[1]
+        if order in ("<", ">"):
+            self.dtype = self.dtype.newbyteorder(order)
+        if self.dtype.kind in "SU" and self.dtype.itemsize == 0 and isinstance(state[5], int):
+            width = state[5] // (4 if self.dtype.kind == "U" else 1)
+            self.dtype = np.dtype(f"{self.dtype.kind}{width}").newbyteorder(order if order in ("<", ">") else "=")
+
+
+class _Array:
+    """Stands for an array that is being rebuilt."""
+
+    def __init__(self) -> None:
+        self.value: np.ndarray | None = None
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        shape, dtype, fortran, content = state[-4:]
+        self.value = _array(content, dtype, shape, "F" if fortran else "C")
+
+
+class _ArrayType:
+    """Stands for numpy.ndarray, which a pickle names but may not call."""
+
+
+def _array(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray:  # noqa: ANN401
+    if not isinstance(dtype, _Dtype):
+        raise BadInput("an array without a type")
+    shape = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+    if dtype.dtype.kind == "O":
+        if not isinstance(content, list):
+            raise BadInput("an array of objects that are not listed")
+        flat = np.empty(len(content), dtype=object)
+        flat[:] = [_plain(entry) for entry in content]
+        return flat.reshape(shape, order="F" if order == "F" else "C")
+    if isinstance(content, str):  # Python 2 bytes
+        content = content.encode("latin1")
+    flat = np.frombuffer(bytes(content), dtype=dtype.dtype)
+    return flat.reshape(shape, order="F" if order == "F" else "C").copy()
+
+
+def _reconstruct(kind: object, shape: object, code: object) -> _Array:
+    if kind is not _ArrayType:
+        raise BadInput("an array of a kind that is not numpy.ndarray")
+    return _Array()
+
+
+def _scalar(dtype: object, content: object = b"") -> Any:  # noqa: ANN401
+    if not isinstance(dtype, _Dtype) or dtype.dtype.kind == "O":
+        raise BadInput("a number without a type")
+    return _array(content, dtype, (1,), "C")[0]
+
+
+def _frombuffer(content: object, dtype: object, shape: object, order: object) -> np.ndarray:
+    return _array(content, dtype, shape, "F" if order == "F" else "C")
+
+
+def _encode(text: object, encoding: object = "latin1") -> bytes:
+    # How protocol 2 writes bytes.
+    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
+        raise BadInput("an encoding that is not admitted")
+    return text.encode("latin1")
+
+
+_ADMITTED: dict[tuple[str, str], Any] = {
+    ("numpy", "ndarray"): _ArrayType,
+    ("numpy", "dtype"): _Dtype,
+    ("_codecs", "encode"): _encode,
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): _reconstruct for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): _frombuffer for core in ("core", "_core")},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, stream: io.BytesIO, name: str, encoding: str) -> None:
+        super().__init__(stream, encoding=encoding)
+        self.name = name
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
+        found = _ADMITTED.get((module, name))
+        if found is None:
+            self._refuse(f"{module}.{name}")
+        return found
+
+    def persistent_load(self, pid: object) -> NoReturn:
+        self._refuse(f"a persistent object ({pid!r})")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise BadInput(f"{self.name} asks for {what}, but only NumPy arrays and plain values are admitted")
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401
+    """Containers with the stand-ins replaced by arrays."""
+    if isinstance(value, _Array):
+        if value.value is None:
+            raise BadInput("an array without content")
+        return value.value
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(entry) for entry in value)
+    if isinstance(value, dict):
+        return {_plain(key): _plain(entry) for key, entry in value.items()}
+    plain = str | bytes | bytearray | int | float | complex | bool | None | np.ndarray | np.generic
+    if isinstance(value, plain):
+        return value
+    raise BadInput(f"a value of type {type(value).__name__} is not admitted")

@@ -1,0 +1,97 @@
+"""What every reader of a published data set has in common: a name, layouts, protocols, and a check of what it finds."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fednorms.data.federation import Federation, raise_problems
+from fednorms.errors import BadInput
+from fednorms.options import nearest
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A data set that one call turns into a federation.
+
+    `read(root, protocol=...)` reads it; `protocols` names the divisions that papers use, the default first;
+    `layout(root)` says in words which of its layouts a folder has, or nothing if it is another data set.
+    """
+
+    name: str
+    description: str
+    read: Callable[..., Federation]
+    protocols: Mapping[str, str]
+    layout: Callable[[Path], str | None]
+
+    def open(self, root: str | Path | None, given: Mapping[str, Any]) -> Federation:
+        """Read the data set with the options that were given (not None); an option it does not have is an error."""
+        if root is None:
+            raise BadInput(f"federation {self.name!r} needs root=FOLDER, where the data set lies; nothing is downloaded")
+        options = {option: value for option, value in given.items() if value is not None}
+        known = [option for option in inspect.signature(self.read).parameters if option != "root"]
+        raise_problems(
+            f"federation {self.name!r}",
+            [f"it has no option {option!r}; it takes {', '.join(known)}" for option in options if option not in known],
+        )
+        return self.read(root, **options)
+
+
+def chosen(what: str, protocol: str, known: Mapping[str, Any]) -> str:
+    """The protocol, if it is a known one.
+
+    >>> chosen("pacs", "fedn", {"fednn": 1, "greg": 2})
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: pacs has no protocol 'fedn': did you mean "fednn"? Known: fednn, greg
+    """
+    if protocol not in known:
+        raise BadInput(f"{what} has no protocol {protocol!r}: {nearest(protocol, known)}")
+    return protocol
+
+
+def home(what: str, root: str | Path, names: Sequence[str], layout: Callable[[Path], str | None], expected: str) -> Path:
+    """The folder of a data set: `root` itself or the folder inside it that an archive usually makes."""
+    root = Path(root).expanduser()
+    if not root.is_dir():
+        raise BadInput(f"{what}: {str(root)!r} is not a folder; expected {expected}")
+    places = [root, *(root / name for name in names)]
+    for place in places:
+        if place.is_dir() and layout(place):
+            return place
+    raise BadInput(f"{what}: {str(root)!r} does not hold this data set; expected {expected}")
+
+
+def deviations(what: str, problems: Sequence[str], complete: bool) -> list[str]:
+    """What differs from the published data set: an error, or with `complete=False` a list for the federation's source.
+
+    >>> deviations("pacs", ["photo: 3 images are missing"], complete=False)
+    ['photo: 3 images are missing']
+    """
+    if problems and complete:
+        raise_problems(
+            f"{what} is not as published (complete=False reads it as it is, and the run records the differences)",
+            problems,
+        )
+    return list(problems)
+
+
+def compared(where: str, found: Mapping[str, int], expected: Mapping[str, int], unit: str = "images") -> list[str]:
+    """Differences of counts in words.
+
+    >>> compared("photo", {"dog": 188, "cow": 2}, {"dog": 189, "cat": 3})
+    ['photo: 1 of 189 images of dog missing (188 found)', 'photo: all 3 images of cat missing', "photo: 2 images of cow, which is not part of it"]
+    """  # noqa: E501
+    told = []
+    for name, want in expected.items():
+        have = found.get(name, 0)
+        if have == 0 and want:
+            told.append(f"{where}: all {want:,} {unit} of {name} missing")
+        elif have < want:
+            told.append(f"{where}: {want - have:,} of {want:,} {unit} of {name} missing ({have:,} found)")
+        elif have > want:
+            told.append(f"{where}: {have - want:,} {unit} of {name} too many ({have:,} found, {want:,} expected)")
+    extra = [name for name in found if name not in expected]
+    return told + [f"{where}: {found[name]:,} {unit} of {name}, which is not part of it" for name in extra]

@@ -1,0 +1,177 @@
+"""Rules that divide labelled samples over clients: frozen dataclasses with a text form, like methods."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar, dataclass_transform
+
+import numpy as np
+
+from fednorms.errors import BadInput
+from fednorms.noise import seed_of
+from fednorms.options import nearest, option, validate
+
+RULES: dict[str, type[Rule]] = {}
+_WORDS = {"true": True, "false": False}
+
+Parts = dict[str, list[np.ndarray]]  # for "train", "val" and "test", the positions of every client
+
+
+def draws(*names: object) -> np.random.RandomState:
+    """Random numbers that depend on names alone. NumPy promises never to change what a RandomState draws.
+
+    >>> int(draws("a", 1).randint(1000)) == int(draws("a", 1).randint(1000))
+    True
+    """
+    word = seed_of(*names)
+    return np.random.RandomState([word >> 32, word & 0xFFFFFFFF])
+
+
+class Rule:
+    """Base of all rules: `divide` gives every client its positions in an array of labels.
+
+    Clients are disjoint and together hold every sample, unless a rule says otherwise. `within="domain"` applies the
+    rule to every domain by itself, with that many clients in each; "all" pools the domains first. `test` says what
+    becomes of validation and test data: "deal" divides each domain's over its clients in equal shares of every class,
+    "alike" gives a client the classes it trains on (where the rule knows them), "personal" draws for every class as
+    many as the client trains on, or as there are (FedFN's public code; clients overlap), "whole" tests every client on
+    all of them.
+    """
+
+    name: ClassVar[str]
+    exhaustive: ClassVar[bool] = True
+    smallest: ClassVar[int] = 1
+    clients: int
+    within: str
+    test: str
+
+    def divide(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray]:
+        """The positions of each client."""
+        raise NotImplementedError
+
+    def alike(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray] | None:
+        """Another split divided by the same class list (drawn from an equal `r`), or None if there is no such list."""
+        return None
+
+    def __call__(self, labels: object, seed: int = 0, classes: int | None = None) -> dict[int, np.ndarray]:
+        """Divide labels: {client: sorted positions}."""
+        y = np.asarray(labels, dtype=np.int64)
+        if y.ndim != 1 or not len(y) or y.min() < 0:
+            raise BadInput(f"{self.name}: expected labels 0, 1, ... with one axis, got an array of shape {y.shape}")
+        return dict(enumerate(self.shares(y, classes or int(y.max()) + 1, ("labels", seed))))
+
+    def shares(self, y: np.ndarray, classes: int, scope: tuple[object, ...]) -> list[np.ndarray]:
+        """`divide` with its own random numbers, checked and sorted."""
+        if len(y) < self.clients * self.smallest:
+            raise BadInput(
+                f"{self}: {self.clients} clients of at least {self.smallest} samples need "
+                f"{self.clients * self.smallest} samples, but there are {len(y)}; ask for fewer clients"
+            )
+        found = [np.sort(at).astype(np.int64) for at in self.divide(y, classes, draws("partition", *scope))]
+        if empty := [k for k, at in enumerate(found) if not len(at)]:
+            raise BadInput(
+                f"{self}: {len(empty)} of {self.clients} clients would have no training data; ask for fewer clients"
+            )
+        return found
+
+    def __str__(self) -> str:
+        changed = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in dataclasses.fields(self)  # type: ignore[arg-type]
+            if getattr(self, f.name) != f.default or f.name == "clients"
+        ]
+        return f"{self.name}({', '.join(changed)})" if changed else self.name
+
+
+R = TypeVar("R", bound=type[Rule])
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field, option))
+def rule_class(name: str) -> Callable[[R], R]:
+    """Class decorator: a frozen, validated dataclass known to `rule` by name."""
+
+    def decorate(cls: R) -> R:
+        cls.name = name
+        cls.__post_init__ = validate  # type: ignore[attr-defined]
+        made = dataclass(frozen=True, repr=False)(cls)
+        made.__repr__ = made.__str__  # type: ignore[assignment, method-assign]
+        RULES[name] = made
+        return made  # type: ignore[return-value]
+
+    return decorate
+
+
+def within_option(default: str = "all") -> str:
+    """Whether a rule divides each domain or all data together."""
+    return option(default, choices=("all", "domain"))
+
+
+def test_option(default: str = "deal") -> str:
+    """What becomes of the test data."""
+    return option(default, choices=("deal", "alike", "personal", "whole"))
+
+
+test_option.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever its name says
+
+
+def rule(text: str | Rule) -> Rule:
+    """Read a rule from its text form.
+
+    >>> rule("dirichlet(beta=0.3, clients=20)").beta
+    0.3
+    >>> rule("dirichlett(beta=0.3)")
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: Unknown partition "dirichlett": did you mean "dirichlet"? Known: ...
+    """
+    if isinstance(text, Rule):
+        return text
+    from fednorms.data import domain_rules, label_rules  # noqa: F401  (they register themselves)
+
+    name, options = _call(text)
+    if name not in RULES:
+        raise BadInput(f'Unknown partition "{name}": {nearest(name, RULES)}')
+    known = [p for p in inspect.signature(RULES[name]).parameters if p != "self"]
+    for key in options:
+        if key not in known:
+            raise BadInput(f'Partition {name} has no option "{key}": {nearest(key, known) if known else "it has none"}')
+    return RULES[name](**options)
+
+
+def rules() -> dict[str, str]:
+    """Every rule and one line about it.
+
+    >>> "sharding" in rules()
+    True
+    """
+    from fednorms.data import domain_rules, label_rules  # noqa: F401
+
+    return {name: (cls.__doc__ or "").strip().splitlines()[0] for name, cls in sorted(RULES.items())}
+
+
+def _call(text: str) -> tuple[str, Mapping[str, object]]:
+    problem = BadInput(f'Cannot read the partition "{text}". Write it as "dirichlet(beta=0.3, clients=100)".')
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        raise problem from None
+    if isinstance(node, ast.Name):
+        return node.id.lower(), {}
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
+        raise problem
+    options: dict[str, object] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None or keyword.arg in options:
+            raise problem
+        value = keyword.value
+        if isinstance(value, ast.Name):  # a bare word is a string: within=domain
+            options[keyword.arg] = _WORDS.get(value.id.lower(), value.id)
+            continue
+        try:
+            options[keyword.arg] = ast.literal_eval(value)
+        except (ValueError, TypeError):
+            raise problem from None
+    return node.func.id.lower(), options

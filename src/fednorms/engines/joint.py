@@ -1,0 +1,197 @@
+"""A round whose first step all participants take together: one graph, with shared batch-normalisation statistics.
+
+Every client's step runs in a thread of its own, but never two at once: a client computes until a BatchNorm layer needs
+the others' moments, then the next client computes up to the same layer, and so on round the table. So the order of all
+operations is fixed, and any network and any parts can take part.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fednorms.core import base_phases, begin, draws, finish, second_model, step
+from fednorms.errors import Diverged
+from fednorms.layers.moments import affine, per_channel, widened
+from fednorms.layers.norm_act import is_fused
+from fednorms.part import Phase
+from fednorms.states import Batch, Broadcast, Carry, Client, ClientState, Task, Upload
+from fednorms.tree import Tree
+
+
+@dataclass
+class Begun:
+    """A client between its first step and the rest of its round."""
+
+    carry: Carry
+    early: dict[str, Tree]
+    rest: Iterator[tuple[list[Batch], Phase]]
+
+
+def begin_together(task: Task, sent: Broadcast, clients: Sequence[Client]) -> dict[str, Begun]:
+    """Start every client's round and take the first step of all of them as one.
+
+    Moments are m = sum p_i m_i and v = sum p_i mean((x_i - m)^2) over clients i, the gradient is that of
+    L = sum p_i L_i, and client i steps along dL/dw_i / p_i; p_i are the weights with which models are averaged. With
+    equal models and batches this is the step of one network on all batches together.
+    """
+    begun: dict[str, Begun] = {}
+    first: list[tuple[Carry, list[Batch], Phase]] = []
+    for client in clients:
+        carry, early = begin(task, sent, client)
+        rest = draws(task, carry, base_phases(task, carry.context))
+        begun[client.name] = Begun(carry, early, rest)
+        if found := next(rest, None):  # a client with too few images for a batch takes no step at all
+            first.append((carry, *found))
+    if not first:
+        return begun
+    even = task.method.weighting(task.weighting) == "uniform"
+    table = Table([1.0 if even else float(carry.context.samples) for carry, _, _ in first])
+    jobs = [_job(task, table, seat, *taken) for seat, taken in enumerate(first)]
+    table.run(jobs)
+    for carry, _, _ in first:
+        carry.derivative = None
+    return begun
+
+
+def go_on(task: Task, begun: Begun) -> tuple[Upload, ClientState]:
+    """The rest of a client's round, alone. Raises Diverged when its update is not finite."""
+    for batches, phase in begun.rest:
+        step(task, begun.carry, batches, phase)
+    upload, state = finish(task, begun.carry, begun.early)
+    moved = (upload.model, state.local, second_model(task, state.parts), *upload.parts.values())
+    if not all(tree.finite() for tree in moved):
+        context = begun.carry.context
+        raise Diverged(
+            f'Client "{context.client}" sent a non-finite update in round {context.round}, whose first step it took '
+            f"together with the other participants. Lower the learning rate (now {context.lr:g}) or set clip."
+        )
+    return upload, state
+
+
+def _job(task: Task, table: Table, seat: int, carry: Carry, batches: list[Batch], phase: Phase) -> Callable[[], None]:
+    net = task.net.duplicate()
+    for m in net.module.modules():
+        if isinstance(m, _BatchNorm):
+            m.forward = _shared_forward(m, table, seat)  # type: ignore[method-assign]
+    own = replace(task, net=net)
+    carry.derivative = table.derivative(seat)
+    return lambda: step(own, carry, batches, phase)
+
+
+class Table:
+    """Clients that compute in turns and average what they hold: `average` inside a forward pass, then `derivative`."""
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self.shares = [w / sum(weights) for w in weights]
+        self.turns = [threading.Semaphore(0) for _ in weights]
+        self.given: list[Any] = []
+        self.result: Any = None
+        self.exchanges = 0
+        self.error: BaseException | None = None
+
+    def run(self, jobs: Sequence[Callable[[], None]]) -> None:
+        """Run one job per seat to the end; the first error ends all of them."""
+        threads = torch.get_num_threads()
+
+        def sit(seat: int) -> None:
+            torch.set_num_threads(threads)  # a number of each thread's own
+            self.turns[seat].acquire()
+            try:
+                if self.error is None:
+                    jobs[seat]()
+                self._next(seat)
+            except BaseException as error:  # handed to the caller's thread; all others wake up and end
+                self.error = self.error or error
+                for turn in self.turns:
+                    turn.release()
+
+        workers = [threading.Thread(target=sit, args=(seat,), daemon=True) for seat in range(len(jobs))]
+        for worker in workers:
+            worker.start()
+        self.turns[0].release()
+        for worker in workers:
+            worker.join()
+        if self.error is not None:
+            raise self.error
+
+    def _next(self, seat: int) -> None:
+        self.turns[(seat + 1) % len(self.turns)].release()
+
+    def _together(self, seat: int, value: Any, combine: Callable[[list[Any]], Any]) -> Any:  # noqa: ANN401
+        """Lay a value on the table; when it is this seat's turn again, what `combine` made of all of them."""
+        now = self.exchanges
+        self.given.append(value)
+        if len(self.given) == len(self.turns):
+            self.result, self.given = combine(self.given), []
+            self.exchanges += 1
+        self._next(seat)
+        self.turns[seat].acquire()
+        if self.error is not None:
+            raise self.error
+        if self.exchanges == now:
+            raise RuntimeError("the participants of a joint step did not meet at the same layers")
+        return self.result
+
+    def average(self, seat: int, value: Tensor) -> Tensor:
+        """The weighted mean of all seats' tensors, with a gradient to each."""
+        return self._together(seat, value, lambda all_: _mean(self.shares, all_))
+
+    def derivative(self, seat: int) -> Callable[..., Sequence[Tensor | None]]:
+        """In place of torch.autograd.grad: the gradient of L = sum p_i L_i at this seat's leaves, divided by p_i."""
+
+        def take(y: Tensor, leaves: list[Tensor], **how: bool) -> Sequence[Tensor | None]:
+            def combine(all_: list[tuple[Tensor, list[Tensor]]]) -> list[list[Tensor | None]]:
+                total = sum(p * loss for p, (loss, _) in zip(self.shares, all_, strict=True))
+                found = iter(torch.autograd.grad(total, [w for _, ws in all_ for w in ws], **how))
+                pairs = zip(self.shares, all_, strict=True)
+                return [[None if (g := next(found)) is None else g / p for _ in ws] for p, (_, ws) in pairs]
+
+            grads: Sequence[Tensor | None] = self._together(seat, (y, leaves), combine)[seat]
+            return grads
+
+        return take
+
+
+def _mean(shares: list[float], tensors: list[Tensor]) -> Tensor:
+    return torch.stack([p * t for p, t in zip(shares, tensors, strict=True)]).sum(0)
+
+
+def _shared_forward(bn: _BatchNorm, table: Table, seat: int) -> Callable[[Tensor], Tensor]:
+    """Batch normalisation of one client with everybody's moments; running statistics follow them.
+
+    The running variance has the factor M / (M - 1), M values per channel in the local batch.
+    """
+
+    def forward(x: Tensor) -> Tensor:
+        if not bn.training and bn.running_mean is not None:
+            return type(bn).forward(bn, x)
+        axes, n = [0, *range(2, x.dim())], x.numel() // x.shape[1]
+        wide = widened(x)
+        mean = table.average(seat, wide.mean(axes))
+        var = table.average(seat, (wide - per_channel(mean, x)).square().mean(axes))
+        if bn.training and bn.running_mean is not None:
+            _follow(bn, mean.detach(), var.detach() * (n / max(n - 1, 1)))
+        y = (wide - per_channel(mean, x)) * per_channel(torch.rsqrt(var + bn.eps), x)
+        y = affine(y, bn.weight, bn.bias).to(x.dtype)
+        if is_fused(bn):
+            kept = dict(bn.named_children())
+            y = kept["act"](kept["drop"](y) if "drop" in kept else y)
+        return y
+
+    return forward
+
+
+@torch.no_grad()
+def _follow(bn: _BatchNorm, mean: Tensor, var: Tensor) -> None:
+    assert bn.num_batches_tracked is not None and bn.running_mean is not None and bn.running_var is not None
+    bn.num_batches_tracked.add_(1)
+    rate = 1.0 / float(bn.num_batches_tracked) if bn.momentum is None else bn.momentum
+    bn.running_mean.lerp_(mean.to(bn.running_mean.dtype), rate)
+    bn.running_var.lerp_(var.to(bn.running_var.dtype), rate)
