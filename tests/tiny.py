@@ -8,20 +8,13 @@ import torch
 from torch import nn
 
 from fednorms import noise
-from fednorms.core import (
-    broadcast,
-    initial_state,
-    load,
-    local_update,
-    own_state,
-    reduce_uploads,
-    server_update,
-)
+from fednorms.core import broadcast, initial_state, load, local_update, own_state, server_update
 from fednorms.data import Split
 from fednorms.method import method
 from fednorms.net import Net
 from fednorms.part import Phase
 from fednorms.passes import LocalView, passes
+from fednorms.reductions import reduce_uploads
 from fednorms.states import Client, ClientState, ServerState, Task, Upload, context_of
 from fednorms.training import Training, batch_plan
 from fednorms.tree import Tree

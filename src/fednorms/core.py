@@ -5,22 +5,33 @@ Everything else in the library decides where these functions run, where client s
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fednorms import noise
 from fednorms.errors import Diverged
-from fednorms.part import Part, Phase, Reduction
-from fednorms.passes import LocalView, passes, prepare
-from fednorms.states import Batch, Broadcast, Carry, Client, ClientState, ServerState, Task, Upload, context_of
+from fednorms.gradients import full_gradient, gradient_functions, seen_by, step_view, watch
+from fednorms.part import Part, Phase
+from fednorms.passes import LocalView, passes
+from fednorms.reductions import combine
+from fednorms.states import (
+    Batch,
+    Broadcast,
+    Carry,
+    Client,
+    ClientState,
+    Combined,
+    ServerState,
+    Task,
+    Upload,
+    context_of,
+)
 from fednorms.training import Optimiser, batch_plan, clipped
-from fednorms.tree import Tree, branch, join, mean
-from fednorms.views import Begin, Context, End, Round, Step
+from fednorms.tree import Tree, branch, join
+from fednorms.views import Begin, Context, End, Round
 
 
 # -- the start of a round -------------------------------------------------------------------------------------------
@@ -135,125 +146,30 @@ def step(task: Task, carry: Carry, batches: list[Batch], phase: Phase) -> None:
     """One local step: gradient (loss, oracle), corrections (grad), clipping, optimiser; advances the carry in place."""
     assert carry.optimiser is not None
     carry.key[1] += 1
-    views = [_step_view(task, carry, batch, draw) for draw, batch in enumerate(batches)]
-    gradf, views[0].hessian = _gradient_functions(task, carry, views, phase)
+    views = [step_view(task, carry, batch, draw) for draw, batch in enumerate(batches)]
+    gradf, views[0].hessian = gradient_functions(task, carry, views, phase)
     for p in task.hooks["oracle"]:
-        gradf = p.oracle(gradf, _seen_by(p, views[0], carry))
+        gradf = p.oracle(gradf, seen_by(p, views[0], carry))
     g = gradf(carry.params, 0)
     with torch.no_grad():
         if carry.grad_sum:
             _accumulate(carry, g)
         for p in task.hooks["grad"]:
-            g = p.grad(g, _seen_by(p, views[0], carry))
-            _watch(carry, g.values(), p.name, "grad")
+            g = p.grad(g, seen_by(p, views[0], carry))
+            watch(carry, g.values(), p.name, "grad")
         if task.training.clip is not None:
             g = clipped(g, task.training.clip)
         for p in task.hooks["decay"]:
-            g = g + p.decay(_seen_by(p, views[0], carry))
+            g = g + p.decay(seen_by(p, views[0], carry))
         carry.optimiser.update(carry.params, g)
     carry.steps += 1
     carry.exchanged_steps += not set(carry.active).isdisjoint(task.net.sent_params)
-
-
-def _gradient_functions(
-    task: Task, carry: Carry, views: list[Step], phase: Phase
-) -> tuple[Callable[[Tree, int], Tree], Callable[[Tree, Tree, int], Tree]]:
-    touched = False  # the first pass of a step updates the running statistics, later ones do not
-
-    def loss_at(params: Tree, draw: int) -> tuple[Tensor, Tree]:
-        nonlocal touched
-        s = copy.copy(views[draw])
-        if params is not carry.params:
-            active = set(carry.active)
-            params = Tree({k: v.detach().requires_grad_(k in active) for k, v in params.items()})
-        s.params = params
-        buffers = carry.buffers.clone() if touched else carry.buffers
-        touched = True
-        with noise.keyed(_key(carry, draw)):
-            s.logits, s.features = task.net.forward(
-                {**carry.fixed, **params, **buffers}, s.x, train=True, batch_statistics=phase.norm == "batch"
-            )
-            total = _base_loss(task, carry, s)
-            _watch(carry, [total], "the model", "loss")
-            for p in task.hooks["loss"]:
-                term = (p.twin if task.second else p.loss)(_seen_by(p, s, carry))
-                if isinstance(term, Tensor):  # a part that has nothing to add returns the number 0.0
-                    total = total + term
-                    _watch(carry, [term], p.name, "loss")
-        return total, params.pick(carry.active)
-
-    def gradf(params: Tree, draw: int) -> Tree:
-        total, leaves = loss_at(params, draw)
-        if draw == 0:
-            carry.loss_sum += total.detach()
-        g = _derivative(carry, total, leaves)
-        _watch(carry, g.values(), "the model", "gradient")
-        return g
-
-    def hessian(params: Tree, v: Tree, draw: int) -> Tree:
-        total, leaves = loss_at(params, draw)
-        slope = _derivative(carry, total, leaves, create_graph=True).dot(v)
-        again = _derivative(carry, slope, leaves) if slope.requires_grad else Tree()  # a loss may be linear
-        return leaves.zeros() + again
-
-    return gradf, hessian
-
-
-def _derivative(carry: Carry, y: Tensor, leaves: Tree, *, create_graph: bool = False) -> Tree:
-    take = carry.derivative or torch.autograd.grad
-    found = take(y, list(leaves.values()), allow_unused=True, create_graph=create_graph) if leaves else ()
-    return Tree({k: g for k, g in zip(leaves, found, strict=True) if g is not None})
-
-
-def _base_loss(task: Task, carry: Carry, s: Step) -> Tensor:
-    if replaced := task.hooks["objective"]:
-        return replaced[0].objective(_seen_by(replaced[0], s, carry))
-    return task.loss(s.logits, s.y)
-
-
-def _key(carry: Carry, draw: int) -> Tensor:
-    return carry.key if draw == 0 else torch.cat([carry.key[:1] + draw, carry.key[1:]])
-
-
-def _step_view(task: Task, carry: Carry, batch: Batch, draw: int) -> Step:
-    def again(
-        params: Tree,
-        x: Tensor,
-        stats: Literal["batch", "broadcast"] = "batch",
-        mode: Literal["train", "evaluate"] = "train",
-    ) -> tuple[Tensor, Tensor]:
-        if mode == "evaluate":
-            tensors = {**carry.fixed, **carry.start_buffers, **params}
-            return task.net.forward(tensors, x, train=False, batch_statistics=False)
-        buffers = carry.start_buffers if stats == "broadcast" else carry.buffers
-        tensors = {**carry.fixed, **params, **buffers.clone()}
-        return task.net.forward(tensors, x, train=True, batch_statistics=stats == "batch")
-
-    s = Step(carry.params, carry.start, *batch, carry.context, task.net.head_names, carry.path, again, task.loss)
-    with noise.keyed(_key(carry, draw)):
-        s.x, s.y = prepare(task, s, lambda p: _seen_by(p, s, carry))
-    return s
-
-
-def _seen_by(p: Part, s: Step, carry: Carry) -> Step:
-    view = copy.copy(s)
-    view.part, view.down, view.mine = p.name, carry.broadcast.parts[p.name], carry.mine[p.name]
-    return view
 
 
 def _accumulate(carry: Carry, g: Tree) -> None:
     torch._foreach_add_([carry.grad_sum[k] for k in g], list(g.values()))
     for name in g:
         carry.grad_steps[name] = carry.grad_steps.get(name, 0) + 1
-
-
-def _watch(carry: Carry, tensors: Iterable[Tensor], who: str, hook: str) -> None:
-    if carry.watch and not all(bool(torch.isfinite(t).all()) for t in tensors):
-        raise Diverged(
-            f'Client "{carry.client.name}" diverged in round {carry.context.round}, step {carry.steps}: '
-            f"{who} ({hook}) is not finite. Lower the learning rate (now {carry.context.lr:g}) or set clip, "
-            'or drop such clients from the average with on_divergence="skip".'
-        )
 
 
 # -- the end of a round ---------------------------------------------------------------------------------------------
@@ -325,24 +241,6 @@ def second_model(task: Task, mine: dict[str, Tree]) -> Tree:
     return branch(mine[task.twin.name], "model") if task.twin else Tree()
 
 
-def full_gradient(task: Task, carry: Carry, params: Tree) -> Tree:
-    """The gradient of the base loss over all of a client's data at `params`: train mode, buffers untouched."""
-    total, n = Tree(), len(carry.client.data)
-    fixed = {**carry.fixed, **carry.params.detach()}
-    point = Tree({k: v.detach().requires_grad_() for k, v in params.items()})
-    for rows in torch.split(torch.arange(n), task.training.batch_size):
-        x, y = carry.client.data.batch(rows)
-        s = _step_view(task, carry, (x.to(task.like.device), y.to(task.like.device)), 0)
-        alone = len(rows) == 1 and task.needs_two
-        with noise.keyed(carry.key), torch.enable_grad():
-            tensors = {**fixed, **point, **carry.buffers.clone()}
-            s.logits, s.features = task.net.forward(tensors, s.x, train=True, batch_statistics=not alone)
-            grads = torch.autograd.grad(_base_loss(task, carry, s), list(point.values()), allow_unused=True)
-        share = Tree({k: g * (len(rows) / n) for k, g in zip(point, grads, strict=True) if g is not None})
-        total = share + total
-    return total
-
-
 def local_update(task: Task, sent: Broadcast, client: Client) -> tuple[Upload, ClientState]:
     """A client's whole round: `finish . fold(step over the batch plan) . begin`.
 
@@ -399,54 +297,27 @@ def draws(task: Task, carry: Carry, phases: Iterable[Phase]) -> Iterator[tuple[l
 
 
 # -- the server -----------------------------------------------------------------------------------------------------
-def reduce_uploads(trees: list[Tree], weights: list[float], how: Reduction) -> Tree:
-    """Combine what clients sent for one part; "grouped" is the weighted mean of each entry over those who sent it.
-
-    >>> rows = [Tree(m=torch.tensor([1.0])), Tree(m=torch.tensor([4.0]))]
-    >>> [reduce_uploads(rows, [1.0, 2.0], how)["m"].tolist() for how in ("weighted", "uniform", "sum", "stack")]
-    [[3.0], [2.5], [5.0], [[1.0], [4.0]]]
-    """
-    if how == "grouped":
-        rows = {
-            name: [(t, w) for t, w in zip(trees, weights, strict=True) if name in t] for tree in trees for name in tree
-        }
-        return Tree({k: mean([t.pick([k]) for t, _ in row], [w for _, w in row])[k] for k, row in rows.items()})
-    if not trees or not trees[0]:
-        return Tree()
-    if how == "list":
-        return join(**{str(i): tree for i, tree in enumerate(trees)})
-    if how == "stack":
-        return Tree({k: torch.stack([t[k] for t in trees]) for k in trees[0]})
-    if how == "sum":
-        return mean(trees, [1.0] * len(trees)) * float(len(trees))
-    return mean(trees, weights if how == "weighted" else [1.0] * len(trees))
 
 
-def server_update(task: Task, state: ServerState, uploads: list[Upload]) -> ServerState:
+def server_update(task: Task, state: ServerState, uploads: list[Upload] | Combined) -> ServerState:
     """Average the models, then let parts change the mean update: parameters and statistics on separate chains.
 
-    Uploads are ordered by client name, so the sum never depends on arrival. If no part changes the update, the mean
-    itself is the new model: one participant gives back its model bit for bit.
+    If no part changes the update, the mean itself is the new model: one participant gives back its model bit for bit.
     """
-    uploads = sorted(uploads, key=lambda u: u.client)
-    uniform = task.method.weighting(task.weighting) == "uniform"
-    weights = [1.0 if uniform else u.weight for u in uploads]  # one p_k for models and weighted uploads
-    average = mean([u.model for u in uploads], weights)
-    new, parts = Tree({**state.model, **average}), dict(state.parts)
+    got = uploads if isinstance(uploads, Combined) else combine(task, uploads)
+    new, parts = Tree({**state.model, **got.model}), dict(state.parts)
     riding = dict([*passes(task, "before"), *passes(task, "after")])
     views = {}
     for p in task.method.parts:
-        how = riding[p].reduce if p in riding else p.reduction
-        up = reduce_uploads([u.parts.get(p.name, Tree()) for u in uploads], weights, how)
-        context = context_of(task, state.round, None)
-        even = _even(task, state, uploads, average, uniform) if p.uses_even_mean else Tree()
-        views[p.name] = Round(state.model, up, parts[p.name], len(uploads), task.clients, context, even)
+        up, context = got.parts[p.name], context_of(task, state.round, None)
+        even = got.even.pick(task.net.sent_params) - state.model if p.uses_even_mean else Tree()
+        views[p.name] = Round(state.model, up, parts[p.name], got.sampled, task.clients, context, even)
         if p in riding:
             parts[p.name] = riding[p].server(up, views[p.name])
             views[p.name] = replace(views[p.name], mine=parts[p.name])
     for hook, names in (("server", task.net.sent_params), ("stats", task.net.statistics)):
         before = state.model.pick(names)
-        delta = plain = average.pick(names) - before
+        delta = plain = got.model.pick(names) - before
         for p in task.method.having(hook):
             if hook == "server":
                 delta, parts[p.name] = p.server(delta, views[p.name])
@@ -455,8 +326,3 @@ def server_update(task: Task, state: ServerState, uploads: list[Upload]) -> Serv
         if delta is not plain:
             new.update(before + delta)
     return ServerState(state.round + 1, new.detach(), {k: v.detach() for k, v in parts.items()}, state.seed)
-
-
-def _even(task: Task, state: ServerState, uploads: list[Upload], average: Tree, uniform: bool) -> Tree:
-    plain = average if uniform else mean([u.model for u in uploads], [1.0] * len(uploads))
-    return plain.pick(task.net.sent_params) - state.model

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -50,9 +51,10 @@ class Net:
         self.method = method
         self._autocast = torch.autocast(device.split(":")[0], torch.bfloat16, enabled=autocast)
         self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
-        self.heads = split_head(self.module, head)
-        self.changes = self._operate()
-        self.heads = split_head(self.module, self.heads)  # surgery may have put a block in a head's place
+        self.heads = self.user_heads = split_head(self.module, head)  # the user's: their names before any surgery
+        self.changes: dict[str, list[Change]] = {}  # by part, as surgery goes on
+        self.keeping: list[str] = []  # parts that do not share every tensor
+        self._operate()
         replace_dropout(self.module)
         self.slots = dict(_slots(self.module, self.heads))
         self.routes = self._route()
@@ -78,24 +80,32 @@ class Net:
         self._mode: tuple[bool, bool] | None = None
         self._features: list[Tensor] = []
         self._hook = self.module.get_submodule(self.heads[0]).register_forward_pre_hook(
-            lambda _, args: self._features.append(args[0])
+            partial(_remember, self._features)  # a lambda could not be sent to a worker process
         )
 
     # -- what the method made of the model ----------------------------------------------------------------------
-    def _operate(self) -> dict[str, list[Change]]:
-        changes: dict[str, list[Change]] = {}
+    def _operate(self) -> None:
         for p in self.method.having("surgery"):
-            found = p.surgery(self.module, self.heads)
+            try:
+                found = p.surgery(self.module, self.heads)
+            except BadInput as error:
+                if not self.changes:
+                    raise
+                raise BadInput(f"{p.name}, after {' and '.join(self.changes)} changed the model: {error}") from None
             if found is None:  # not asked for
                 continue
             if not found:
                 raise self._nothing(p, "no layer that it replaces")
-            changes[p.name] = found
-        return changes
+            self.changes[p.name] = found
+            self.heads = split_head(self.module, self.heads)  # it may have put a block in a head's place
 
     def _nothing(self, p: Part, missing: str) -> BadInput:
-        earlier = [q.name for q in self.method.having("surgery") if q is not p]
-        why = f" (after {', '.join(earlier)} changed it)" if earlier else ""
+        """The error of a part that finds nothing, with the other parts that may have taken it away."""
+        changed = [q for q in self.changes if q != p.name]
+        keeping = [q for q in self.keeping if q != p.name]
+        others = [f"after {', '.join(changed)} changed it"] * bool(changed)
+        others += [f"of which {', '.join(keeping)} keep{'s' * (len(keeping) == 1)} tensors back"] * bool(keeping)
+        why = f" ({', '.join(others)})" if others else ""
         return BadInput(
             f'{p.name} has nothing to act on: model "{self.name}"{why} has {missing}. '
             f"Remove {p.name} from the method, or choose a model with such layers."
@@ -121,6 +131,7 @@ class Net:
             routes[slot.name] = max(said.values(), default=Route.SHARED)
             if routes[slot.name] is Route.OWNED:  # not where another part keeps it from its owner
                 self.owned_by[owners[0]] = (*self.owned_by.get(owners[0], ()), slot.name)
+        self.keeping = [name for name, found in acted.items() if found]
         for p in self.method.having("route"):
             if not acted[p.name]:
                 raise self._nothing(p, "no tensor that it would keep back")
@@ -295,6 +306,10 @@ def _slots(module: nn.Module, heads: list[str]) -> Iterator[tuple[str, Slot]]:
                 trainable = kind == "param" and tensor.requires_grad
                 where = (max(layer, 1), layers, type(module).__name__)
                 yield name, Slot(name, leaf, "param" if kind == "param" else "buffer", m, head, trainable, *where)
+
+
+def _remember(features: list[Tensor], _: nn.Module, args: tuple[Any, ...]) -> None:
+    features.append(args[0])
 
 
 def _has_weights(m: nn.Module) -> bool:

@@ -210,9 +210,9 @@ class Part:
         """Extra client computations."""
         return []
 
-    def trips(self, net: Net) -> int:
-        """How many exchanges a round takes beside the model's own, for `describe`."""
-        return 0
+    def trips(self, net: Net) -> tuple[int, int]:
+        """Exchanges of a round beside the model's own, and the bytes they carry each way; for `describe`."""
+        return 0, 0
 
     def evaluation(self) -> Eval:
         """How to test."""

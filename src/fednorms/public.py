@@ -1,6 +1,7 @@
 """Everything that `import fednorms as fn` offers, imported; `fednorms/__init__.py` loads this when first used."""
 
 from fednorms.data import Federation, Site, Split, from_arrays, from_datasets, from_folders
+from fednorms.data.partition import partition
 from fednorms.data.registry import federation
 from fednorms.describe import describe
 from fednorms.errors import BadInput, Diverged, FednormsError, RunFailed
@@ -50,6 +51,7 @@ __all__ = [
     "open_run",
     "option",
     "part",
+    "partition",
     "predict",
     "resume",
     "run",

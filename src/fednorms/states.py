@@ -98,6 +98,16 @@ class Upload:
 
 
 @dataclass(frozen=True)
+class Combined:
+    """All that the server needs of a round's uploads: mean models, and what clients sent for each part, reduced."""
+
+    model: Tree
+    parts: dict[str, Tree]
+    sampled: int  # how many clients sent something
+    even: Tree  # the mean model with equal weights, where a part asks for it
+
+
+@dataclass(frozen=True)
 class ServerState:
     """All that the server remembers between rounds."""
 

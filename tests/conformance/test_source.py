@@ -20,6 +20,7 @@ ALLOWED = (
     "fednorms.part",
     "fednorms.tree",
     "fednorms.views",
+    "fednorms.transforms",
     "fednorms.layers",
     "fednorms.errors",
     "fednorms.clustering",

@@ -24,7 +24,7 @@ from fednorms.training import Training
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 METHODS = [
-    *names(),
+    *(n for n in names() if all(p.requires <= Graphs.provides for p in method(n).parts)),
     "scaffold(control='difference')",
     "scaffold(option='I')",
     "mixbn(kind='learned')",
@@ -46,7 +46,8 @@ def federation(dtype=torch.float64):
     sites = []
     for k, n in enumerate((22, 17, 24)):
         x = torch.rand(n, 3, 16, 16, generator=generator, dtype=dtype)
-        sites.append(Site(f"c{k}", "d", train=Split(x, torch.arange(n) % 4)))
+        split = Split(x, torch.arange(n) % 4)
+        sites.append(Site(f"c{k}", "d", train=split, attributes={"modality": "ct" if k else "mr"}))
     return Federation("tiny", sites, list("abcd"), Preprocessing.centred(3))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import torch
 from torch import nn
@@ -119,5 +118,4 @@ def fedplvm(model: nn.Module, features, clients, plans, lr, lam, alpha, tau) -> 
                 pool.setdefault(c, []).extend(_means(members))
         prototypes = {c: _means(ps) for c, ps in pool.items()}
         server.load_state_dict(average(states, [float(len(x)) for x, _ in clients]))
-    assert math.isfinite(float(sum(p.sum() for p in server.parameters())))
     return server

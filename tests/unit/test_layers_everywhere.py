@@ -9,15 +9,21 @@ from torch import nn
 from fednorms import noise
 from fednorms.layers import (
     AdaptiveGroupNorm,
+    FilterResponseNorm,
+    GlobalNorm,
     HybridNorm,
     KeyedDropout,
     KeyedStochasticDepth,
     MixedNorm,
+    PopulationNorm,
+    RepresentativeNorm,
+    SwitchableNorm,
     UnitNormLinear,
     WNConv2d,
     WSConv2d,
     adaptive_clip,
     group_norm_like,
+    instance_norm_like,
     is_batchnorm,
     swap,
 )
@@ -30,6 +36,12 @@ LAYERS = {
     "HybridNorm": lambda: HybridNorm(CHANNELS),
     "MixedNorm, learned": lambda: MixedNorm(CHANNELS, kind="learned"),
     "MixedNorm, ensemble": lambda: MixedNorm(CHANNELS, kind="ensemble"),
+    "FilterResponseNorm": lambda: FilterResponseNorm(CHANNELS, learn_eps=True),
+    "GlobalNorm": lambda: GlobalNorm(CHANNELS),
+    "InstanceNorm": lambda: instance_norm_like(nn.BatchNorm2d(CHANNELS)),
+    "PopulationNorm": lambda: PopulationNorm(CHANNELS, spread=0.1),
+    "RepresentativeNorm": lambda: RepresentativeNorm(CHANNELS),
+    "SwitchableNorm": lambda: SwitchableNorm(CHANNELS),
     "WNConv2d": lambda: WNConv2d(CHANNELS, 3, 3),
     "WSConv2d": lambda: WSConv2d(CHANNELS, 3, 3),
     "UnitNormLinear": lambda: UnitNormLinear(6, 3),
@@ -81,7 +93,19 @@ def test_functional_call_writes_only_into_the_tensors_it_is_given(make):
 
 
 @pytest.mark.parametrize("name", ["levit_128s", "mobilevit_xxs"])
-@pytest.mark.parametrize("make", [AdaptiveGroupNorm.like, HybridNorm.like, MixedNorm.like], ids=["agn", "hbn", "mixed"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        AdaptiveGroupNorm.like,
+        HybridNorm.like,
+        MixedNorm.like,
+        GlobalNorm.like,
+        PopulationNorm.like,
+        RepresentativeNorm.like,
+        SwitchableNorm.like,
+    ],
+    ids=["agn", "hbn", "mixed", "fbn", "pn", "rbn", "sn"],
+)
 def test_attention_networks_train_with_every_norm(name, make):
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)

@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from fednorms.core import broadcast, own_state, reduce_uploads
+from fednorms.core import broadcast, own_state
 from fednorms.part import Route
 from fednorms.passes import LocalView, passes
+from fednorms.reductions import reduce_uploads
 from fednorms.states import Client, context_of
 from fednorms.views import Round
 from tests.reference.hbn import hbn, pooled

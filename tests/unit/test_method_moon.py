@@ -90,3 +90,11 @@ def test_the_projection_is_a_function_of_the_model_and_differs_between_models():
     name = next(n for n in nets[0].initial if n not in tiny_net().state_dict() and n.endswith("weight"))
     assert torch.equal(nets[0].initial[name], nets[1].initial[name])
     assert not torch.equal(nets[0].initial[name], nets[2].initial[name])
+
+
+def test_a_net_can_be_made_again_from_the_users_name_of_the_head():
+    net = Net(tiny_net(), method("moon(projection=5) + fedfn"), dtype=torch.float64)
+    assert net.user_heads == ["head"]
+    again = Net(tiny_net(), method("moon(projection=5) + fedfn"), head=net.user_heads, dtype=torch.float64)
+    assert again.heads == net.heads != ["head"]
+    assert same(again.initial, net.initial)

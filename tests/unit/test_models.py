@@ -24,6 +24,9 @@ from fednorms.models.digits_cnn import DigitsCNN
 from fednorms.models.lenet import LeNet
 from fednorms.models.zoo import zoo_names
 
+# Building 57 million weights several times takes a while.
+NAMES = [pytest.param(n, marks=pytest.mark.slow) if n.startswith("alexnet") else n for n in models()]
+
 
 def count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
@@ -85,7 +88,7 @@ def test_the_digits_networks_differ_as_in_their_papers():
     assert replace_dropout(fedbn) == []
 
 
-@pytest.mark.parametrize("name", list(models()))
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_contract(name, channels):
     info = models()[name]
@@ -104,7 +107,7 @@ def test_contract(name, channels):
     model.double()(x.double())
 
 
-@pytest.mark.parametrize("name", list(models()))
+@pytest.mark.parametrize("name", NAMES)
 def test_seeds_decide_the_weights_and_leave_torchs_generator_alone(name):
     before = torch.get_rng_state()
     a = build(name, 3, seed=1)

@@ -22,6 +22,9 @@ _GROUPS = {
         "export": "write a model as plain weights with its classes and preprocessing",
         "adapt": "give a new site a model that fits its images",
     },
+    "Data": {
+        "data": "check data sets on disk, and pack them into one file",
+    },
     "Look up": {
         "list": "show all methods, models or federations",
         "describe": "show what a method does to a model: routes, bytes, state, passes",

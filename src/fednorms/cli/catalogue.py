@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import tyro
 
@@ -28,48 +26,30 @@ class List:
 def list_(args: Sequence[str]) -> int:
     """The command."""
     given = parse(List, "list", args)
-    header, rows = {"methods": _methods, "models": _models, "federations": _federations}[given.what]()
+    if given.what == "methods":
+        _methods(as_json=given.json)
+        return 0
+    header, rows = {"models": _models, "federations": _federations}[given.what]()
     if given.json:
         print_json({given.what: [dict(zip(header, row, strict=True)) for row in rows]})
-        return 0
-    console = stdout()
-    console.print(grid(header, rows))
-    if given.what == "methods":
-        console.print('\nAny of them combine: "scaffold + greg(alpha=1.0) + fedfn".', markup=False)
+    else:
+        stdout().print(grid(header, rows))
     return 0
 
 
-def _methods() -> tuple[list[str], list[list[str]]]:
-    from fednorms.method import names
-    from fednorms.part import REGISTRY, SUMS
+def _methods(*, as_json: bool) -> None:
+    from fednorms.overview import COLUMNS, entries, overview
 
-    rows = []
-    for name in names():
-        if name == "fedavg":
-            idea = "Train on every client, average the models weighted by data size."
-            rows.append([name, idea, "McMahan et al. 2017", ""])
-            continue
-        made: Any = SUMS.get(name) or REGISTRY[name]
-        doc = inspect.getdoc(made) or ""
-        paper = getattr(made, "paper", "") or _paper(doc)
-        rows.append([name, _first_sentence(doc), paper, _defaults(made)])
-    return ["name", "idea", "paper", "options"], rows
-
-
-def _first_sentence(doc: str) -> str:
-    paragraph = " ".join(doc.split("\n\n")[0].split())
-    return re.split(r"(?<=[^ .][.])\s+(?=[A-Z])", paragraph)[0]
-
-
-def _paper(doc: str) -> str:
-    """Authors and year, from a docstring that says "Paper: Zhuang and Lyu, FedWon, ICLR 2024"."""
-    found = re.search(r"Paper: ([^,]+),.*?\b((?:19|20)\d\d)\b", " ".join(doc.split()))
-    return f"{found[1]} {found[2]}" if found else ""
-
-
-def _defaults(made: Any) -> str:  # noqa: ANN401
-    options = [p for p in inspect.signature(made).parameters.values() if p.name != "self"]
-    return ", ".join(f"{p.name}={p.default}" for p in options)
+    if as_json:
+        print_json({"methods": [{**vars(entry), **facts} for entry, facts in overview()]})
+        return
+    console = stdout()
+    console.print(grid(["name", "idea", "paper", "options"], [list(vars(entry).values()) for entry in entries()]))
+    console.print("\nMeasured on the model cnn-small (a few seconds):\n")
+    console.print(grid(["name", *COLUMNS], [[entry.name, *facts.values()] for entry, facts in overview()]))
+    console.print()
+    console.print(grid(["column", "meaning"], [[title, meaning] for title, (meaning, _) in COLUMNS.items()]))
+    console.print('\nAny of them combine: "scaffold + greg(alpha=1.0) + fedfn".', markup=False)
 
 
 def _models() -> tuple[list[str], list[list[str]]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
-from fednorms.data.rules import Rule, rule_class, test_option
+from fednorms.data.rules import Rule, rule_class, split_option
 from fednorms.errors import BadInput
 from fednorms.options import option
 
@@ -19,7 +21,7 @@ class OneDomainPerClient(Rule):
 
     clients = 1  # type: ignore[misc]
     within = "domain"
-    test: str = test_option()
+    test: str = split_option()
 
     def divide(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray]:
         """The positions of each client."""
@@ -36,7 +38,7 @@ class EvenDomainSplit(Rule):
 
     clients: int = option(20, at_least=1)
     within = "domain"
-    test: str = test_option()
+    test: str = split_option()
 
     def divide(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray]:
         """The positions of each client."""
@@ -59,7 +61,7 @@ class Heterogeneity(Rule):
     level: int = option(1, at_least=1)
     parts: int = option(10, at_least=1)
     within = "domain"
-    test: str = test_option("whole")
+    test: str = split_option("whole")
 
     @property
     def clients(self) -> int:  # type: ignore[override]
@@ -71,4 +73,4 @@ class Heterogeneity(Rule):
         if self.level > self.parts:
             raise BadInput(f"{self}: level must be at most parts, got {self.level} of {self.parts}")
         ends = [len(y) * i // self.parts for i in range(self.level + 1)]
-        return [np.arange(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+        return [np.arange(a, b) for a, b in pairwise(ends)]

@@ -407,8 +407,8 @@ def _join(splits: Sequence[Split]) -> Split | None:
         return None
     y = torch.cat([s.y for s in splits])
     mapped = [s.x for s in splits if isinstance(s.x, MappedImages)]
-    if len(mapped) == len(splits) and len({x.path for x in mapped}) == 1:
-        return Split(MappedImages(mapped[0].path, np.concatenate([x.rows for x in mapped])), y)
+    if len(mapped) == len(splits) and len({(type(x), x.path) for x in mapped}) == 1:
+        return Split(mapped[0].select(np.concatenate([x.rows for x in mapped])), y)
     return Split(torch.cat([s.x[:] for s in splits]), y)
 
 

@@ -9,8 +9,10 @@ import re
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,19 @@ _LAYOUT = "expected root/site/class/image.png"
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _NAMED = 10  # unreadable files named in one message
 _FORMAT = 1  # of the cache: raise it when decoding changes, so that old files are not taken for new ones
+
+
+_counting: ContextVar[bool] = ContextVar("fednorms_counting", default=False)
+
+
+@contextmanager
+def counted_only() -> Iterator[None]:
+    """Within it, no image file is opened: each counts as one black pixel. For looking at what a large folder has."""
+    token = _counting.set(True)
+    try:
+        yield
+    finally:
+        _counting.reset(token)
 
 
 @dataclass(frozen=True)
@@ -161,6 +176,40 @@ def read_image(path: str | Path, shape: tuple[int, int, int]) -> torch.Tensor:
     except Exception as problem:  # Pillow's decoders raise almost anything on broken files
         raise BadInput(f"{str(path)!r} cannot be read: {problem}") from problem
     return torch.from_numpy(np.ascontiguousarray(pixels.reshape(height, width, channels).transpose(2, 0, 1)))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """How an opened image becomes pixels, where resizing is not enough; the name tells caches apart.
+
+    `pixels` returns an image of the wanted size and mode.
+    """
+
+    name: str
+    pixels: Callable[[Image.Image], Image.Image]
+
+
+def read_images(
+    root: Path,
+    paths: Sequence[Path],
+    shape: tuple[int, int, int],
+    cache: str | Path | bool | None = None,
+    memory_limit: int = 2 * 2**30,
+    prepared: Prepared | None = None,
+) -> torch.Tensor | MappedImages:
+    """Many image files below `root` as uint8 of shape (N, C, H, W), resized and cached as `from_folders` does.
+
+    More than `memory_limit` bytes stay in the cache on disk and are read batch by batch.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as root:
+    ...     Image.new("L", (9, 5)).save(Path(root, "a.png"))
+    ...     read_images(Path(root), [Path(root, "a.png")], (3, 4, 4), cache=False).shape
+    torch.Size([1, 3, 4, 4])
+    """
+    in_memory = len(paths) * int(np.prod(shape)) <= memory_limit
+    files = [_File(path, "", "", "") for path in paths]
+    return _load(root, files, shape, True, cache, in_memory, prepared)
 
 
 def _class_names(root: Path, files: Sequence[_File], classes: Sequence[str] | None) -> list[str]:
@@ -330,16 +379,19 @@ def _load(
     resize: bool,
     cache: str | Path | bool | None,
     in_memory: bool,
+    prepared: Prepared | None = None,
 ) -> torch.Tensor | MappedImages:
     full = (len(files), *shape)
+    if _counting.get():
+        return torch.zeros(len(files), shape[0], 1, 1, dtype=torch.uint8)
     if cache is False:
         if not in_memory:
             raise BadInput(f"folder {str(root)!r} is larger than memory_limit and needs a cache; set cache=FOLDER")
-        return torch.from_numpy(_decode(root, files, np.empty(full, np.uint8), resize))
-    path = _cache_folder(cache) / f"{_key(root, files, shape, resize)}.npy"
+        return torch.from_numpy(_decode(root, files, np.empty(full, np.uint8), resize, prepared))
+    path = _cache_folder(cache) / f"{_key(root, files, shape, resize, prepared)}.npy"
     if not _usable(path, full):
         try:
-            _write(path, root, files, full, resize)
+            _write(path, root, files, full, resize, prepared)
         except OSError as problem:
             if not in_memory:
                 raise BadInput(
@@ -351,7 +403,7 @@ def _load(
                 "into memory, now and in every later run until cache=FOLDER can be written",
                 stacklevel=3,
             )
-            return torch.from_numpy(_decode(root, files, np.empty(full, np.uint8), resize))
+            return torch.from_numpy(_decode(root, files, np.empty(full, np.uint8), resize, prepared))
     return torch.from_numpy(np.load(path)) if in_memory else MappedImages(path)
 
 
@@ -361,10 +413,11 @@ def _cache_folder(cache: str | Path | bool | None) -> Path:
     return Path(cache).expanduser()
 
 
-def _key(root: Path, files: Sequence[_File], shape: Sequence[int], resize: bool) -> str:
+def _key(root: Path, files: Sequence[_File], shape: Sequence[int], resize: bool, prepared: Prepared | None) -> str:
     """Changes when a file is added, removed or written to, or when the wanted shape changes."""
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(json.dumps([_FORMAT, str(root.resolve()), list(shape), resize]).encode())
+    how = [prepared.name] if prepared else []
+    digest.update(json.dumps([_FORMAT, str(root.resolve()), list(shape), resize, *how]).encode())
     for file in files:
         found = file.path.stat()
         line = [file.path.relative_to(root).as_posix(), found.st_mtime_ns, found.st_size]
@@ -380,7 +433,14 @@ def _usable(path: Path, full: tuple[int, ...]) -> bool:
     return stored.shape == full and stored.dtype == np.uint8
 
 
-def _write(path: Path, root: Path, files: Sequence[_File], full: tuple[int, ...], resize: bool) -> None:
+def _write(
+    path: Path,
+    root: Path,
+    files: Sequence[_File],
+    full: tuple[int, ...],
+    resize: bool,
+    prepared: Prepared | None,
+) -> None:
     """Decode into a file of another name, then rename: a cache file is complete or absent."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for old in path.parent.glob("*.partial"):
@@ -397,7 +457,7 @@ def _write(path: Path, root: Path, files: Sequence[_File], full: tuple[int, ...]
             else:
                 out.truncate(offset + int(np.prod(full)))
         images = np.memmap(name, np.uint8, "r+", offset, full)
-        _decode(root, files, images, resize)
+        _decode(root, files, images, resize, prepared)
         images.flush()
         del images
         os.replace(name, path)
@@ -405,7 +465,9 @@ def _write(path: Path, root: Path, files: Sequence[_File], full: tuple[int, ...]
         Path(name).unlink(missing_ok=True)
 
 
-def _decode(root: Path, files: Sequence[_File], images: np.ndarray, resize: bool) -> np.ndarray:
+def _decode(
+    root: Path, files: Sequence[_File], images: np.ndarray, resize: bool, prepared: Prepared | None
+) -> np.ndarray:
     """Fill `images` (N,C,H,W) from the files, several at a time, or say which cannot be read."""
     _, channels, height, width = images.shape
     sizes: list[tuple[int, int]] = [(height, width)] * len(files)
@@ -416,7 +478,8 @@ def _decode(root: Path, files: Sequence[_File], images: np.ndarray, resize: bool
                 sizes[i] = (image.height, image.width)
                 if not resize and sizes[i] != (height, width):
                     return None
-                pixels = np.asarray(_converted(image, channels, (width, height) if resize else None))
+                ready = image if prepared is None else prepared.pixels(image)
+                pixels = np.asarray(_converted(ready, channels, (width, height) if resize else None))
         except Exception as problem:  # Pillow's decoders raise almost anything on broken files
             return f"{str(files[i].path)!r} cannot be read: {problem}"
         images[i] = pixels.reshape(height, width, channels).transpose(2, 0, 1)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fednorms.data.client_sizes import log_dirichlet, lognormal_sizes, renormalised
-from fednorms.data.rules import Rule, rule_class, test_option, within_option
+from fednorms.data.rules import Rule, rule_class, split_option, within_option
 from fednorms.errors import BadInput
 from fednorms.options import option
 
@@ -39,7 +39,7 @@ class IID(Rule):
     balanced: bool = option(False, choices=(False, True))
     sigma: float = option(0.0, at_least=0.0, at_most=5.0)
     within: str = within_option()
-    test: str = test_option()
+    test: str = split_option()
 
     def divide(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray]:
         """The positions of each client."""
@@ -72,7 +72,7 @@ class DirichletClient(Rule):
     beta: float = option(0.3, above=0.0)
     sigma: float = option(0.0, at_least=0.0, at_most=5.0)
     within: str = within_option()
-    test: str = test_option()
+    test: str = split_option()
 
     def divide(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray]:
         """The positions of each client."""
@@ -81,16 +81,16 @@ class DirichletClient(Rule):
         left = [r.permutation(at).tolist() for at in by_class(y, classes)]
         there = np.array([bool(at) for at in left])
         cumulative = np.cumsum(renormalised(logs, there), axis=1).tolist()
-        open_, got = list(range(self.clients)), [[] for _ in range(self.clients)]  # type: tuple[list[int], list[list[int]]]
-        turns, picks = r.random_sample(len(y)).tolist(), r.random_sample(len(y)).tolist()
-        for turn, pick in zip(turns, picks, strict=True):
+        open_ = list(range(self.clients))
+        got: list[list[int]] = [[] for _ in open_]
+        for turn, pick in r.random_sample((len(y), 2)).tolist():
             place = int(turn * len(open_))
             k = open_[place]
-            row = cumulative[k]
-            # Past the last class with mass if rounding leaves the sum below the draw.
-            c = min(bisect_right(row, pick * row[-1]), bisect_right(row, row[-1] * (1 - 1e-12)))
+            c = bisect_right(cumulative[k], pick * cumulative[k][-1])
+            if c == classes:  # rounding can carry the product to the very end
+                c = int(np.flatnonzero(there)[-1])
             got[k].append(left[c].pop())
-            if not left[c] and len(there) > 1:
+            if not left[c]:
                 there[c] = False
                 if there.any():
                     cumulative = np.cumsum(renormalised(logs, there), axis=1).tolist()
@@ -118,7 +118,7 @@ class DirichletClass(Rule):
     beta: float = option(0.3, above=0.0)
     smallest: int = option(10, at_least=1)  # type: ignore[misc]
     within: str = within_option()
-    test: str = test_option()
+    test: str = split_option()
 
     def divide(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray]:
         """The positions of each client."""
@@ -164,7 +164,7 @@ class Sharding(Rule):
     clients: int = option(100, at_least=1)
     shards: int = option(10, at_least=1)
     within: str = within_option()
-    test: str = test_option("alike")
+    test: str = split_option("alike")
 
     def divide(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray]:
         """The positions of each client."""
@@ -191,7 +191,7 @@ class GroupSizes(Rule):
     delta: float = option(50.0, at_least=0.0)
     shards: int = option(10, at_least=1)
     within: str = within_option()
-    test: str = test_option("alike")
+    test: str = split_option("alike")
 
     def divide(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray]:
         """The positions of each client."""
@@ -218,13 +218,11 @@ class GroupSizes(Rule):
     def alike(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray]:
         """The same class list for another split, in equal sizes: a small client is tested as well as a large one."""
         pieces = _dealt(y, _class_list(self, self.clients // 2, self.shards, classes, r), r)
-        halves = [np.concatenate([p[s::2] for p in mine]) for s in (0, 1) for mine in (pieces if not s else pieces[::-1])]
-        return halves
+        first, second = ([np.concatenate([p[half::2] for p in mine]) for mine in pieces] for half in (0, 1))
+        return [*first, *reversed(second)]
 
 
-def _class_list(
-    rule: Rule, owners: int, shards: int, classes: int, r: np.random.RandomState
-) -> np.ndarray:
+def _class_list(rule: Rule, owners: int, shards: int, classes: int, r: np.random.RandomState) -> np.ndarray:
     if owners * shards % classes:
         raise BadInput(
             f"{rule}: {owners} x {shards} pieces do not divide evenly into {classes} classes; "

@@ -62,8 +62,13 @@ class MappedImages:
 
     def take(self, indices: Sequence[int] | np.ndarray) -> MappedImages:
         """Fewer rows of the same file, nothing read."""
-        other = object.__new__(MappedImages)
-        other.path, other._array, other.rows = self.path, self._array, self.rows[indices]
+        return self.select(self.rows[indices])
+
+    def select(self, rows: np.ndarray) -> MappedImages:
+        """These rows of the same file, nothing read; `rows` count in the file, not in the present selection."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.rows = rows
         return other
 
     def __getstate__(self) -> dict[str, Any]:
@@ -73,4 +78,4 @@ class MappedImages:
         self.__init__(state["path"], state["rows"])  # type: ignore[misc]
 
     def __repr__(self) -> str:
-        return f"MappedImages({str(self.path)!r}, {tuple(self.shape)})"
+        return f"{type(self).__name__}({str(self.path)!r}, {tuple(self.shape)})"

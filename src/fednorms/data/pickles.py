@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -109,12 +109,12 @@ class _Dtype:
         # (version, byte order, subarray, names, fields, size, alignment, flags): flags are not believed.
         if any(entry is not None for entry in state[2:5]):
             raise BadInput("a structured array is not admitted")
-        order = state[1].decode("ascii") if isinstance(state[1], bytes) else state[1]
-        if order in ("<", ">"):
-            self.dtype = self.dtype.newbyteorder(order)
         if self.dtype.kind in "SU" and self.dtype.itemsize == 0 and isinstance(state[5], int):
-            width = state[5] // (4 if self.dtype.kind == "U" else 1)
-            self.dtype = np.dtype(f"{self.dtype.kind}{width}").newbyteorder(order if order in ("<", ">") else "=")
+            self.dtype = np.dtype(f"{self.dtype.kind}{state[5] // (4 if self.dtype.kind == 'U' else 1)}")
+        if state[1] in (">", b">"):
+            self.dtype = self.dtype.newbyteorder(">")
+        elif state[1] in ("<", b"<"):
+            self.dtype = self.dtype.newbyteorder("<")
 
 
 class _Array:
@@ -128,8 +128,23 @@ class _Array:
         self.value = _array(content, dtype, shape, "F" if fortran else "C")
 
 
-class _ArrayType:
-    """Stands for numpy.ndarray, which a pickle names but may not call."""
+class _Admitted:
+    """A function that a pickle may call; it has no attributes that the pickle could write to."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+
+    def __call__(self, *args: object) -> Any:  # noqa: ANN401
+        return self.call(*args)
+
+    def __setstate__(self, state: object) -> NoReturn:
+        raise BadInput("it tries to change how arrays are built")
+
+
+def _not_called(*args: object) -> NoReturn:
+    raise BadInput("numpy.ndarray is called directly")
 
 
 def _array(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray:  # noqa: ANN401
@@ -149,7 +164,7 @@ def _array(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray:  # n
 
 
 def _reconstruct(kind: object, shape: object, code: object) -> _Array:
-    if kind is not _ArrayType:
+    if kind is not _NDARRAY:
         raise BadInput("an array of a kind that is not numpy.ndarray")
     return _Array()
 
@@ -160,8 +175,10 @@ def _scalar(dtype: object, content: object = b"") -> Any:  # noqa: ANN401
     return _array(content, dtype, (1,), "C")[0]
 
 
-def _frombuffer(content: object, dtype: object, shape: object, order: object) -> np.ndarray:
-    return _array(content, dtype, shape, "F" if order == "F" else "C")
+def _frombuffer(content: object, dtype: object, shape: object, order: object) -> _Array:
+    made = _Array()
+    made.value = _array(content, dtype, shape, "F" if order == "F" else "C")
+    return made
 
 
 def _encode(text: object, encoding: object = "latin1") -> bytes:
@@ -171,13 +188,22 @@ def _encode(text: object, encoding: object = "latin1") -> bytes:
     return text.encode("latin1")
 
 
-_ADMITTED: dict[tuple[str, str], Any] = {
-    ("numpy", "ndarray"): _ArrayType,
-    ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _encode,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _reconstruct for core in ("core", "_core")},
-    **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
-    **{(f"numpy.{core}.numeric", "_frombuffer"): _frombuffer for core in ("core", "_core")},
+def _no_bytes(*args: object) -> bytes:
+    # How protocol 2 writes the empty bytes; bytes(10**12) would fill the memory.
+    if args:
+        raise BadInput("bytes made by a call")
+    return b""
+
+
+_NDARRAY = _Admitted(_not_called)
+_ADMITTED: dict[tuple[str, str], _Admitted] = {
+    ("numpy", "ndarray"): _NDARRAY,
+    ("numpy", "dtype"): _Admitted(_Dtype),
+    ("_codecs", "encode"): _Admitted(_encode),
+    **{(module, "bytes"): _Admitted(_no_bytes) for module in ("builtins", "__builtin__")},
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): _Admitted(_reconstruct) for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "scalar"): _Admitted(_scalar) for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): _Admitted(_frombuffer) for core in ("core", "_core")},
 }
 
 

@@ -8,11 +8,15 @@ from pathlib import Path
 from fednorms.data import digits_shift
 from fednorms.data.federation import Federation
 from fednorms.data.folders import from_folders
+from fednorms.data.pack import SUFFIX, unpacked
+from fednorms.data.readers import READERS, recognised
 from fednorms.errors import BadInput
 
 _DESCRIPTIONS = {
     "digits-shift": digits_shift.DESCRIPTION,
     "folder:PATH": "your own images, PATH/site/class/image.png (or jpg, bmp, tif, webp, gif); also just PATH",
+    "pack:FILE": "one file made by `fednorms data pack`; also just FILE, if it ends in .fnpack",
+    **{name: f"{reader.description}; with root=FOLDER" for name, reader in READERS.items()},
 }
 
 
@@ -20,7 +24,7 @@ def federations() -> dict[str, str]:
     """What `federation` understands: a name (or form of name) and one line about it.
 
     >>> list(federations())
-    ['digits-shift', 'folder:PATH']
+    ['digits-shift', 'folder:PATH', ...]
     """
     return dict(_DESCRIPTIONS)
 
@@ -32,8 +36,11 @@ def federation(
     val: float | None = None,
     test: float | None = None,
     root: str | Path | None = None,
+    protocol: str | None = None,
+    complete: bool | None = None,
+    allow_pickle: bool | None = None,
 ) -> Federation:
-    """The federation that `spec` names: "digits-shift", "folder:PATH", or the path of such a folder.
+    """The federation that `spec` names: "digits-shift", a data set, "folder:PATH" or "pack:FILE", or just that path.
 
     Args:
         spec: the name; a `Federation` is returned as it is.
@@ -41,7 +48,11 @@ def federation(
         seed: decides how the data are divided (0).
         val: fraction for validation (0.1).
         test: fraction for testing (0.2).
-        root: where a relative folder is looked for, if not in the working directory.
+        root: the folder of a data set; for other specs where a relative folder is looked for, if not in the
+            working directory.
+        protocol: whose division of a data set (see `fednorms data check`).
+        complete: whether a data set with other counts than the published ones is an error (True).
+        allow_pickle: whether pickled archives may be opened (False); nothing but NumPy arrays is admitted.
 
     >>> federation("digits-shift").shape
     (3, 16, 16)
@@ -56,12 +67,29 @@ def federation(
             raise BadInput(f"federation {spec.name!r} is made already: {', '.join(given)} cannot be changed")
         return spec
     text = str(spec)
+    of_data_sets = {"protocol": protocol, "complete": complete, "allow_pickle": allow_pickle}
+    if text in READERS:
+        return READERS[text].open(root, options | of_data_sets)
+    if protocol is not None:
+        raise BadInput(f"federation {text!r} has no protocols; they belong to data sets: {', '.join(READERS)}")
+    if text.startswith("pack:") or text.endswith(SUFFIX):
+        if given or protocol:
+            raise BadInput(
+                f"federation {text!r} is packed already: {', '.join(given or ['protocol'])} cannot be changed"
+            )
+        return unpacked(Path(root or "", text.removeprefix("pack:")))
     seed, val, test = seed or 0, 0.1 if val is None else val, 0.2 if test is None else test
     if text == "digits-shift":
         return digits_shift.digits_shift(16 if size is None else size, seed, val, test)
     path = Path(root or "", text.removeprefix("folder:")).expanduser()
     if text.startswith("folder:") or path.is_dir():
-        return from_folders(path, size, val=val, test=test, seed=seed)
+        try:
+            return from_folders(path, size, val=val, test=test, seed=seed)
+        except BadInput as problem:
+            if names := [reader.name for reader, _ in recognised(path)]:
+                hint = f"It looks like {names[0]}: use federation {names[0]!r} with root={str(path)!r}"
+                raise BadInput(f"{problem}. {hint}") from None
+            raise
     near = difflib.get_close_matches(text, _DESCRIPTIONS, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise BadInput(f"no federation {text!r}; {hint}There are {', '.join(_DESCRIPTIONS)}, and the path of a folder")

@@ -18,8 +18,6 @@ from fednorms.options import nearest, option, validate
 RULES: dict[str, type[Rule]] = {}
 _WORDS = {"true": True, "false": False}
 
-Parts = dict[str, list[np.ndarray]]  # for "train", "val" and "test", the positions of every client
-
 
 def draws(*names: object) -> np.random.RandomState:
     """Random numbers that depend on names alone. NumPy promises never to change what a RandomState draws.
@@ -110,12 +108,9 @@ def within_option(default: str = "all") -> str:
     return option(default, choices=("all", "domain"))
 
 
-def test_option(default: str = "deal") -> str:
+def split_option(default: str = "deal") -> str:
     """What becomes of the test data."""
     return option(default, choices=("deal", "alike", "personal", "whole"))
-
-
-test_option.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever its name says
 
 
 def rule(text: str | Rule) -> Rule:

@@ -79,7 +79,7 @@ def _job(task: Task, table: Table, seat: int, carry: Carry, batches: list[Batch]
     net = task.net.duplicate()
     for m in net.module.modules():
         if isinstance(m, _BatchNorm):
-            m.forward = _shared_forward(m, table, seat)  # type: ignore[method-assign]
+            m.forward = _shared_forward(m, table, seat)  # type: ignore[method-assign, assignment]
     own = replace(task, net=net)
     carry.derivative = table.derivative(seat)
     return lambda: step(own, carry, batches, phase)
@@ -93,7 +93,7 @@ class Table:
         self.turns = [threading.Semaphore(0) for _ in weights]
         self.given: list[Any] = []
         self.result: Any = None
-        self.exchanges = 0
+        self.exchanges = self.finished = 0
         self.error: BaseException | None = None
 
     def run(self, jobs: Sequence[Callable[[], None]]) -> None:
@@ -106,6 +106,7 @@ class Table:
             try:
                 if self.error is None:
                     jobs[seat]()
+                self.finished += 1
                 self._next(seat)
             except BaseException as error:  # handed to the caller's thread; all others wake up and end
                 self.error = self.error or error
@@ -126,13 +127,14 @@ class Table:
 
     def _together(self, seat: int, value: Any, combine: Callable[[list[Any]], Any]) -> Any:  # noqa: ANN401
         """Lay a value on the table; when it is this seat's turn again, what `combine` made of all of them."""
-        now = self.exchanges
+        now, alone = self.exchanges, self.finished > 0  # whoever has left passes no turn on
         self.given.append(value)
         if len(self.given) == len(self.turns):
             self.result, self.given = combine(self.given), []
             self.exchanges += 1
-        self._next(seat)
-        self.turns[seat].acquire()
+        if not alone:
+            self._next(seat)
+            self.turns[seat].acquire()
         if self.error is not None:
             raise self.error
         if self.exchanges == now:
@@ -148,8 +150,8 @@ class Table:
 
         def take(y: Tensor, leaves: list[Tensor], **how: bool) -> Sequence[Tensor | None]:
             def combine(all_: list[tuple[Tensor, list[Tensor]]]) -> list[list[Tensor | None]]:
-                total = sum(p * loss for p, (loss, _) in zip(self.shares, all_, strict=True))
-                found = iter(torch.autograd.grad(total, [w for _, ws in all_ for w in ws], **how))
+                total = _mean(self.shares, [loss for loss, _ in all_])
+                found = iter(torch.autograd.grad(total, [w for _, ws in all_ for w in ws], **how))  # type: ignore[call-overload]
                 pairs = zip(self.shares, all_, strict=True)
                 return [[None if (g := next(found)) is None else g / p for _ in ws] for p, (_, ws) in pairs]
 
@@ -190,7 +192,9 @@ def _shared_forward(bn: _BatchNorm, table: Table, seat: int) -> Callable[[Tensor
 
 @torch.no_grad()
 def _follow(bn: _BatchNorm, mean: Tensor, var: Tensor) -> None:
-    assert bn.num_batches_tracked is not None and bn.running_mean is not None and bn.running_var is not None
+    assert bn.num_batches_tracked is not None
+    assert bn.running_mean is not None
+    assert bn.running_var is not None
     bn.num_batches_tracked.add_(1)
     rate = 1.0 / float(bn.num_batches_tracked) if bn.momentum is None else bn.momentum
     bn.running_mean.lerp_(mean.to(bn.running_mean.dtype), rate)

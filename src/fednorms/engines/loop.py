@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fednorms.core import broadcast, load, local_update, own_state, reduce_uploads
+from fednorms.core import broadcast, load, local_update, own_state
 from fednorms.data import Federation, Site, Split
 from fednorms.engines.joint import Begun, begin_together, go_on
 from fednorms.engines.store import ClientStore
@@ -19,18 +19,24 @@ from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.noise import seed_of
 from fednorms.part import Part, Pass
 from fednorms.passes import LocalView, passes
-from fednorms.states import Broadcast, Client, ClientState, ServerState, Task, Upload, context_of
+from fednorms.reductions import reduce_uploads
+from fednorms.states import Broadcast, Client, ClientState, Combined, ServerState, Task, Upload, context_of
 from fednorms.tree import Tree
 from fednorms.views import Round
 
 
 @dataclass
 class Trained:
-    """What a round of training gave: uploads, clients left out because they diverged, scores right after training."""
+    """What a round of training gave: uploads, clients left out because they diverged, scores right after training.
+
+    An engine that adds uploads up itself gives the result as `combined`; its uploads then hold shapes only.
+    """
 
     uploads: list[Upload]
     diverged: dict[str, str] = field(default_factory=dict)
     after_local: dict[str, SiteScore] = field(default_factory=dict)
+    combined: Combined | None = None
+    lost: dict[str, str] = field(default_factory=dict)  # clients that did not answer, or not usefully, and why
 
 
 @contextmanager
@@ -46,7 +52,7 @@ def repeatable(threads: int, *names: object) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
             torch.manual_seed(seed_of("torch", *names))
             yield
     finally:
@@ -73,6 +79,7 @@ class Loop:
         self.sites: dict[str, Site] = {s.name: s for s in training.clients}
         self.data: dict[str, Split] = {s.name: s.train for s in training.clients if s.train is not None}
         self.tested: Federation = testing
+        self.notes: list[str] = []  # what a user should know about how it ran
 
     def _refuse_what_it_lacks(self, task: Task) -> None:
         lacking = {p.name: sorted(p.requires - self.provides) for p in task.method.parts if p.requires - self.provides}
@@ -90,6 +97,10 @@ class Loop:
         """Names of the training clients, in a fixed order."""
         return list(self.sites)
 
+    def samples(self, name: str) -> int:
+        """How many images a client trains on."""
+        return len(self.data[name])
+
     def _client(self, site: Site, data: Split) -> Client:
         return Client(site.name, data, self.store.get(site.name), dict(site.attributes))
 
@@ -105,25 +116,30 @@ class Loop:
         return state
 
     def _run(self, p: Part, job: Pass, state: ServerState, names: Sequence[str], *, keep: bool) -> Tree:
-        sent = broadcast(self.task, state)
         uploads, sizes = [], []
-        for name in sorted(names):
-            client = self._client(self.sites[name], self.data[name])
-            with self._at("pass", p.name, state.round, name):
-                mine = own_state(self.task, sent, client.state)
-                context = context_of(self.task, sent.round, client)
-                model = load(self.task, sent, client, context, mine)
-                kept, up = job.client(LocalView(self.task, p, client, model, context, sent, mine))
+        for name, (kept, up) in self.measure(p, job, broadcast(self.task, state), sorted(names)).items():
             uploads.append(up)
-            sizes.append(float(context.samples))
+            sizes.append(float(self.samples(name)))
             if keep:
-                old = client.state or ClientState(0, Tree(), {})
+                old = self.store.get(name) or ClientState(0, Tree(), {})
                 self.store.put(name, replace(old, parts={**old.parts, p.name: kept}))
         reduced = reduce_uploads(uploads, sizes, job.reduce)
         context = context_of(self.task, state.round, None)
         return job.server(
             reduced, Round(state.model, reduced, state.parts[p.name], len(uploads), len(self.sites), context)
         )
+
+    def measure(self, p: Part, job: Pass, sent: Broadcast, names: Sequence[str]) -> dict[str, tuple[Tree, Tree]]:
+        """Run an extra pass at clients: what each keeps, and what it uploads."""
+        found: dict[str, tuple[Tree, Tree]] = {}
+        for name in names:
+            client = self._client(self.sites[name], self.data[name])
+            with self._at("pass", p.name, sent.round, name):
+                mine = own_state(self.task, sent, client.state)
+                context = context_of(self.task, sent.round, client)
+                model = load(self.task, sent, client, context, mine)
+                found[name] = job.client(LocalView(self.task, p, client, model, context, sent, mine))
+        return found
 
     def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
         """Train the clients of a cohort one after the other; with `score`, also test each right after."""
@@ -169,18 +185,14 @@ class Loop:
         if mode.model == "after_local":
             raise BadInput('"after_local" can only be tested while a run trains: name it in the recipe\'s evaluate.')
         chosen = self.tested.unseen if mode.model == "unseen" else self.tested.clients
-        data = {s.name: d for s in chosen if (d := s.splits.get(split)) is not None}
-        if not data:
+        tested = [s for s in chosen if split in s.splits]
+        if not tested:
             return None
         sent = self.test_broadcast(state, cohort)
         # A site that is no client of its own (all data were pooled) has the model of those who trained, too.
         new = {s.name for s in chosen if mode.model == "unseen" or s.name not in self.sites}
         others = unseen_broadcast(self.task, sent, self.store.values()) if new else sent
-        scores = {
-            s.name: self.score(others if s.name in new else sent, s, data[s.name], mode)
-            for s in chosen
-            if s.name in data
-        }
+        scores = self.score_sites([(others if s.name in new else sent, s) for s in tested], split, mode)
         return Scores(mode.model, mode.statistics, split, scores, {s.name: s.domain for s in chosen})
 
     def test_broadcast(self, state: ServerState, cohort: Sequence[str]) -> Broadcast:
@@ -196,6 +208,13 @@ class Loop:
     def _measured(self, tested: ServerState, cohort: Sequence[str]) -> dict[str, Tree]:
         jobs = passes(self.task, "evaluate")
         return {p.name: self._run(p, job, tested, cohort or self.clients, keep=False) for p, job in jobs}
+
+    def score_sites(self, jobs: Sequence[tuple[Broadcast, Site]], split: str, mode: Mode) -> dict[str, SiteScore]:
+        """Test a mode at sites, each with the broadcast it gets."""
+        return {site.name: self.score(sent, site, site.splits[split], mode) for sent, site in jobs}
+
+    def close(self) -> None:
+        """End what the engine started beside this process; what is asked of it afterwards runs here."""
 
     def _near(self, data: Split) -> Split:
         """Test data where they are tested; an engine may keep them on its device."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm, mixed_normalise
 from fednorms.layers.agc import adaptive_clip, unitwise_norm
+from fednorms.layers.feature_augment import FeatureAugment, feature_augment
+from fednorms.layers.feature_generator import Synthesis
 from fednorms.layers.filter_response_norm import FilterResponseNorm, filter_response
 from fednorms.layers.global_norm import GlobalNorm, merged_moments
 from fednorms.layers.group_norm import group_norm_like, paper_groups
@@ -17,6 +19,7 @@ from fednorms.layers.no_norm import no_norm_like
 from fednorms.layers.norm_act import NormAct
 from fednorms.layers.norms import is_batchnorm, is_norm, keeps_statistics
 from fednorms.layers.population_norm import PopulationNorm
+from fednorms.layers.projection import with_projection
 from fednorms.layers.representative_norm import RepresentativeNorm
 from fednorms.layers.scaled_ws import WSConv2d, scaled_weight
 from fednorms.layers.surgery import Change, replace_dropout, swap
@@ -28,6 +31,7 @@ from fednorms.layers.weight_norm import WNConv2d, weight_norm
 __all__ = [
     "AdaptiveGroupNorm",
     "Change",
+    "FeatureAugment",
     "FilterResponseNorm",
     "GlobalNorm",
     "HybridNorm",
@@ -39,10 +43,12 @@ __all__ = [
     "PopulationNorm",
     "RepresentativeNorm",
     "SwitchableNorm",
+    "Synthesis",
     "UnitNormLinear",
     "WNConv2d",
     "WSConv2d",
     "adaptive_clip",
+    "feature_augment",
     "filter_response",
     "group_norm_like",
     "instance_norm_like",
@@ -63,4 +69,5 @@ __all__ = [
     "unit_norm",
     "unitwise_norm",
     "weight_norm",
+    "with_projection",
 ]

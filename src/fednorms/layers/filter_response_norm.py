@@ -12,7 +12,7 @@ from fednorms.layers.norm_act import NormAct, is_fused
 
 
 def filter_response(x: Tensor, eps: Tensor | float = 1e-6) -> Tensor:
-    """Each channel of a sample divided by sqrt(nu^2 + |eps|), nu^2 its mean square over positions; no mean is taken.
+    """Each channel of a sample divided by sqrt(nu^2 + eps), nu^2 its mean square over positions; no mean is taken.
 
     Singh and Krishnan, CVPR 2020.
 
@@ -20,7 +20,7 @@ def filter_response(x: Tensor, eps: Tensor | float = 1e-6) -> Tensor:
     tensor([[[ 1.,  1., -1.]]])
     """
     square = widened(x).square().mean(tuple(range(2, x.dim())), keepdim=True)
-    return x * torch.rsqrt(square + abs(eps))
+    return x * torch.rsqrt(square + eps)
 
 
 class FilterResponseNorm(nn.Module):

@@ -7,10 +7,12 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
+from fednorms import noise
 from fednorms.layers.carry import place
 from fednorms.layers.convolution import PaddingMode, StandardisedConv2d, geometry
 
 Form = Literal["listing", "formula"]
+Init = Literal["keep", "xavier"]
 
 
 def scaled_weight(weight: Tensor, gain: Tensor | float = 1.0, form: Form = "listing", eps: float = 1e-4) -> Tensor:
@@ -73,7 +75,8 @@ class WSConv2d(StandardisedConv2d):
             device=device,
             dtype=dtype,
         )
-        nn.init.xavier_normal_(self.weight)
+        if not self.weight.is_meta:  # there, torch would load its compiler for nothing
+            nn.init.xavier_normal_(self.weight)
         self.form: Form = form
         self.gamma = gamma
         self.eps = eps
@@ -90,12 +93,19 @@ class WSConv2d(StandardisedConv2d):
         gamma: float = 1.0,
         eps: float = 1e-4,
         name: str = "",
+        init: Init = "keep",
     ) -> Self:
         """The same convolution (the same Parameter objects), standardised; `add_bias` adds a zero bias where
-        none is.
+        none is. init="xavier" draws the weight anew in place, from a seed hashed from `name`.
         """
         where = place(conv)
         new = cls(**geometry(conv, name), dtype=where["dtype"], form=form, gamma=gamma, eps=eps)._take(conv)
+        if init == "xavier":
+            generator = torch.Generator().manual_seed(noise.seed_of("wsconv", name))
+            # On the CPU and in float32, so that every device and dtype starts from the same numbers.
+            drawn = torch.empty(conv.weight.shape, dtype=torch.float32, device="cpu")
+            with torch.no_grad():
+                new.weight.copy_(nn.init.xavier_normal_(drawn, generator=generator))
         if form == "listing":
             new.gain = nn.Parameter(
                 torch.ones(conv.out_channels, 1, 1, 1, **where), requires_grad=conv.weight.requires_grad

@@ -19,15 +19,14 @@ SIZES = (32, 224, 64, 28, 299)  # images tried where a model does not say what i
 def rectified_norms(model: nn.Module) -> tuple[set[str], set[str]]:
     """Which normalisation layers hand their output to an nn.ReLU module and to nothing before it; and those ReLUs.
 
-    Seen in a forward pass of a copy without memory (torch's meta device). Where no pass works (a forward that reads
-    values, an unusual size), or the ReLU is a function rather than a module, nothing is found.
+    Seen in a forward pass of a copy (torch's meta device would load its compiler for that, which takes seconds). Where
+    no pass works (an unusual size), or the ReLU is a function rather than a module, nothing is found.
 
     >>> rectified_norms(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4)))
     ({'1'}, {'2'})
     """
-    with torch.no_grad():
-        twin = copy.deepcopy(model).to("meta").eval()
-    dtype = next((p.dtype for p in twin.parameters() if p.is_floating_point()), torch.float32)
+    twin = copy.deepcopy(model).eval()
+    like = next((p for p in twin.parameters() if p.is_floating_point()), torch.zeros(()))
     made: dict[int, tuple[str, int, Tensor]] = {}
     before: dict[str, int] = {}  # calls of a norm
     rectified: dict[str, int] = {}  # of which went into a ReLU
@@ -54,7 +53,7 @@ def rectified_norms(model: nn.Module) -> tuple[set[str], set[str]]:
             seen.clear()
         try:
             with torch.no_grad():
-                twin(torch.zeros(2, *shape, dtype=dtype, device="meta"))
+                twin(torch.zeros(2, *shape, dtype=like.dtype, device=like.device))
         except Exception:  # whatever fails, it only means that this size tells us nothing
             continue
         return {n for n, calls in rectified.items() if calls == before[n]}, relus

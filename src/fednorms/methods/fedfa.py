@@ -15,6 +15,7 @@ from fednorms.views import Begin, End, Round
 
 if TYPE_CHECKING:
     from fednorms.layers.surgery import Change
+    from fednorms.net import Net
 
 FOLLOWED = {"mean": "between_mean", "std": "between_std"}
 
@@ -61,6 +62,12 @@ class FedFA(Part):
     def route(self, slot: Slot) -> Route:
         between = isinstance(slot.module, FeatureAugment) and slot.leaf in FOLLOWED.values()
         return Route.OWNED if between else Route.SHARED
+
+    @override
+    def missing(self, net: Net) -> str | None:
+        sent = set(net.exchanged)
+        apart = [n for n in net.buffers if _followed(n) in net.buffers and n not in sent]
+        return f"shared statistics in every augmented layer ({apart[0]} stays with the client)" if apart else None
 
     @override
     def down(self, mine: Tree) -> Tree:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from fednorms.layers.norms import is_batchnorm
@@ -17,11 +19,11 @@ if TYPE_CHECKING:
 class FedTAN(Part):
     """Share batch-normalisation statistics and their gradients among all participants in a round's first step.
 
-    Layer by layer, m = sum p_i mean(x_i) and v = sum p_i mean((x_i - m)^2) normalise every client's batch, and gradients
-    flow through both; with one local step the averaged update is that of one network on all batches together. Later
-    steps are local, then everything is averaged. Paper: Wang et al., Why batch normalization damages federated learning
-    on non-IID data?, 2024. Acts on the engine: a simulation that needs all participants at once (`joint`). No client
-    state; 3 exchanges and 4C floats per BatchNorm layer and round beside the model.
+    Layer by layer, m = sum p_i mean(x_i) and v = sum p_i mean((x_i - m)^2) normalise every client's batch, and the
+    gradient flows through both; with one local step the averaged update is that of one network on all batches together.
+    Later steps are local, then everything is averaged. Paper: Wang et al., Why batch normalization damage federated
+    learning on non-IID data?, 2024. Acts on the engine: a simulation that needs all participants at once (`joint`). No
+    client state; 3 exchanges and 4C floats per BatchNorm layer beside the model: 3L + 1 exchanges a round.
     Divergence: running variances have the factor M / (M - 1), M values per channel in the local batch; the public code
     B / (B - 1).
 
@@ -38,5 +40,6 @@ class FedTAN(Part):
         return None if any(is_batchnorm(m) for m in net.module.modules()) else "BatchNorm layer"
 
     @override
-    def trips(self, net: Net) -> int:
-        return 3 * sum(is_batchnorm(m) for m in net.module.modules())
+    def trips(self, net: Net) -> tuple[int, int]:
+        channels = [m.num_features for m in net.module.modules() if isinstance(m, _BatchNorm)]
+        return 3 * len(channels), 4 * sum(channels) * torch.float32.itemsize

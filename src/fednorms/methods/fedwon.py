@@ -40,7 +40,9 @@ class WSConv(Part):
 
     Paper: Zhuang and Lyu, FedWon, ICLR 2024. Acts on the model; one gain per filter more to send, no state.
     Divergence: the paper's formula has a constant gain and a biased variance, its listing a learnable gain and an
-    unbiased one; form="listing" is the default. Convolutions keep their own bias flag unless add_bias=True.
+    unbiased one; form="listing" is the default. Convolutions keep their own bias flag unless add_bias=True, and the
+    weights they have (published ones, say) unless start="xavier", which starts Xavier-normal as the listing does, from
+    seeds hashed from the layers' names.
 
     >>> WSConv(form="formula")
     wsconv(form='formula')
@@ -50,12 +52,13 @@ class WSConv(Part):
 
     form: Literal["listing", "formula"] = option("listing", choices=("listing", "formula"))
     add_bias: bool = option(False)
+    start: Literal["keep", "xavier"] = option("keep", choices=("keep", "xavier"))
 
     @override
     def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
         def make(conv: nn.Module, name: str) -> nn.Module:
             assert isinstance(conv, nn.Conv2d)
-            return WSConv2d.like(conv, form=self.form, add_bias=self.add_bias, name=name)
+            return WSConv2d.like(conv, form=self.form, add_bias=self.add_bias, name=name, init=self.start)
 
         return swap(model, nn.Conv2d, make)
 
@@ -85,7 +88,7 @@ class AGC(Part):
 
 
 @sum_of_parts("fedwon")
-def fedwon(clip: float = 0.64, min_batch: int = 32) -> tuple[Part, ...]:
+def fedwon(clip: float = 0.64, min_batch: int = 32, start: Literal["keep", "xavier"] = "keep") -> tuple[Part, ...]:
     """FedWon = nonorm + wsconv + agc. Its ablations are the sums without one of them.
 
     Paper: Zhuang and Lyu, FedWon: triumphing multi-domain federated learning without normalization, ICLR 2024.
@@ -93,4 +96,4 @@ def fedwon(clip: float = 0.64, min_batch: int = 32) -> tuple[Part, ...]:
     >>> fedwon(clip=1.28)
     (nonorm, wsconv, agc(clip=1.28, min_batch=32))
     """
-    return NoNorm(), WSConv(), AGC(clip=clip, min_batch=min_batch)
+    return NoNorm(), WSConv(start=start), AGC(clip=clip, min_batch=min_batch)

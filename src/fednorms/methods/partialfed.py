@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from fednorms.layers.norms import is_batchnorm
 from fednorms.part import Part, Pass, Route, Slot, option, part
 from fednorms.tree import Tree
 from fednorms.views import Begin, Local, Round
+
+if TYPE_CHECKING:
+    from fednorms.net import Net
 
 Strategy = Literal["no_bn_no_head", "no_bn", "bottom_up", "top_down", "adaptive"]
 
@@ -54,6 +57,11 @@ class PartialFed(Part):
             "adaptive": False,
         }
         return Route.SHARED if loaded[self.strategy] else Route.SENT
+
+    @override
+    def missing(self, net: Net) -> str | None:
+        found = Route.SENT in net.routes.values()
+        return None if found else "tensor that it decides about and that no other part keeps back"
 
     # -- adaptive ---------------------------------------------------------------------------------------------
     @override

@@ -15,11 +15,11 @@ from fednorms.part import Part, option, part
 class SN(Part):
     """Let every normalisation layer learn how much instance, layer and batch statistics it uses.
 
-    mu = sum w_k mu_k and v = sum w'_k v_k over k in {IN, LN, BN}, w and w' two softmaxes of three logits each. Paper: Luo
-    et al., Differentiable learning-to-normalize via switchable normalization, ICLR 2019; compared in FedNN 2024. Acts on
-    the model; statistics of the batch branch are averaged; no state; six numbers per layer more to send.
-    Divergence: the public code takes instance variances with divisor HW - 1 (default); biased=True takes HW, which makes
-    one-hot weights exactly IN, LN or BN. Running variances start from BatchNorm's 1, in the code from 0.
+    mu = sum w_k mu_k and v = sum w'_k v_k over k in {IN, LN, BN}, w and w' two softmaxes of three logits each. Paper:
+    Luo et al., Differentiable learning-to-normalize via switchable normalization, ICLR 2019; compared in FedNN 2024.
+    Acts on the model; statistics of the batch branch are averaged; no state; six numbers per layer more to send.
+    Divergence: the public code takes instance variances with divisor HW - 1 (default); biased=True takes HW, which
+    makes one-hot weights exactly IN, LN or BN. Running variances start from BatchNorm's 1, in the code from 0.
 
     >>> SN(biased=True)
     sn(biased=True)

@@ -16,8 +16,8 @@ class WeightStandardisation(Part):
 
     Paper: Qiao et al., Micro-batch training with batch-channel normalization and weight standardization, 2019. The same
     as wn(variant="author"); meant for convolutions that a normalisation layer follows ("ws + gn"). A standardised
-    filter has squared norm m - 1, wsconv's has (m - 1) / m times its gain squared. Acts on the model; what is stored and
-    averaged is W. No state, no extra communication.
+    filter has squared norm m - 1, wsconv's has (m - 1) / m times its gain squared. Acts on the model; what is stored
+    and averaged is W. No state, no extra communication.
 
     >>> WeightStandardisation()
     ws

@@ -13,9 +13,13 @@ from torch import nn
 
 from fednorms import noise
 from fednorms.errors import BadInput
+from fednorms.models.alexnet import AlexNet
 from fednorms.models.cnn_small import SmallCNN
 from fednorms.models.digits_cnn import DigitsCNN
 from fednorms.models.lenet import LeNet
+from fednorms.models.mobilenet_v1 import MobileNetV1
+from fednorms.models.resnet_cifar import CifarResNet
+from fednorms.models.vgg11 import VGG11
 from fednorms.models.weights import load_weights
 from fednorms.models.zoo import LIBRARIES, build_zoo
 
@@ -58,6 +62,44 @@ _MODELS = (
         False,
         partial(DigitsCNN, between="norm"),
     ),
+    ModelInfo("alexnet", "AlexNet with BN and dropout of FedWon, 57M parameters, from 63 pixels", 256, True, AlexNet),
+    ModelInfo(
+        "alexnet-fedbn",
+        "AlexNet of FedBN, BN after the linear layers too, 57M parameters, from 63 pixels",
+        256,
+        True,
+        partial(AlexNet, between="norm"),
+    ),
+    ModelInfo("vgg11", "VGG11 without normalisation of FedNTD and FedFN, 9.8M parameters", 32, False, VGG11),
+    ModelInfo(
+        "mobilenet-v1",
+        "MobileNet of FedBABU and FedFN, BN without running statistics, 3.2M parameters",
+        32,
+        False,
+        MobileNetV1,
+    ),
+    ModelInfo("resnet20", "ResNet-20 for CIFAR, option A, 270k parameters, any size from 8", 32, True, CifarResNet),
+    ModelInfo(
+        "resnet20-b",
+        "ResNet-20 for CIFAR, option B (convolutions in the shortcuts), any size from 8",
+        32,
+        True,
+        partial(CifarResNet, option="B"),
+    ),
+    ModelInfo(
+        "resnet18-cifar",
+        "ResNet-18 with a 3x3 stem of FedBABU, 11.2M parameters, any size from 8",
+        32,
+        True,
+        partial(CifarResNet, widths=(64, 128, 256, 512), blocks=2, option="B"),
+    ),
+    ModelInfo(
+        "resnet18-cifar-untracked",
+        "the same with BN without running statistics, of FedNTD",
+        32,
+        True,
+        partial(CifarResNet, widths=(64, 128, 256, 512), blocks=2, option="B", tracked=False),
+    ),
 )
 
 
@@ -65,7 +107,7 @@ def models() -> dict[str, ModelInfo]:
     """The models this library brings, by name; "torchvision:NAME" and "timm:NAME" are built as well.
 
     >>> list(models())
-    ['cnn-small', 'lenet', 'digits-cnn', 'digits-cnn-fedbn']
+    ['cnn-small', 'lenet', 'digits-cnn', 'digits-cnn-fedbn', 'alexnet', ...]
     """
     return {info.name: info for info in _MODELS}
 
@@ -82,7 +124,8 @@ def build(
     """A new model with batch normalisation (methods change that by surgery); the same seed gives the same
     weights.
 
-    `weights` names a file with a state dict to start from (a head of another size keeps its fresh values);
+    `weights` names a file with a state dict to start from (a head of another size keeps its fresh values; the model's
+    `loaded_weights` says what was loaded);
     `pretrained` asks torchvision or timm for theirs, which may download. torch's own generators are left as
     they were.
 
@@ -115,5 +158,5 @@ def build(
         else:
             model = build_zoo(library, rest, classes, channels, size, pretrained)
         if weights is not None:
-            load_weights(model, weights)
+            model.loaded_weights = load_weights(model, weights)  # type: ignore[assignment]  # a report, for notes
     return model

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -43,42 +45,59 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     return loaded
 
 
-def load_weights(model: nn.Module, path: str | Path) -> list[str]:
-    """Load a state dict into `model`; a head of another size is left as it was. Returns the names not loaded.
+@dataclass(frozen=True)
+class Loaded:
+    """What a file gave to a model: the names that were loaded, and those that kept their fresh values and why.
+
+    >>> print(Loaded("w.pt", ("body.weight",), {"head.weight": "10x8 here, 1000x8 in the file"}))
+    w.pt: 1 of 2 tensors loaded; fresh: head.weight (10x8 here, 1000x8 in the file)
+    """
+
+    source: str
+    loaded: tuple[str, ...]
+    fresh: Mapping[str, str]
+
+    def __str__(self) -> str:
+        fresh = ", ".join(f"{name} ({why})" for name, why in self.fresh.items())
+        count = f"{self.source}: {len(self.loaded)} of {len(self.loaded) + len(self.fresh)} tensors loaded"
+        return f"{count}; fresh: {fresh}" if fresh else count
+
+
+def load_weights(model: nn.Module, path: str | Path) -> Loaded:
+    """Load a state dict into `model`; a head of another size is left as it was. Says what was loaded.
 
     >>> import tempfile
     >>> a, b = (nn.Sequential(nn.Linear(2, 3), nn.Linear(3, n)) for n in (10, 4))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     torch.save(a.state_dict(), f"{folder}/a.pt")
-    ...     load_weights(b, f"{folder}/a.pt")
+    ...     list(load_weights(b, f"{folder}/a.pt").fresh)
     ['1.weight', '1.bias']
     """
     return load_tensors(model, read_state_dict(path), str(path))
 
 
-def load_tensors(model: nn.Module, tensors: dict[str, Tensor], source: str) -> list[str]:
-    """Load named tensors into `model`; a head of another size is left as it was. Returns the names not
-    loaded.
+def load_tensors(model: nn.Module, tensors: dict[str, Tensor], source: str) -> Loaded:
+    """Load named tensors into `model`; a head of another size is left as it was. Says what was loaded.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
-    >>> load_tensors(net, net.state_dict(), "itself")
-    []
+    >>> print(load_tensors(net, net.state_dict(), "itself"))
+    itself: 4 of 4 tensors loaded
     """
     own = model.state_dict()
     heads = tuple(f"{name}." for name in split_head(model))
-    kept = [
-        name
-        for name, value in own.items()
-        if name.startswith(heads) and (name not in tensors or tensors[name].shape != value.shape)
-    ]
+    fresh: dict[str, str] = {}
     problems: list[str] = []
     for name, value in own.items():
-        if name in kept or (name not in tensors and not value.is_floating_point()):
-            continue
         if name not in tensors:
-            problems.append(f"{name} is missing")
+            if name.startswith(heads) or not value.is_floating_point():
+                fresh[name] = "not in the file"
+            else:
+                problems.append(f"{name} is missing")
         elif tensors[name].shape != value.shape:
-            problems.append(f"{name} has shape {tuple(tensors[name].shape)}, expected {tuple(value.shape)}")
+            if name.startswith(heads):
+                fresh[name] = f"{_by(value)} here, {_by(tensors[name])} in the file"
+            else:
+                problems.append(f"{name} has shape {tuple(tensors[name].shape)}, expected {tuple(value.shape)}")
     problems += [f"{name} is not in the model" for name in tensors if name not in own]
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
@@ -86,5 +105,10 @@ def load_tensors(model: nn.Module, tensors: dict[str, Tensor], source: str) -> l
             f"weights: {source!r} does not fit {type(model).__name__}: {'; '.join(problems[:5])}{more}; "
             "expected the state dict of the same architecture"
         )
-    model.load_state_dict({name: tensors[name] for name in own if name in tensors and name not in kept}, strict=False)
-    return kept
+    chosen = {name: tensors[name] for name in own if name not in fresh}
+    model.load_state_dict(chosen, strict=False)
+    return Loaded(source, tuple(chosen), fresh)
+
+
+def _by(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a number"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -158,8 +159,14 @@ def _execute(
     callback: Callback | None,
 ) -> Result:
     session = Session.open(recipe, federation, model, loss, spill=directory.spill if directory else None)
+    with closing(session.engine):
+        return _in_directory(session, directory, callback)
+
+
+def _in_directory(session: Session, directory: RunDirectory | None, callback: Callback | None) -> Result:
+    recipe = session.recipe
     if directory is None:
-        return _rounds(session, None, callback)
+        return play(session, None, callback)
     found = session.federation.fingerprint()
     if recipe.fingerprint and recipe.fingerprint != found:
         raise BadInput(
@@ -170,10 +177,11 @@ def _execute(
     directory.create(session.recipe.to_toml(), resume=True)
     with directory.lock():
         write_facts(directory, session)
-        return _rounds(session, directory, callback)
+        return play(session, directory, callback)
 
 
-def _rounds(session: Session, directory: RunDirectory | None, callback: Callback | None) -> Result:
+def play(session: Session, directory: RunDirectory | None, callback: Callback | None = None) -> Result:
+    """All rounds of a session that are left, from its directory's last checkpoint or from the start."""
     recipe, engine, task = session.recipe, session.engine, session.task
     found = load(directory.checkpoints, task.like.device) if directory else None
     if found and directory:
@@ -184,7 +192,9 @@ def _rounds(session: Session, directory: RunDirectory | None, callback: Callback
         if recipe.version != __version__:
             notes.append(f"started with fednorms {recipe.version}, continued with {__version__}")
     else:
-        state, best, history, notes = engine.setup(initial_state(task)), None, [], []
+        loaded = getattr(task.net.module, "loaded_weights", None)  # what a file gave to the model
+        notes = [str(loaded)] if loaded else []
+        state, best, history = engine.setup(initial_state(task)), None, []
         if directory:
             directory.cut_metrics(0)
     result = Result.of(session, history, best, notes, directory.path if directory else None)
@@ -196,7 +206,9 @@ def _rounds(session: Session, directory: RunDirectory | None, callback: Callback
         sent = broadcast(task, state)
         done = engine.train(sent, cohort, score=due and any(m.model == "after_local" for m in session.modes))
         uploads = done.uploads
-        state = server_update(task, state, uploads) if uploads else replace(state, round=state.round + 1)
+        state = (
+            server_update(task, state, done.combined or uploads) if uploads else replace(state, round=state.round + 1)
+        )
         scores = _test(session, state, cohort, done.after_local, last) if due else {}
         row: dict[str, Any] = {
             "round": state.round,
@@ -205,6 +217,7 @@ def _rounds(session: Session, directory: RunDirectory | None, callback: Callback
             "train_loss": _mean([float(u.metrics["loss"]) for u in uploads], [u.weight for u in uploads]),
             "dropped": sum(int(u.metrics["dropped"]) for u in uploads),
             "diverged": done.diverged,
+            **({"lost": done.lost} if done.lost else {}),
             "bytes_down": len(cohort) * (sent.model.pick(task.net.exchanged).nbytes() + _bytes(sent.parts)),
             "bytes_up": sum(u.model.nbytes() + _bytes(u.parts) for u in uploads),
             "scores": {k: s.to_dict() for k, s in scores.items()},
@@ -225,6 +238,7 @@ def _rounds(session: Session, directory: RunDirectory | None, callback: Callback
         result.add(row, best)
         if callback:
             callback(RoundEvent(state.round, recipe.rounds, row, scores, state))
+    result.notes += engine.notes
     result.close(session, state)
     if directory:
         directory.write_summary(result.to_dict())

@@ -188,7 +188,7 @@ def _about(
         "custom": recipe.model.startswith("custom:"),
         "size": opened.facts.shape[1],
         "method": recipe.method,
-        "head": net.heads,
+        "head": net.user_heads,
         "precision": recipe.precision,
         "changes": [str(change) for changes in net.changes.values() for change in changes],
     }

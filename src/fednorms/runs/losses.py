@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -58,4 +59,4 @@ def base_loss(name: str, weights: list[float] | Literal["none", "balanced"], fed
                 f"class_weights needs {federation.num_classes} numbers >= 0, one per class of federation "
                 f'"{federation.name}"; got {list(weights)}.'
             )
-    return lambda logits, y: chosen(logits, y, table)
+    return partial(chosen, weight=table)  # a lambda could not be sent to a worker process

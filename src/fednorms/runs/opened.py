@@ -131,7 +131,7 @@ def open_run(
     facts = read_facts(directory)
     if facts is None:  # a run from before this file was written: its data must be here
         facts = Facts.of(Session.open(recipe, federation, model, loss or cross_entropy))
-    task = _task(recipe, facts, model, loss)
+    task = task_of(recipe, facts, model, loss)
     _check_fit(task, found.server, path)
     lost = recipe.loss if recipe.loss not in LOSSES and loss is None else ""
     states = found.server, found.clients
@@ -163,7 +163,8 @@ def _checkpoint(directory: RunDirectory, recipe: Recipe, which: Which) -> Checkp
     return last
 
 
-def _task(recipe: Recipe, facts: Facts, model: nn.Module | None, loss: Loss | None) -> Task:
+def task_of(recipe: Recipe, facts: Facts, model: nn.Module | None = None, loss: Loss | None = None) -> Task:
+    """The task of a recipe on a federation of which only the facts are known."""
     channels, height, _ = facts.shape
     if model is None:
         model = build(recipe.model, facts.num_classes, channels, height, recipe.seed)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from fednorms.data.rules import rule
 from fednorms.engines.devices import Precision, pick_device
+from fednorms.engines.graphs import Graphs
 from fednorms.engines.sampling import Participation
 from fednorms.errors import BadInput
 from fednorms.evaluation.modes import Mode
@@ -25,6 +26,14 @@ class Data(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    root: str = ""
+    """Folder of a data set that the federation names, as "digits-five" (nothing is downloaded)."""
+    protocol: str = ""
+    """Whose division of a data set, as "fedwon" (default: its first; see `fednorms data check ROOT`)."""
+    complete: bool = True
+    """Whether a data set with other counts than the published ones is an error."""
+    allow_pickle: bool = False
+    """Whether a data set's pickled archives may be opened; nothing but NumPy arrays is admitted."""
     size: int | None = Field(default=None, ge=1)
     """Resize images to this many pixels (default: as they are; digits-shift: 16)."""
     seed: int | None = None
@@ -35,6 +44,13 @@ class Data(BaseModel):
     """Fraction of each site's images for testing."""
     hold_out: list[str] = []
     """Sites or domains that do not train and are tested as unseen."""
+    partition: str = ""
+    """Divide the training sites anew, as "dirichlet(beta=0.3, clients=100)" or "file:PATH" (default: as they are)."""
+
+    @field_validator("partition")
+    @classmethod
+    def _readable(cls, text: str) -> str:
+        return str(rule(text)) if text and not text.startswith("file:") else text
 
 
 class Recipe(BaseModel):
@@ -81,16 +97,19 @@ class Recipe(BaseModel):
     """Write a checkpoint after every so many rounds (the last always)."""
     on_divergence: Literal["stop", "skip"] = "stop"
     """What to do when a client's update is not finite."""
-    engine: Literal["auto", "loop", "graphs"] = "auto"
-    """How clients run: loop, one after the other; graphs, as CUDA graphs on streams; auto: graphs on a GPU."""
+    engine: Literal["auto", "loop", "graphs", "workers"] = "auto"
+    """How clients run: loop, one after the other; graphs, as CUDA graphs on streams; workers, in processes, one
+    per core or GPU; auto: graphs on a GPU, else loop, or workers if threads=1 and they prove faster."""
+    workers: int = Field(default=0, ge=0)
+    """Worker processes (0: one per core or GPU)."""
     device: str = "cpu"
     """cpu, cuda, or auto."""
     precision: Precision = "float32"
     """float32, float64, tf32 (float32 with short products on a GPU) or bfloat16 (autocast)."""
     deterministic: bool = True
     """Repeat bit for bit on one device; false lets cuDNN choose what is fastest."""
-    threads: int = Field(default=0, ge=0)
-    """CPU threads per client (0: all cores up to four); results repeat bit for bit at equal threads."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads per client; more help large networks only, and results repeat bit for bit at equal threads."""
     state_limit_mb: int = Field(default=1024, ge=0)
     """Client states beyond this many megabytes go to disk."""
     version: str = __version__
@@ -119,10 +138,13 @@ class Recipe(BaseModel):
 
     def resolved(self) -> Recipe:
         """With everything that depends on the machine written out, so that it is recorded."""
-        threads = self.threads or min(os.cpu_count() or 1, 4)
         device = pick_device(self.device)
-        engine = self.engine if self.engine != "auto" else ("graphs" if device.startswith("cuda") else "loop")
-        return self.model_copy(update={"threads": threads, "device": device, "engine": engine})
+        engine = self.engine
+        if engine == "auto":
+            fast = all(p.requires <= Graphs.provides for p in read_method(self.method).parts)
+            measured = device == "cpu" and self.threads == 1  # which changes no bit, so it need not be recorded
+            engine = "graphs" if device.startswith("cuda") and fast else "auto" if measured else "loop"
+        return self.model_copy(update={"device": device, "engine": engine})
 
     def to_toml(self) -> str:
         """The complete recipe as TOML."""

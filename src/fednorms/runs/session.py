@@ -8,12 +8,16 @@ from pathlib import Path
 from torch import nn
 
 from fednorms.data import Federation
+from fednorms.data.partition import partition
 from fednorms.data.registry import federation as read_federation
 from fednorms.engines.devices import dtype_of
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.loop import Loop
+from fednorms.engines.many_devices import Devices, gpus
+from fednorms.engines.measured import loop_or_workers
 from fednorms.engines.sampling import Participation
 from fednorms.engines.store import ClientStore
+from fednorms.engines.workers import Workers
 from fednorms.errors import BadInput
 from fednorms.evaluation.modes import Mode, headline
 from fednorms.method import method as read_method
@@ -48,6 +52,11 @@ class Session:
         """Build everything a recipe names; objects given here replace what it would build."""
         recipe = recipe.resolved()
         method = read_method(recipe.method)
+        if recipe.data.partition and recipe.federation.startswith("custom:"):
+            raise BadInput(
+                f'A federation of your own is divided before the run: fednorms.partition(federation, "'
+                f'{recipe.data.partition}"), and data.partition is left out.'
+            )
         given = open_federation(recipe) if federation is None else federation
         training = given
         for p in method.parts:
@@ -79,17 +88,42 @@ class Session:
         participation = Participation.read(recipe.participation)
         participation.cohort([s.name for s in training.clients], recipe.seed, 0)
         store = ClientStore(recipe.state_limit_mb * 2**20, spill)
-        kind = Graphs if recipe.engine == "graphs" else Loop
-        engine = kind(task, training, given, store, recipe.threads, recipe.on_divergence)
+        engine = open_engine(recipe, task, training, given, store)
         first = headline(task)
-        return cls(recipe, given, task, engine, participation, _modes(recipe, task, first, given), first)
+        return cls(recipe, given, task, engine, participation, modes_of(recipe, task, first, given), first)
+
+
+def open_engine(recipe: Recipe, task: Task, training: Federation, testing: Federation, store: ClientStore) -> Loop:
+    """The engine that a recipe names."""
+    threads, on_divergence = recipe.threads, recipe.on_divergence
+    if recipe.engine == "workers" and recipe.device == "cpu":
+        return Workers(task, training, testing, store, threads, on_divergence, recipe.workers)
+    if recipe.engine == "workers" and len(devices := gpus(recipe.workers)) > 1:
+        return Devices(task, training, testing, store, threads, on_divergence, devices)
+    if recipe.engine in ("graphs", "workers"):
+        return Graphs(task, training, testing, store, threads, on_divergence)
+    if recipe.engine == "auto":
+        return loop_or_workers(task, training, testing, store, threads, on_divergence, recipe.workers)
+    return Loop(task, training, testing, store, threads, on_divergence)
 
 
 def open_federation(recipe: Recipe) -> Federation:
-    """The federation that a recipe names, with held-out sites turned into unseen ones."""
+    """The federation that a recipe names: held-out sites turned into unseen ones, the others divided anew if asked."""
     options = recipe.data
-    found = read_federation(recipe.federation, size=options.size, seed=options.seed, val=options.val, test=options.test)
-    return found.hold_out(*options.hold_out) if options.hold_out else found
+    found = read_federation(
+        recipe.federation,
+        size=options.size,
+        seed=options.seed,
+        val=options.val,
+        test=options.test,
+        root=options.root or None,
+        protocol=options.protocol or None,
+        complete=None if options.complete else False,
+        allow_pickle=options.allow_pickle or None,
+    )
+    if options.hold_out:
+        found = found.hold_out(*options.hold_out)
+    return partition(found, options.partition, options.seed or 0) if options.partition else found
 
 
 def open_model(recipe: Recipe, federation: Federation) -> nn.Module:
@@ -111,7 +145,8 @@ def open_model(recipe: Recipe, federation: Federation) -> nn.Module:
     )
 
 
-def _modes(recipe: Recipe, task: Task, first: Mode, federation: Federation) -> list[Mode]:
+def modes_of(recipe: Recipe, task: Task, first: Mode, federation: Federation) -> list[Mode]:
+    """The modes that a recipe tests; `first` is the one that its method is judged by."""
     modes: list[Mode] = []
     for text in recipe.evaluate:
         if text != "auto":

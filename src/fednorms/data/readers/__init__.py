@@ -2,7 +2,43 @@
 
 from __future__ import annotations
 
-from fednorms.data.readers import digits_five
+from pathlib import Path
+
+from fednorms.data.readers import arrays, cifar, digits_five, domainnet, office, pacs_vlcs, tables
 from fednorms.data.readers.reader import Reader
 
-READERS: dict[str, Reader] = {reader.name: reader for reader in (digits_five.READER,)}
+READERS: dict[str, Reader] = {
+    reader.name: reader
+    for reader in (
+        digits_five.READER,
+        office.CALTECH,
+        office.HOME,
+        office.OFFICE31,
+        pacs_vlcs.PACS,
+        pacs_vlcs.VLCS,
+        domainnet.READER,
+        cifar.CIFAR10,
+        cifar.CIFAR100,
+        cifar.CIFAR10C,
+        tables.CAMELYON,
+        tables.ISIC,
+        tables.FAIRFACE,
+        tables.CENTRES,
+        arrays.MEDMNIST,
+        arrays.NPZ,
+        arrays.HF,
+    )
+}
+
+
+def recognised(root: str | Path) -> list[tuple[Reader, str]]:
+    """The readers that know a folder, each with the name of the layout it sees there.
+
+    >>> recognised("/no/such/place")
+    []
+    """
+    place = Path(root).expanduser()
+    if not place.is_dir():
+        return []
+    seen = ((reader, reader.layout(place)) for reader in READERS.values())
+    return [(reader, layout) for reader, layout in seen if layout]

@@ -16,8 +16,8 @@ from PIL import Image
 from fednorms.data.federation import Federation, Site, Split, raise_problems
 from fednorms.data.pickles import load_pickle
 from fednorms.data.preprocessing import Preprocessing
+from fednorms.data.readers.divisions import even, sklearn_eighty_twenty
 from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home
-from fednorms.data.readers.rules import even, sklearn_eighty_twenty
 from fednorms.errors import BadInput
 
 PROTOCOLS = {
@@ -100,7 +100,7 @@ def digits_five(
         except BadInput as problem:
             problems.append(f"{domain.name}: {problem}")
     raise_problems(f"digits-five in {str(place)!r}", problems)
-    notes = deviations("digits-five", _differences(place, found), complete)
+    notes = deviations("digits-five", _differences(found), complete) + _shortened(found)
     domains = {d.name: d for d in _DOMAINS}
     for name in _FEDNN_ORDER if protocol == "fednn" else tuple(domains):
         (x, y), (x_test, y_test) = found[name]
@@ -301,7 +301,7 @@ def _mat(path: Path) -> Arrays:
     return data["X"].transpose(3, 0, 1, 2), np.where(y == 10, 0, y)
 
 
-def _differences(place: Path, found: Mapping[str, tuple[Arrays, Arrays]]) -> list[str]:
+def _differences(found: Mapping[str, tuple[Arrays, Arrays]]) -> list[str]:
     """Counts that are not the published ones."""
     told = []
     for domain in _DOMAINS:
@@ -312,6 +312,11 @@ def _differences(place: Path, found: Mapping[str, tuple[Arrays, Arrays]]) -> lis
         if test not in (domain.test, min(4000, domain.test)):
             told += compared(domain.name, {"test": test}, {"test": domain.test})
     return told
+
+
+def _shortened(found: Mapping[str, tuple[Arrays, Arrays]]) -> list[str]:
+    short = [d for d in _DOMAINS if len(found[d.name][1][1]) < d.test]
+    return [f"{d.name}: tested on the first {len(found[d.name][1][1]):,} of {d.test:,} test images" for d in short]
 
 
 def _split(x: np.ndarray, y: np.ndarray, size: int) -> Split:

@@ -1,0 +1,59 @@
+"""Write docs/methods.md from the code: ideas from docstrings, facts as `describe` measures them.
+
+python docs/make_methods_page.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fednorms.overview import COLUMNS, MODEL, overview
+from fednorms.part import REGISTRY
+
+PAGE = Path(__file__).with_name("methods.md")
+HEAD = f"""\
+# Methods
+
+Written by `python docs/make_methods_page.py`; a test compares it with the code. `fednorms list methods` prints the same,
+`fednorms describe METHOD --model MODEL` one method on another model in full. Any methods combine with `+`;
+[commuting.md](commuting.md) says where the order matters and which pairs are refused,
+[add-a-method.md](add-a-method.md) how to write another one.
+
+## What they do
+"""
+FACTS = f"""
+## What they cost and where they work
+
+Measured on the model `{MODEL}` with two clients, each method alone and with its default options.
+"""
+
+
+def page() -> str:
+    """The text of the page."""
+    rows = [(e, facts) for e, facts in overview() if _ours(e.name)]
+    lines = [HEAD, *_table(["name", "idea", "paper", "options"], [list(vars(e).values()) for e, _ in rows])]
+    lines += [FACTS, *(f"- **{title}**: {meaning}" for title, (meaning, _) in COLUMNS.items()), ""]
+    lines += _table(["name", *COLUMNS], [[e.name, *facts.values()] for e, facts in rows])
+    return "\n".join(lines) + "\n"
+
+
+def _ours(name: str) -> bool:
+    """Whether the library itself has it; a test may have registered a part of its own."""
+    return name not in REGISTRY or REGISTRY[name].__module__.startswith("fednorms.methods.")
+
+
+def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+    cells = [[_plain(cell) for cell in row] for row in [header, *rows]]
+    ruled = [cells[0], ["---"] * len(header), *cells[1:]]
+    return ["| " + " | ".join(row) + " |" for row in ruled]
+
+
+def _plain(cell: str) -> str:
+    """Formulas are not markup."""
+    for sign, written in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), ("*", "\\*")):
+        cell = cell.replace(sign, written)
+    return cell
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

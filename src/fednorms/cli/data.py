@@ -1,0 +1,216 @@
+"""`fednorms data`: look at data sets on disk, and pack them into one file.
+
+A further subcommand is one entry in `_COMMANDS`: the module and what it is for. Its function has the subcommand's name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import tyro
+
+from fednorms.cli.output import grid, print_json, stderr, stdout
+from fednorms.cli.parsing import parse
+from fednorms.errors import BadInput
+from fednorms.options import nearest
+
+if TYPE_CHECKING:
+    from fednorms.data.federation import Federation
+
+_COMMANDS = {
+    "check": ("data", "recognise a folder, and show its sites, classes and sizes and the tables it serves"),
+    "pack": ("data", "write a federation to one file that opens at once and travels to another machine"),
+}
+
+
+_PARTS = ("train", "val", "test")
+
+
+def data(args: Sequence[str]) -> int:
+    """The group: hands over to its subcommand."""
+    if not args or args[0] in ("-h", "--help", "help"):
+        lines = ["usage: fednorms data COMMAND [OPTIONS]", ""]
+        lines += [f"  {name:<10}{what}" for name, (_, what) in _COMMANDS.items()]
+        print("\n".join([*lines, "", "`fednorms data COMMAND --help` shows a command's options."]))
+        return 0 if args else 2
+    if args[0] not in _COMMANDS:
+        raise BadInput(f'no command "data {args[0]}": {nearest(args[0], _COMMANDS)}. See `fednorms data --help`.')
+    module = import_module(f"fednorms.cli.{_COMMANDS[args[0]][0]}")
+    return int(getattr(module, args[0])(args[1:]))
+
+
+@dataclass
+class Check:
+    """Recognise a data set on disk (or a pack), and show its sites, classes, sizes and the tables it serves."""
+
+    root: tyro.conf.Positional[str]
+    """The folder or file."""
+    protocol: str = ""
+    """Count the sites of this division (default: the data set's first)."""
+    allow_pickle: bool = False
+    """Open pickled archives; nothing but NumPy arrays is admitted."""
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+def check(args: Sequence[str]) -> int:
+    """`fednorms data check ROOT`: exit code 0 if the data set is complete, 2 if not."""
+    given = parse(Check, "data check", args)
+    root = Path(given.root).expanduser()
+    report = _check_pack(root) if root.is_file() and root.suffix != ".npz" else _check_folder(root, given)
+    if given.json:
+        print_json(report)
+        return int(report["problem"] is not None) * 2
+    console = stdout()
+    print(f"{root}: {report['what']}")
+    for line in report["facts"]:
+        print(line)
+    if report["sites"]:
+        rows = [[s["site"], s["domain"], *(str(s[p] or "-") for p in _PARTS)] for s in report["sites"]]
+        shown = rows[:20]
+        console.print(grid(["site", "domain", "train", "val", "test"], shown, numbers_from=2))
+        if len(rows) > 20:
+            print(f"... and {len(rows) - 20} more sites")
+    if report["protocols"]:
+        print("\nIt serves (--protocol):")
+        console.print(grid(["protocol", "tables"], [[name, what] for name, what in report["protocols"].items()]))
+    if report["problem"]:
+        sys.stdout.flush()
+        raise BadInput(report["problem"])
+    return 0
+
+
+def _check_pack(path: Path) -> dict[str, Any]:
+    from fednorms.data.pack import check_pack, unpacked
+
+    header = check_pack(path)
+    how = header["codec"] if header["quality"] is None else f"{header['codec']} of quality {header['quality']}"
+    facts = [f"{header['images']:,} images stored as {how}, {header['bytes'] / 2**20:,.1f} MiB; the hash is right"]
+    found = unpacked(path)
+    return {
+        "what": f"a pack of {found.name}",
+        "facts": [*facts, *_facts(found)],
+        "sites": _sites(found),
+        "protocols": {},
+        "problem": None,
+    }
+
+
+def _check_folder(root: Path, given: Check) -> dict[str, Any]:
+    from fednorms.data.folders import counted_only, from_folders
+    from fednorms.data.readers import recognised
+
+    if not root.exists():
+        raise BadInput(f"{str(root)!r}: no such file or folder")
+    known = recognised(root)
+    if not known:
+        try:
+            with counted_only():
+                found = from_folders(root, size=1, cache=False)
+        except BadInput as problem:
+            raise BadInput(
+                f"{str(root)!r} is none of the data sets of `fednorms list federations`, and {problem}"
+            ) from None
+        what = "your own images, site/class/image (use it as folder:PATH)"
+        return {"what": what, "facts": _facts(found, False), "sites": _sites(found), "protocols": {}, "problem": None}
+    reader, layout = known[0]
+    report: dict[str, Any] = {
+        "what": f"{reader.name} ({layout})",
+        "facts": [],
+        "sites": [],
+        "protocols": dict(reader.protocols),
+        "problem": None,
+    }
+    options = {"protocol": given.protocol or None, "allow_pickle": given.allow_pickle or None}
+    try:
+        found = reader.counted(root, options)
+    except BadInput as problem:
+        report["problem"] = str(problem)
+        try:
+            found = reader.counted(root, {**options, "complete": False})
+        except BadInput:
+            return report
+    size = f", images of {found.source['size']} pixels" if found.source.get("size") else ""
+    notes = [] if report["problem"] else [f"note: {note}" for note in found.source.get("notes", [])]
+    report["facts"] = [f"protocol {found.source['protocol']}{size}", *_facts(found, False), *notes]
+    report["sites"] = _sites(found)
+    return report
+
+
+def _facts(found: Federation, shape: bool = True) -> list[str]:
+    size = f", images {'x'.join(map(str, found.shape))}" if shape else ""
+    names = ", ".join(found.classes[:12]) + (" ..." if found.num_classes > 12 else "")
+    clients = f"{len(found.clients)} sites that train"
+    unseen = f", {len(found.unseen)} unseen" if found.unseen else ""
+    return [f"{clients}{unseen}, {found.num_classes} classes ({names}){size}"]
+
+
+def _sites(found: Federation) -> list[dict[str, Any]]:
+    return [
+        {"site": s.name, "domain": s.domain, **{p: len(s.splits[p]) if p in s.splits else 0 for p in _PARTS}}
+        for s in found.sites
+    ]
+
+
+@dataclass
+class Pack:
+    """Write a federation to one file: `fednorms run --federation pack:OUT` uses it, here or on another machine."""
+
+    root: tyro.conf.Positional[str]
+    """The folder of a data set or of your own images, or the name of an embedded federation."""
+    out: tyro.conf.Positional[str]
+    """The file to write; it should end in .fnpack."""
+    protocol: str = ""
+    """Whose division of a data set (default: its first; see `fednorms data check ROOT`)."""
+    size: int = 0
+    """Resize images to this many pixels (default: the protocol's)."""
+    quality: int = 0
+    """1 to 100: compress with this quality, by default as jpeg (default: keep every pixel)."""
+    codec: Literal["auto", "raw", "png", "webp", "jpeg"] = "auto"
+    """How images are stored: raw is the fastest to read; png, and webp without a quality, are smaller without loss."""
+    seed: int = 0
+    """Seed of the division, where it is drawn."""
+    complete: tyro.conf.FlagConversionOff[bool] = True
+    """Whether a data set with other counts than the published ones is an error."""
+    allow_pickle: bool = False
+    """Open pickled archives; nothing but NumPy arrays is admitted."""
+    quiet: bool = False
+    """No progress."""
+
+
+def pack(args: Sequence[str]) -> int:
+    """`fednorms data pack ROOT OUT`."""
+    given = parse(Pack, "data pack", args)
+    from fednorms.data.pack import pack as write
+    from fednorms.data.readers import recognised
+    from fednorms.data.registry import federation
+
+    out = Path(given.out).expanduser()
+    if out.exists() and not out.is_file():
+        raise BadInput(f"{given.out!r} is a folder; give the file to write, as {given.out.rstrip('/')}/data.fnpack")
+    known = recognised(given.root)
+    named, root = (known[0][0].name, given.root) if known else (given.root, None)
+    found = federation(
+        named,
+        size=given.size or None,
+        seed=given.seed or None,
+        root=root,
+        protocol=given.protocol or None,
+        complete=None if given.complete or not known else False,
+        allow_pickle=given.allow_pickle or None,
+    )
+    console = stderr()
+    with console.status(f"packing {found.name}") as status:
+
+        def progress(done: int, total: int) -> None:
+            status.update(f"packing {found.name}: {done:,} of {total:,} images")
+
+        codec = None if given.codec == "auto" else given.codec
+        path = write(found, out, codec, given.quality or None, None if given.quiet else progress)
+    print(f"{path}: {path.stat().st_size / 2**20:,.1f} MiB, {len(found.sites)} sites; use it as pack:{path}")
+    return 0

@@ -1,0 +1,309 @@
+"""Office-Caltech-10, Office-31 and Office-Home: objects of the office as cameras, shops and artists show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fednorms.data.federation import Federation, raise_problems
+from fednorms.data.preprocessing import Preprocessing
+from fednorms.data.readers.divisions import fractions, shuffled, sklearn_eighty_twenty, tenth_per_class
+from fednorms.data.readers.pictures import (
+    MEMORY,
+    Cache,
+    Member,
+    Pictures,
+    absent,
+    built,
+    class_folders,
+    count_domains,
+    has_domains,
+    pickled_list,
+)
+from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home
+from fednorms.errors import BadInput
+
+CALTECH_CLASSES = (
+    "back_pack", "bike", "calculator", "headphones", "keyboard",
+    "laptop_computer", "monitor", "mouse", "mug", "projector",
+)  # fmt: skip
+CALTECH_LISTS: Mapping[str, tuple[int, int]] = {
+    "amazon": (766, 192),
+    "caltech": (898, 225),
+    "dslr": (125, 32),
+    "webcam": (236, 59),
+}
+CALTECH_PROTOCOLS = {
+    "fedwon": "FedBN and FedWon: the first 62 of each training list, validation the last 50, 256 px",
+    "full": "all of FedBN's training and test lists, for partitioners, 256 px",
+}
+HOME_COUNTS = {"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357}
+HOME_PROTOCOLS = {
+    "fednn": "FedNN: floor(0.1 n) test images per domain and class, 224 px; its score is the pooled one",
+}
+OFFICE31_COUNTS = {"amazon": 2817, "dslr": 498, "webcam": 795}
+OFFICE31_PROTOCOLS = {"own": "no paper's: 70 % training, 10 % validation, 20 % test, stratified, 224 px"}
+
+_CALTECH_FOLDERS = {name: (name, f"{name}10") for name in CALTECH_LISTS}
+_HOME_FOLDERS = {
+    "Art": ("Art",),
+    "Clipart": ("Clipart",),
+    "Product": ("Product",),
+    "Real World": ("Real World", "Real"),
+}
+_OFFICE31_FOLDERS = {name: (name,) for name in OFFICE31_COUNTS}
+_IMAGENET = Preprocessing((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+HOME_CLASSES = (
+    "Alarm_Clock", "Backpack", "Batteries", "Bed", "Bike", "Bottle", "Bucket", "Calculator", "Calendar", "Candles",
+    "Chair", "Clipboards", "Computer", "Couch", "Curtains", "Desk_Lamp", "Drill", "Eraser", "Exit_Sign", "Fan",
+    "File_Cabinet", "Flipflops", "Flowers", "Folder", "Fork", "Glasses", "Hammer", "Helmet", "Kettle", "Keyboard",
+    "Knives", "Lamp_Shade", "Laptop", "Marker", "Monitor", "Mop", "Mouse", "Mug", "Notebook", "Oven", "Pan",
+    "Paper_Clip", "Pen", "Pencil", "Postit_Notes", "Printer", "Push_Pin", "Radio", "Refrigerator", "Ruler",
+    "Scissors", "Screwdriver", "Shelf", "Sink", "Sneakers", "Soda", "Speaker", "Spoon", "TV", "Table", "Telephone",
+    "ToothBrush", "Toys", "Trash_Can", "Webcam",
+)  # fmt: skip
+OFFICE31_CLASSES = (
+    "back_pack", "bike", "bike_helmet", "bookcase", "bottle", "calculator", "desk_chair", "desk_lamp",
+    "desktop_computer", "file_cabinet", "headphones", "keyboard", "laptop_computer", "letter_tray", "mobile_phone",
+    "monitor", "mouse", "mug", "paper_notebook", "pen", "phone", "printer", "projector", "punchers", "ring_binder",
+    "ruler", "scissors", "speaker", "stapler", "tape_dispenser", "trash_can",
+)  # fmt: skip
+
+
+def office_caltech_10(
+    root: str | Path,
+    protocol: str = "fedwon",
+    size: int = 256,
+    seed: int = 0,
+    complete: bool = True,
+    allow_pickle: bool = False,
+    cache: Cache = None,
+    memory_limit: int = MEMORY,
+) -> Federation:
+    """Office-Caltech-10: ten classes that Office-31's three domains share with Caltech-256.
+
+    With m the shortest training list (125): training int(0.5 m) = 62 images from the front of each list, validation
+    int(0.4 m) = 50 from its end, the test lists as they are. No mean and deviation. FedBN augments by flips and
+    rotations up to 30 degrees. Without the lists, a stratified 80/20 split is drawn (seed 0), which is recorded,
+    because its order is another [R].
+
+    Args:
+        root: `amazon/back_pack/...` with `amazon_train.pkl` and `amazon_test.pkl` (or .npz) beside the domains.
+        protocol: one of `CALTECH_PROTOCOLS`.
+        size: in pixels.
+        seed: of the order where lists are missing.
+        complete: whether other counts than the published ones are an error.
+        allow_pickle: open the pickled lists, with an unpickler that admits NumPy arrays only.
+        cache: the folder for decoded images; False for none.
+        memory_limit: in bytes; a larger federation stays in the cache.
+
+    Paper: Gong et al., CVPR 2012; lists of Li et al., FedBN, ICLR 2021.
+    """
+    chosen("office-caltech-10", protocol, CALTECH_PROTOCOLS)
+    place = home(
+        "office-caltech-10", root, ("office_caltech_10", "office-caltech-10", "OfficeCaltech10"), caltech_layout,
+        "ROOT/{amazon,caltech,dslr,webcam}/{back_pack,...}/*.jpg with {domain}_{train,test}.pkl",
+    )  # fmt: skip
+    lists, problems, drawn = fedbn_lists(place, _CALTECH_FOLDERS, CALTECH_CLASSES, allow_pickle, seed)
+    if not drawn:
+        for domain, counts in CALTECH_LISTS.items():
+            have = {part: len(lists[domain][part]) for part in ("train", "test")}
+            problems += compared(domain, have, dict(zip(("train", "test"), counts, strict=True)))
+    else:
+        whole = {domain: len(parts["train"]) + len(parts["test"]) for domain, parts in lists.items()}
+        problems += compared("counts", whole, {domain: sum(counts) for domain, counts in CALTECH_LISTS.items()})
+    notes = deviations("office-caltech-10", problems, complete) + drawn
+    shares = (0.5, 0.4) if protocol == "fedwon" else None
+    return fedbn_federation(
+        "office-caltech-10", root, place, lists, CALTECH_CLASSES, protocol, shares, size, seed, notes, cache,
+        memory_limit,
+    )  # fmt: skip
+
+
+def caltech_layout(root: Path) -> str | None:
+    """Which layout of Office-Caltech-10 a folder has, in words."""
+    if not has_domains(root, _CALTECH_FOLDERS, CALTECH_CLASSES) or not any(
+        (root / name).is_dir() for name in ("caltech", "caltech10", "Caltech")
+    ):
+        return None
+    return "class folders with FedBN's lists" if any(root.glob("amazon_train.*")) else "class folders without lists"
+
+
+def office_home(
+    root: str | Path,
+    protocol: str = "fednn",
+    size: int = 224,
+    seed: int = 0,
+    complete: bool = True,
+    cache: Cache = None,
+    memory_limit: int = MEMORY,
+) -> Federation:
+    """Office-Home: 15,588 images of 65 classes as art, clip art, product pictures and photographs.
+
+    Choices: floor(0.1 n) test images per domain and class, by analogy with PACS and VLCS [I]; ImageNet's mean and
+    deviation, which FedNN does not state [R].
+
+    Args:
+        root: `Art/Alarm_Clock/...`; "Real World" may be spelt with an underscore.
+        protocol: one of `HOME_PROTOCOLS`.
+        size: in pixels.
+        seed: of the division.
+        complete: whether other counts than the published ones are an error.
+        cache: the folder for decoded images; False for none.
+        memory_limit: in bytes; a larger federation stays in the cache.
+
+    Paper: Venkateswara et al., Deep Hashing Network, CVPR 2017.
+    """
+    chosen("office-home", protocol, HOME_PROTOCOLS)
+    expected = "ROOT/{Art,Clipart,Product,Real World}/{65 classes}/*.jpg"
+    names = ("OfficeHomeDataset_10072016", "OfficeHome", "office_home", "office-home")
+    place = home("office-home", root, names, home_layout, expected)
+    found, problems = class_folders(place, _HOME_FOLDERS, HOME_CLASSES)
+    raise_problems(f"office-home in {str(place)!r}", [p for p in problems if "no folder" in p])
+    notes = deviations("office-home", problems + count_domains(found, HOME_COUNTS), complete)
+    members = [Member(d, d, tenth_per_class(p.y, seed, f"office-home {d}")) for d, p in found.items()]
+    source = _source(root, protocol, seed, notes)
+    return built("office-home", place, found, members, HOME_CLASSES, size, _IMAGENET, source, cache, memory_limit)
+
+
+def home_layout(root: Path) -> str | None:
+    """Whether a folder is Office-Home."""
+    return "class folders" if has_domains(root, _HOME_FOLDERS, HOME_CLASSES) else None
+
+
+def office_31(
+    root: str | Path,
+    protocol: str = "own",
+    size: int = 224,
+    seed: int = 0,
+    val: float = 0.1,
+    test: float = 0.2,
+    complete: bool = True,
+    cache: Cache = None,
+    memory_limit: int = MEMORY,
+) -> Federation:
+    """Office-31: 4,110 images of 31 classes from a shop, a webcam and a good camera.
+
+    No paper here says how to divide it: ours is stratified [R], with ImageNet's mean and deviation.
+
+    Args:
+        root: `amazon/images/back_pack/...` or `amazon/back_pack/...`.
+        protocol: one of `OFFICE31_PROTOCOLS`.
+        size: in pixels.
+        seed: of the division.
+        val: fraction of each domain's images for validation.
+        test: fraction for testing.
+        complete: whether other counts than the published ones are an error.
+        cache: the folder for decoded images; False for none.
+        memory_limit: in bytes; a larger federation stays in the cache.
+
+    Paper: Saenko et al., Adapting Visual Category Models to New Domains, ECCV 2010.
+    """
+    chosen("office-31", protocol, OFFICE31_PROTOCOLS)
+    expected = "ROOT/{amazon,dslr,webcam}/[images/]{31 classes}/*.jpg"
+    place = home("office-31", root, ("office31", "office-31", "Office31", "office_31"), office31_layout, expected)
+    found, problems = class_folders(place, _OFFICE31_FOLDERS, OFFICE31_CLASSES)
+    raise_problems(f"office-31 in {str(place)!r}", [p for p in problems if "no folder" in p])
+    notes = deviations("office-31", problems + count_domains(found, OFFICE31_COUNTS), complete)
+    members = [Member(d, d, fractions(p.y, val, test, seed, f"office-31 {d}")) for d, p in found.items()]
+    source = _source(root, protocol, seed, notes) | {"val": val, "test": test}
+    return built("office-31", place, found, members, OFFICE31_CLASSES, size, _IMAGENET, source, cache, memory_limit)
+
+
+def office31_layout(root: Path) -> str | None:
+    """Whether a folder is Office-31."""
+    return "class folders" if has_domains(root, _OFFICE31_FOLDERS, OFFICE31_CLASSES) else None
+
+
+def fedbn_lists(
+    place: Path,
+    folders: Mapping[str, tuple[str, ...]],
+    classes: tuple[str, ...],
+    allow_pickle: bool,
+    seed: int,
+) -> tuple[dict[str, dict[str, Pictures]], list[str], list[str]]:
+    """Training and test pictures per domain from FedBN's lists, or drawn if there are none, as the third value says."""
+    lists: dict[str, dict[str, Pictures]] = {}
+    names = {(d, part): place / f"{d}_{part}.pkl" for d in folders for part in ("train", "test")}
+    there = [path for path in names.values() if path.is_file() or path.with_suffix(".npz").is_file()]
+    if there:
+        problems = []
+        for (domain, part), path in names.items():
+            try:
+                pictures = pickled_list(path, place, classes, allow_pickle)
+            except BadInput as problem:
+                problems.append(f"{domain}, {part}: {problem}")
+                continue
+            problems += absent({f"{domain}, {part}": pictures})
+            lists.setdefault(domain, {})[part] = pictures
+        raise_problems(f"the lists in {str(place)!r}", problems)
+        return lists, [], []
+    found, problems = class_folders(place, folders, classes)
+    problems = [p for p in problems if "none of the" not in p]  # the full data set has more classes
+    raise_problems(f"images in {str(place)!r}", [p for p in problems if "no folder" in p or "no images" in p])
+    for domain, pictures in found.items():
+        parts = sklearn_eighty_twenty(pictures.y) if seed == 0 else _eighty_twenty(pictures.y, seed, domain)
+        lists[domain] = {part: pictures[at] for part, at in parts.items()}
+    return lists, problems, ["FedBN's lists were not there: the 80/20 split was drawn, and its order is another"]
+
+
+def _eighty_twenty(y: np.ndarray, seed: int, domain: str) -> dict[str, np.ndarray]:
+    parts = fractions(y, 0.0, 0.2, seed, domain)
+    return {part: at[shuffled(len(at), "order", seed, domain, part)] for part, at in parts.items()}
+
+
+def fedbn_federation(
+    name: str,
+    root: str | Path,
+    place: Path,
+    lists: Mapping[str, Mapping[str, Pictures]],
+    classes: tuple[str, ...],
+    protocol: str,
+    shares: tuple[float, float] | None,
+    size: int,
+    seed: int,
+    notes: list[str],
+    cache: Cache,
+    memory_limit: int,
+) -> Federation:
+    """Training from the front of each list and validation from its end, in shares of the shortest list."""
+    m = min(len(parts["train"]) for parts in lists.values())
+    members, found = [], {}
+    for domain, parts in lists.items():
+        n, whole = len(parts["train"]), [*parts["train"].paths, *parts["test"].paths]
+        found[domain] = Pictures(whole, np.concatenate([parts["train"].y, parts["test"].y]))
+        tested = np.arange(n, len(whole))
+        if shares is None:
+            members.append(Member(domain, domain, {"train": np.arange(n), "test": tested}))
+            continue
+        first, last = int(shares[0] * m), int(shares[1] * m)
+        taken = {"train": np.arange(first), "val": np.arange(n - last, n), "test": tested}
+        members.append(Member(domain, domain, taken))
+    source = _source(root, protocol, seed, notes) | {"augmentation": "flip, rotation 30"}
+    return built(name, place, found, members, classes, size, Preprocessing(), source, cache, memory_limit)
+
+
+def _source(root: str | Path, protocol: str, seed: int, notes: list[str]) -> dict[str, object]:
+    return {"root": str(Path(root).expanduser().resolve()), "protocol": protocol, "seed": seed, "notes": notes}
+
+
+CALTECH = Reader(
+    "office-caltech-10",
+    "Office-Caltech-10: ten classes from Amazon, Caltech, DSLR and webcam",
+    office_caltech_10,
+    CALTECH_PROTOCOLS,
+    caltech_layout,
+)
+HOME = Reader(
+    "office-home",
+    "Office-Home: 65 classes as art, clip art, product and photo",
+    office_home,
+    HOME_PROTOCOLS,
+    home_layout,
+)
+OFFICE31 = Reader(
+    "office-31", "Office-31: 31 classes from Amazon, DSLR and webcam", office_31, OFFICE31_PROTOCOLS, office31_layout
+)

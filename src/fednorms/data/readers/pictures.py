@@ -1,0 +1,240 @@
+"""Image files with labels: found in class folders or lists, checked, and read as a federation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fednorms.data.federation import Federation, Site, Split
+from fednorms.data.folders import EXTENSIONS, Prepared, read_images
+from fednorms.data.pickles import load_pickle
+from fednorms.data.preprocessing import Preprocessing
+from fednorms.data.readers.divisions import Parts
+from fednorms.data.readers.reader import compared
+from fednorms.errors import BadInput
+
+Cache = str | Path | bool | None
+MEMORY = 2 * 2**30  # bytes of images that are read into memory; more stay in the cache on disk
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Image files and their labels, in order."""
+
+    paths: Sequence[Path]
+    y: np.ndarray
+    groups: Sequence[str] = field(default=())
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, at: np.ndarray) -> Pictures:
+        return Pictures([self.paths[i] for i in at], self.y[at], [self.groups[i] for i in at] if self.groups else ())
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site to be: its domain and the positions of its splits in the domain's pictures."""
+
+    name: str
+    domain: str
+    parts: Parts
+
+
+def plain(name: str) -> str:
+    """A folder's name without case, spaces and punctuation, as different copies of a data set spell it.
+
+    >>> plain("Real World") == plain("Real_World")
+    True
+    """
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+def folder_of(place: Path, names: Sequence[str]) -> Path | None:
+    """The folder inside `place` that has one of these names in some spelling."""
+    wanted = {plain(name) for name in names}
+    if not place.is_dir():
+        return None
+    return next((p for p in sorted(place.iterdir()) if p.is_dir() and plain(p.name) in wanted), None)
+
+
+def has_domains(place: Path, domains: Mapping[str, Sequence[str]], classes: Sequence[str]) -> bool:
+    """Whether at least two of the domains are there, each with at least half of the class folders."""
+    found = [folder for names in domains.values() if (folder := folder_of(place, names))]
+    known = {plain(c) for c in classes}
+    fits = [sum(plain(p.name) in known for p in _below(folder) if p.is_dir()) * 2 >= len(known) for folder in found]
+    return sum(fits) >= min(2, len(domains))
+
+
+def _below(folder: Path) -> list[Path]:
+    inner = folder_of(folder, ["images"])
+    return sorted((inner or folder).iterdir())
+
+
+def class_folders(
+    place: Path, domains: Mapping[str, Sequence[str]], classes: Sequence[str]
+) -> tuple[dict[str, Pictures], list[str]]:
+    """The pictures of each domain, domain/class/image or domain/images/class/image, and what is not as it should be."""
+    problems: list[str] = []
+    found: dict[str, Pictures] = {}
+    number = {plain(name): i for i, name in enumerate(classes)}
+    for domain, names in domains.items():
+        folder = folder_of(place, names)
+        if folder is None:
+            problems.append(f"{domain}: no folder {' or '.join(map(repr, names))} in {str(place)!r}")
+            continue
+        paths: list[Path] = []
+        labels: list[int] = []
+        for inner in _below(folder):
+            if not inner.is_dir() or inner.name.startswith("."):
+                continue
+            label = number.get(plain(inner.name))
+            if label is None:
+                problems.append(f"{domain}: folder {inner.name!r} is none of the {len(classes)} classes")
+                continue
+            images = images_in(inner)
+            paths += images
+            labels += [label] * len(images)
+        missing = [name for i, name in enumerate(classes) if i not in set(labels)]
+        if missing:
+            shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+            problems.append(f"{domain}: no images of {shown}")
+        found[domain] = Pictures(paths, np.asarray(labels, np.int64))
+    return found, problems
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The image files of a folder, by name."""
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in EXTENSIONS and not p.name.startswith("."))
+
+
+def count_classes(domain: str, pictures: Pictures, classes: Sequence[str], expected: Sequence[int]) -> list[str]:
+    """How the pictures per class differ from the published numbers."""
+    counts = Counter(pictures.y.tolist())
+    have = {name: counts.get(i, 0) for i, name in enumerate(classes)}
+    return compared(domain, have, dict(zip(classes, expected, strict=True)))
+
+
+def count_domains(found: Mapping[str, Pictures], expected: Mapping[str, int]) -> list[str]:
+    """How the pictures per domain differ from the published numbers."""
+    return compared("counts", {domain: len(p) for domain, p in found.items()}, expected)
+
+
+def pickled_list(path: Path, place: Path, classes: Sequence[str], allow_pickle: bool) -> Pictures:
+    """A list of FedBN's releases: relative paths and class names, as a pickle or converted to .npz."""
+    if path.with_suffix(".npz").is_file():
+        with np.load(path.with_suffix(".npz"), allow_pickle=False) as arrays:
+            pair: Any = (arrays["x"], arrays["y"])
+    else:
+        pair = load_pickle(path, allow_pickle)
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or len(pair[0]) != len(pair[1]):
+        raise BadInput(f"{path.name} must hold as many paths as class names")
+    number = {plain(name): i for i, name in enumerate(classes)}
+    names = [str(name) for name in pair[1]]
+    if unknown := sorted({name for name in names if plain(name) not in number}):
+        raise BadInput(f"{path.name} names classes that are none of the {len(classes)}: {', '.join(unknown[:5])}")
+    paths = [below(place, str(entry)) for entry in pair[0]]
+    return Pictures(paths, np.asarray([number[plain(name)] for name in names], np.int64))
+
+
+def text_list(path: Path, place: Path, first: int = 0) -> Pictures:
+    """A list with lines "path label", labels counted from `first`."""
+    paths, labels = [], []
+    for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        entry, _, label = line.strip().rpartition(" ")
+        if not entry or not label.isdigit() or int(label) < first:
+            raise BadInput(f"{path.name}, line {i}: expected 'path label', got {line[:80]!r}")
+        paths.append(below(place, entry))
+        labels.append(int(label) - first)
+    return Pictures(paths, np.asarray(labels, np.int64))
+
+
+def below(place: Path, entry: str) -> Path:
+    """A listed path inside `place`, with or without the data set's own folder in front.
+
+    >>> below(Path("/no/PACS"), "PACS/photo/a.png") == Path("/no/PACS/photo/a.png")
+    True
+    """
+    relative = Path(entry.replace("\\", "/"))
+    if relative.is_absolute() or ".." in relative.parts:
+        raise BadInput(f"a list names {entry!r}, which is not inside the data set")
+    if relative.parts and plain(relative.parts[0]) == plain(place.name):
+        return place / Path(*relative.parts[1:])
+    return place / relative
+
+
+def absent(found: Mapping[str, Pictures]) -> list[str]:
+    """Listed files that are not there, in words."""
+    told = []
+    for domain, pictures in found.items():
+        gone = [path for path in pictures.paths if not path.is_file()]
+        if gone:
+            told.append(f"{domain}: {len(gone):,} of {len(pictures):,} listed images missing, first {str(gone[0])!r}")
+    return told
+
+
+def present(pictures: Pictures) -> Pictures:
+    """Without the listed files that are not there."""
+    return pictures[np.flatnonzero([path.is_file() for path in pictures.paths])]
+
+
+def built(
+    name: str,
+    place: Path,
+    pictures: Mapping[str, Pictures],
+    members: Sequence[Member],
+    classes: Sequence[str],
+    size: int,
+    preprocessing: Preprocessing,
+    source: Mapping[str, Any],
+    cache: Cache = None,
+    memory_limit: int = MEMORY,
+    prepared: Prepared | None = None,
+) -> Federation:
+    """The federation of these members; only the images that some split holds are decoded, each once."""
+    if not isinstance(size, int) or size < 1:
+        raise BadInput(f"{name}: size must be a positive number of pixels, got {size!r}")
+    used = {
+        domain: np.unique(np.concatenate([at for m in members if m.domain == domain for at in m.parts.values()]))
+        for domain in dict.fromkeys(m.domain for m in members)
+    }
+    paths = [pictures[domain].paths[i] for domain, at in used.items() for i in at]
+    images = read_images(place, paths, (3, size, size), cache, memory_limit, prepared)
+    y = torch.from_numpy(np.concatenate([pictures[domain].y[at] for domain, at in used.items()]))
+    everything = Split(images, y)
+    begin = dict(zip(used, np.cumsum([0, *map(len, used.values())]).tolist(), strict=False))
+    sites = []
+    for member in members:
+        splits = {
+            part: everything.subset(begin[member.domain] + np.searchsorted(used[member.domain], at))
+            for part, at in member.parts.items()
+            if len(at)
+        }
+        whole = (splits.get("train"), splits.get("val"), splits.get("test"))
+        sites.append(Site(member.name, member.domain, *whole))
+    return Federation(name, sites, classes, preprocessing, {"spec": name, **source, "size": size})
+
+
+def cross_device(domain: str, clients: int, each: int, pool: np.ndarray, test: np.ndarray) -> list[Member]:
+    """`clients` sites of one domain with `each` training images, and an even share of the domain's test images.
+
+    >>> made = cross_device("photo", 2, 3, np.arange(8), np.arange(8, 11))
+    >>> [(m.name, m.parts["train"].tolist(), m.parts["test"].tolist()) for m in made]
+    [('photo-0', [0, 1, 2], [8, 9]), ('photo-1', [3, 4, 5], [10])]
+    """
+    digits = len(str(clients - 1))
+    tests = np.array_split(test, clients)
+    return [
+        Member(
+            f"{domain}-{i:0{digits}d}", domain, {"train": np.sort(pool[i * each : (i + 1) * each]), "test": tests[i]}
+        )
+        for i in range(clients)
+    ]

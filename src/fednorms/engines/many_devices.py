@@ -1,0 +1,262 @@
+"""Many GPUs on one machine: every device trains a share of the cohort, and the devices add up what clients sent.
+
+The workers are those of the engine "workers", one per device, with the graph engine inside (on the CPU the loop). What
+is averaged is summed in float64 on each device, then over all devices by all-reduce; only the total reaches the server.
+The order of a sum so depends on the number of devices: results agree with one device to rounding, not bit for bit.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from typing_extensions import override
+
+from fednorms.data import Federation
+from fednorms.engines.graphs import Graphs
+from fednorms.engines.loop import Loop, Trained
+from fednorms.engines.pool import Pool
+from fednorms.engines.store import ClientStore
+from fednorms.engines.workers import Desk, Kept, Workers
+from fednorms.errors import BadInput, Diverged, RunFailed
+from fednorms.reductions import reduce_uploads, reductions, upload_weights
+from fednorms.states import Broadcast, ClientState, Combined, Task, Upload
+from fednorms.tree import Tree
+
+MODEL, EVEN = "@model", "@even"  # beside the parts' names: the mean model, and the one with equal weights
+Shapes = dict[str, dict[str, tuple[int, ...]]]  # per sum: the shape of each tensor in it
+
+
+def gpus(count: int = 0) -> list[str]:
+    """The first GPUs of this machine (0: all of them).
+
+    >>> gpus(10**6)
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: 1000000 workers need as many GPUs; this machine has ...
+    """
+    found = torch.cuda.device_count()
+    if count > found:
+        raise BadInput(f"{count} workers need as many GPUs; this machine has {found}.")
+    return [f"cuda:{number}" for number in range(count or found)]
+
+
+@dataclass
+class Report:
+    """What a device tells about its share of a cohort; `whole` are the tensors that are not summed, by client."""
+
+    done: Trained  # with shapes in place of tensors
+    kept: Kept
+    whole: dict[str, Upload]
+
+
+class Rank(Desk):
+    """A worker with a device of its own that adds up what its clients sent with the other workers."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.uploads: list[Upload] = []
+        if device != "cpu":
+            torch.cuda.set_device(device)
+
+    def join(self, ranks: dict[int, int], path: str, flags: tuple[bool, bool, bool, bool]) -> None:
+        """Meet the other workers; `ranks` are by process id, `flags` say how exactly a GPU computes."""
+        backend = "gloo" if self.device == "cpu" else "nccl"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")  # one machine
+        dist.init_process_group(backend, init_method=f"file://{path}", rank=ranks[os.getpid()], world_size=len(ranks))
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = flags[:2]
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = flags[2:]
+
+    @override
+    def _engine(self, task: Task, threads: int, on_divergence: Literal["stop", "skip"]) -> Loop:
+        kind = Loop if self.device == "cpu" else Graphs
+        return kind(task, self.training, self.testing, ClientStore(sys.maxsize), threads, on_divergence)
+
+    def share(self, names: list[str], states: dict[str, ClientState | None], score: bool) -> Report:
+        """Train a share of the cohort; what is to be summed stays here until `add_up`."""
+        self._remember(states)
+        done = self.engine.train(self.broadcasts[0], names, score=score)
+        self.uploads, summed = done.uploads, _summed(self.engine.task)
+        first = min((u.client for u in self.uploads), default="")
+        whole = {}
+        for u in self.uploads:
+            parts = {k: tree if k not in summed else _integers(tree, u.client == first) for k, tree in u.parts.items()}
+            whole[u.client] = replace(u, model=_integers(u.model, u.client == first), parts=parts, metrics={})
+        shapes = [
+            replace(u, model=_shapes(u.model), parts={k: _shapes(t) for k, t in u.parts.items()}) for u in self.uploads
+        ]
+        return Report(replace(done, uploads=shapes), dict(self.engine.store.changed), whole)
+
+    def add_up(self, shapes: Shapes, weights: dict[str, dict[str, float]]) -> Tensor | None:
+        """Sum what clients sent over all devices; the first worker returns it, one sum after the other."""
+        size = sum(n for group in shapes.values() for n in _sizes(group))
+        total = torch.zeros(size, dtype=torch.float64, device=self.device)
+        problem: Exception | None = None
+        try:
+            for u in self.uploads:
+                trees, start = _trees(u), 0
+                for name, group in shapes.items():
+                    row = torch.cat([trees[name][k].reshape(-1).to(total) for k in group] or [total[:0]])
+                    total[start : start + len(row)].add_(row, alpha=weights[name][u.client])
+                    start += len(row)
+        except Exception as error:  # the others wait for us in any case
+            problem = error
+        dist.all_reduce(total)
+        self.uploads = []
+        if problem is not None:
+            raise problem
+        return total if dist.get_rank() == 0 else None
+
+
+class Devices(Workers):
+    """Trains a cohort on several devices of one machine, data-parallel over clients with all-reduce of sums.
+
+    Results agree with one device to rounding. Client states stay with the parent and travel with the clients.
+    """
+
+    name: ClassVar[str] = "workers"
+
+    def __init__(
+        self,
+        task: Task,
+        training: Federation,
+        testing: Federation,
+        store: ClientStore,
+        threads: int = 1,
+        on_divergence: Literal["stop", "skip"] = "stop",
+        devices: Sequence[str] = (),
+    ) -> None:
+        super().__init__(task, training, testing, store, threads, on_divergence, len(devices))
+        self.devices = list(devices)
+
+    @override
+    def _spread(self, jobs: int) -> bool:
+        return self.count > 0 and jobs > 0
+
+    @override
+    def _start(self) -> Pool:
+        pool = Pool(Rank, self.devices, str(self.task.like.device))
+        path = os.path.join(tempfile.gettempdir(), f"fednorms-{pool.token}-{secrets.token_hex(4)}")
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        flags = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+        ranks = {worker.process.pid: number for number, worker in enumerate(pool.workers)}
+        try:
+            pool.tell("join", ranks, path, flags)
+        except BaseException:
+            pool.close()
+            raise
+        self._prepare(pool, "skip")  # all divergence is reported; the parent decides what to do
+        return pool
+
+    @override
+    def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
+        if not self._spread(len(cohort)):
+            return Loop.train(self, sent, cohort, score=score)
+        pool = self._open()
+        pool.tell("post", [sent])
+        shares = self._shares(cohort)
+        jobs = [("share", names, {n: self.store.get(n) for n in names}, score) for names in shares]
+        reports: list[Any] = pool.each(jobs)
+        for report in reports:
+            if isinstance(report, Exception):
+                raise report
+        diverged = {k: v for report in reports for k, v in report.done.diverged.items()}
+        if diverged and self.on_divergence == "stop":
+            raise Diverged(next(diverged[name] for name in cohort if name in diverged))
+        found = {u.client: u for report in reports for u in report.done.uploads}
+        whole = {k: v for report in reports for k, v in report.whole.items()}
+        for report in reports:
+            for name, state in report.kept.items():
+                self.store.put(name, state)
+        uploads = [found[name] for name in cohort if name in found]
+        return Trained(
+            uploads,
+            {name: diverged[name] for name in cohort if name in diverged},
+            {k: v for report in reports for k, v in report.done.after_local.items()},
+            self._combined(pool, uploads, whole) if uploads else None,
+        )
+
+    def _shares(self, cohort: Sequence[str]) -> list[list[str]]:
+        """The cohort divided so that every device has about as many images."""
+        shares: list[list[str]] = [[] for _ in self.devices]
+        load = [0] * len(shares)
+        for name in sorted(cohort, key=lambda name: -len(self.data[name])):
+            least = load.index(min(load))
+            shares[least].append(name)
+            load[least] += len(self.data[name])
+        place = {name: number for number, name in enumerate(cohort)}
+        return [sorted(share, key=lambda name: place[name]) for share in shares]
+
+    def _combined(self, pool: Pool, uploads: Sequence[Upload], whole: Mapping[str, Upload]) -> Combined:
+        """What the server needs: totals over the devices divided by their weights, and the rest as gathered."""
+        task, uploads = self.task, sorted(uploads, key=lambda u: u.client)
+        how: dict[str, str] = {MODEL: "weighted", EVEN: "uniform", **reductions(task)}
+        sized = dict(zip([u.client for u in uploads], upload_weights(task, uploads), strict=True))
+        weights = {name: sized if rule == "weighted" else dict.fromkeys(sized, 1.0) for name, rule in how.items()}
+        shapes = self._common_shapes(uploads)
+        answers = pool.each([("add_up", shapes, {name: weights[name] for name in shapes})] * len(self.devices))
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        totals = iter(answers[0].split([n for group in shapes.values() for n in _sizes(group)]))
+        first, counters = _trees(uploads[0]), _trees(whole[uploads[0].client])
+        means: dict[str, Tree] = {}
+        for name, group in shapes.items():
+            by = 1.0 if how[name] == "sum" else sum(weights[name].values())
+            summed = {k: (next(totals) / by).view(first[name][k].shape).to(first[name][k].dtype) for k in group}
+            counted = counters[name] * float(len(uploads)) if how[name] == "sum" else counters[name]
+            means[name] = Tree({k: summed[k] if k in summed else counted[k] for k in first[name]})
+        for name, rule in reductions(task).items():
+            if name not in _summed(task):
+                rows = [whole[u.client].parts.get(name, Tree()) for u in uploads]
+                means[name] = reduce_uploads(rows, list(sized.values()), rule)
+        parts = {p.name: means.get(p.name, Tree()) for p in task.method.parts}
+        return Combined(means[MODEL], parts, len(uploads), means.get(EVEN, Tree()))
+
+    def _common_shapes(self, uploads: Sequence[Upload]) -> Shapes:
+        """The floating tensors that are summed, which all clients must have sent in the same shapes."""
+        wanted = {MODEL, *_summed(self.task)}
+        if any(p.uses_even_mean for p in self.task.method.parts):
+            wanted.add(EVEN)
+        shapes = [
+            {name: _floating(tree) for name, tree in _trees(u).items() if name in wanted and tree} for u in uploads
+        ]
+        for u, own in zip(uploads, shapes, strict=True):
+            if own != shapes[0]:
+                raise RunFailed(
+                    f'Clients "{uploads[0].client}" and "{u.client}" sent updates of different shapes, which devices '
+                    'cannot add up. Use engine="graphs" or "loop".'
+                )
+        return shapes[0]
+
+
+def _trees(u: Upload) -> dict[str, Tree]:
+    return {MODEL: u.model, EVEN: u.model, **u.parts}
+
+
+def _summed(task: Task) -> set[str]:
+    """The parts whose uploads are only ever summed; those of others are gathered."""
+    return {name for name, how in reductions(task).items() if how in ("weighted", "uniform", "sum")}
+
+
+def _shapes(tree: Tree) -> Tree:
+    return Tree({k: torch.empty_like(t, device="meta") for k, t in tree.items()})
+
+
+def _floating(tree: Tree) -> dict[str, tuple[int, ...]]:
+    return {k: tuple(t.shape) for k, t in tree.items() if t.is_floating_point()}
+
+
+def _integers(tree: Tree, wanted: bool) -> Tree:
+    return Tree({k: t for k, t in tree.items() if wanted and not t.is_floating_point()})
+
+
+def _sizes(group: dict[str, tuple[int, ...]]) -> list[int]:
+    return [torch.Size(shape).numel() for shape in group.values()]

@@ -1,0 +1,34 @@
+"""Across real machines: the same methods on Flower. `pip install 'fednorms[flower]'`.
+
+A Flower project needs two lines: `client = client_app()` and `server = server_app()`; `fednorms deploy init` writes
+the rest. `docs/flower.md` tells the story.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from fednorms.errors import BadInput
+
+if TYPE_CHECKING:
+    from fednorms.flower.client import client_app
+    from fednorms.flower.server import server_app
+
+__all__ = ["client_app", "server_app"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    """Import the apps when they are asked for: the rest of this package works without Flower."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_flower()
+    from fednorms.flower import client, server
+
+    return getattr(client if name == "client_app" else server, name)
+
+
+def require_flower() -> None:
+    """Say what to install where Flower is not there."""
+    if find_spec("flwr") is None:
+        raise BadInput("Flower is not installed. Install it with: pip install 'fednorms[flower]'")

@@ -1,0 +1,116 @@
+"""The ClientApp: answers "hello" with the site's card, and trains, tests and measures as the server asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from fednorms.data import Federation
+from fednorms.engines.devices import numerics
+from fednorms.engines.loop import repeatable
+from fednorms.errors import FednormsError
+from fednorms.flower import messages, settings
+from fednorms.flower.agreement import Agreement, Card
+from fednorms.flower.deployable import refuse_obstacles
+from fednorms.flower.messages import ABOUT, FIXED
+from fednorms.flower.site import Host, open_site
+from fednorms.runs.losses import Loss
+from fednorms.runs.recipe import Recipe
+from fednorms.states import Broadcast
+from fednorms.tree import Tree
+
+SiteSource = Callable[[Context, Recipe], Federation]
+Answer = Callable[[Host, Broadcast, RecordDict], RecordDict]
+
+
+def client_app(
+    site: SiteSource | None = None, model: Callable[[], nn.Module] | None = None, loss: Loss | None = None
+) -> ClientApp:
+    """The ClientApp of a project, for any recipe and method.
+
+    Args:
+        site: the data of a site as a `Federation` of one site; by default what the node's config names: a folder of
+            class/image (`data`) and the site's name (`site`).
+        model: makes a model of your own; the server's app needs the same. By default the recipe names it.
+        loss: a loss of your own.
+    """
+    app = ClientApp()
+
+    def federation_of(context: Context) -> tuple[Recipe, Federation]:
+        recipe, deployment = settings.read(context.run_config)
+        if "device" in context.node_config:
+            recipe = recipe.model_copy(update={"device": str(context.node_config["device"])})
+        if site is not None:
+            return recipe, site(context, recipe)
+        return recipe, open_site(recipe, deployment, context.node_config)
+
+    def hello(message: Message, context: Context) -> RecordDict:
+        recipe, federation = federation_of(context)
+        order = int(context.node_config.get("partition-id", 0))
+        card = Card.of(federation, counts=recipe.class_weights == "balanced", order=order)
+        return RecordDict({ABOUT: ConfigRecord({"card": card.to_json()})})
+
+    def with_host(answer: Answer) -> Callable[[Message, Context], RecordDict]:
+        def handle(message: Message, context: Context) -> RecordDict:
+            recipe, federation = federation_of(context)
+            words = messages.about(message.content)
+            with numerics(recipe.precision, recipe.deterministic), repeatable(recipe.resolved().threads, recipe.seed):
+                agreement = Agreement.from_json(str(words["agreement"]))
+                host = Host(recipe, federation, context.node_config, agreement, model() if model else None, loss)
+                refuse_obstacles(host.task.method)
+                accepted = int(str(words["accepted"]))
+                host.recall(accepted)
+                sent_once = message.content.array_records.get(FIXED)
+                fixed = host.fixed(Tree() if sent_once is None else messages.tree_of(sent_once, host.device))
+                names, parts = list(host.task.net.initial), [p.name for p in host.task.method.parts]
+                sent = messages.unpack_broadcast(message.content, fixed, names, parts, host.device)
+                content = answer(host, sent, message.content)
+                content.config_records[ABOUT]["kept"] = host.keep(accepted)  # on the disk before the reply leaves
+            return content
+
+        return handle
+
+    app.query("hello")(_reporting(hello))
+    app.query("measure")(_reporting(with_host(_measure)))
+    app.train()(_reporting(with_host(_train)))
+    app.evaluate()(_reporting(with_host(_evaluate)))
+    return app
+
+
+def _train(host: Host, sent: Broadcast, content: RecordDict) -> RecordDict:
+    done = host.train(sent, score=bool(messages.about(content)["score"]))
+    reply = messages.pack_upload(done.uploads[0], {"site": host.site.name})
+    for score in done.after_local.values():
+        reply["after_local"] = messages.pack_score(score)
+    return reply
+
+
+def _measure(host: Host, sent: Broadcast, content: RecordDict) -> RecordDict:
+    words = messages.about(content)
+    up = host.measure(sent, str(words["part"]), str(words["when"]))
+    return RecordDict({ABOUT: ConfigRecord({"site": host.site.name}), "up": messages.array_record(up)})
+
+
+def _evaluate(host: Host, sent: Broadcast, content: RecordDict) -> RecordDict:
+    reply = RecordDict({ABOUT: ConfigRecord({"site": host.site.name})})
+    for label in messages.about(content)["tests"]:  # type: ignore[attr-defined]
+        mode, _, split = str(label).rpartition("/")
+        if (score := host.score(sent, mode, split)) is not None:
+            reply[str(label)] = messages.pack_score(score)
+    return reply
+
+
+def _reporting(answer: Callable[[Message, Context], RecordDict]) -> Callable[[Message, Context], Message]:
+    """An error of ours travels as words; any other is reported by Flower."""
+
+    def handle(message: Message, context: Context) -> Message:
+        try:
+            content = answer(message, context)
+        except FednormsError as error:
+            content = RecordDict({ABOUT: ConfigRecord({"error": type(error).__name__, "reason": str(error)})})
+        return Message(content, reply_to=message)
+
+    return handle

@@ -1,0 +1,37 @@
+"""Which methods can run across machines, and why the others cannot."""
+
+from __future__ import annotations
+
+from fednorms.errors import BadInput
+from fednorms.method import Method
+from fednorms.part import overrides
+
+PROVIDES = frozenset({"passes", "phases"})
+
+
+def obstacle(method: Method) -> str:
+    """Why a method cannot be deployed; empty if it can.
+
+    >>> from fednorms.method import method
+    >>> obstacle(method("scaffold + fedbn"))
+    ''
+    >>> obstacle(method("centralised"))
+    'centralised moves the data of all sites into one place'
+    """
+    for p in method.parts:
+        if overrides(p, "arrange"):
+            return f"{p.name} moves the data of all sites into one place"
+        if "joint" in p.requires:
+            return f"{p.name} takes steps that all sites compute together, layer by layer"
+        if lacking := sorted(p.requires - PROVIDES):
+            return f"{p.name} needs {' and '.join(lacking)}"
+    return ""
+
+
+def refuse_obstacles(method: Method) -> None:
+    """BadInput for a method that cannot be deployed, naming the engine that can run it."""
+    if reason := obstacle(method):
+        raise BadInput(
+            f'Method "{method}" cannot run across machines: {reason}. '
+            'Run it where the data are together, with `fednorms run` and engine="loop".'
+        )

@@ -1,0 +1,218 @@
+"""The engine whose clients are other machines: the reference loop's interface over Flower's Grid."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from flwr.app import RecordDict
+
+from fednorms.data import Federation, Site, Split
+from fednorms.engines.loop import Loop, Trained
+from fednorms.engines.store import ClientStore
+from fednorms.errors import BadInput, Diverged, RunFailed
+from fednorms.evaluation.modes import Mode
+from fednorms.evaluation.scores import Scores, SiteScore
+from fednorms.flower import messages
+from fednorms.flower.agreement import Agreement
+from fednorms.flower.deployable import PROVIDES
+from fednorms.flower.generations import NONE
+from fednorms.flower.roster import Answers, Roster
+from fednorms.part import Part, Pass
+from fednorms.states import Broadcast, ClientState, ServerState, Task, Upload
+from fednorms.tree import Tree
+
+Split_ = Literal["test", "val", "train"]
+
+
+class Remote(Loop):
+    """Asks sites instead of computing. Its store holds, per site, the round of the state that the server accepted.
+
+    The states themselves are on the sites' disks. A checkpoint writes the store down, so a server that is started
+    again tells every site where to continue.
+    """
+
+    name: ClassVar[str] = "flower"
+    provides: ClassVar[frozenset[str]] = PROVIDES
+
+    def __init__(
+        self, task: Task, roster: Roster, threads: int = 1, on_divergence: Literal["stop", "skip"] = "stop"
+    ) -> None:
+        blank = blank_federation(roster, task)
+        super().__init__(task, blank, blank, ClientStore(2**30), threads, on_divergence)
+        self.roster = roster
+        self.tests: list[tuple[Mode, Split_]] = []  # what a round's evaluation will ask for
+        self._holding: set[str] = set()  # sites that were sent what travels once
+        self._scores: dict[tuple[int, str], dict[str, SiteScore]] = {}
+        self._pooled: dict[int, dict[str, Tree]] = {}
+
+    def samples(self, name: str) -> int:
+        """How many images a site trains on, by its card."""
+        return self.roster.cards[name].train
+
+    # -- what the core asks an engine for -------------------------------------------------------------------------
+    def measure(self, p: Part, job: Pass, sent: Broadcast, names: Sequence[str]) -> dict[str, tuple[Tree, Tree]]:
+        """Run an extra pass at sites: what each uploads; what it keeps stays there."""
+        answers = self._ask("query.measure", sent, names, {"part": p.name, "when": job.when})
+        found = {name: self._read(content)["up"] for name, content in sorted(answers.contents.items())}
+        odd = {} if job.reduce in ("list", "grouped") else _odd_ones(found)
+        self.notes += [f"{p.name}, round {sent.round}: {n} {why}" for n, why in sorted({**answers.lost, **odd}.items())]
+        good = {n: up for n, up in found.items() if n not in odd and up.finite()}
+        self._require(len(good), sent.round, {**answers.lost, **odd})
+        return {name: (Tree(), up) for name, up in good.items()}
+
+    def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
+        """Have sites train for a round; those that fail, answer late or send nonsense are left out and named."""
+        self.roster.wait_for(min(self.roster.deployment.minimum, len(cohort)), list(cohort))
+        answers = self._ask("train", sent, cohort, {"score": score})
+        done = Trained([], diverged=answers.diverged, lost={**answers.lost, **self.roster.news()})
+        uploads: dict[str, Upload] = {}
+        for name, content in sorted(answers.contents.items()):
+            try:
+                parts = [p.name for p in self.task.method.parts]
+                upload = messages.unpack_upload(content, name, float(self.samples(name)), parts, self._device)
+            except Exception as error:  # whatever a stranger's bytes do to the reader
+                done.lost[name] = f"sent what cannot be read ({type(error).__name__}: {error})"
+                continue
+            if wrong := self._wrong(upload):
+                done.lost[name] = wrong
+            else:
+                uploads[name] = upload
+        for name, why in self._odd_parts(uploads).items():
+            done.lost[name] = why
+            del uploads[name]
+        if done.diverged and self.on_divergence == "stop":
+            raise Diverged(next(iter(done.diverged.values())))
+        self._require(len(uploads), sent.round, done.lost | done.diverged)
+        for name in cohort:
+            if name not in uploads:
+                continue
+            done.uploads.append(uploads[name])
+            content = answers.contents[name]
+            self._accept(name, content)
+            if "after_local" in content:
+                done.after_local[name] = messages.unpack_score(content.metric_records["after_local"])
+        return done
+
+    def evaluate(self, state: ServerState, mode: Mode, cohort: Sequence[str], split: Split_ = "test") -> Scores | None:
+        """Test a mode at all sites that are there (None: no site has such data); one message asks for all modes."""
+        mode = mode.resolved(self.task)
+        if mode.model in ("after_local", "unseen"):
+            raise BadInput(f'"{mode.model}" cannot be tested across machines after training.')
+        key = (state.round, f"{mode}/{split}")
+        if key not in self._scores:
+            last = state.round >= self.task.rounds
+            planned = [(m, s) for m, s in self.tests if last or m.model != "adapted"]
+            wanted = planned if (mode, split) in planned else [(mode, split)]
+            self._scores = self._test(state, cohort, [f"{m}/{s}" for m, s in wanted])
+        found = self._scores[key]
+        if not found:
+            return None
+        domains = {name: card.domain for name, card in self.roster.cards.items()}
+        return Scores(mode.model, mode.statistics, split, found, domains)
+
+    def _test(
+        self, state: ServerState, cohort: Sequence[str], tests: list[str]
+    ) -> dict[tuple[int, str], dict[str, SiteScore]]:
+        answers = self._ask("evaluate", self.test_broadcast(state, cohort), self.clients, {"tests": tests})
+        self.notes += [f"test of round {state.round}: {n} {why}" for n, why in sorted(answers.lost.items())]
+        scores: dict[tuple[int, str], dict[str, SiteScore]] = {(state.round, label): {} for label in tests}
+        for name in self.clients:
+            for label in tests if name in answers.contents else ():
+                if (record := answers.contents[name].metric_records.get(label)) is not None:
+                    scores[state.round, label][name] = messages.unpack_score(record)
+        return scores
+
+    def _measured(self, tested: ServerState, cohort: Sequence[str]) -> dict[str, Tree]:
+        if tested.round not in self._pooled:  # an evaluation and the checkpoint after it ask for the same
+            self._pooled = {tested.round: super()._measured(tested, cohort)}
+        return self._pooled[tested.round]
+
+    # -- messages -----------------------------------------------------------------------------------------------
+    def _ask(self, kind: str, sent: Broadcast, names: Sequence[str], words: messages.About) -> Answers:
+        net = self.task.net
+        travels = set(net.exchanged)
+        travels |= {n for n, t in sent.model.items() if n not in travels and not torch.equal(t, net.initial[n])}
+        model = sent.model.pick(n for n in sent.model if n in travels)
+        fixed = net.initial.pick(n for n in net.initial if n not in set(net.exchanged))
+        agreement = Agreement.of([c for _, c in sorted(self.roster.cards.items())], len(self.clients)).to_json()
+        contents: dict[str, RecordDict] = {}
+        for name in names:
+            state = self.store.get(name)
+            about = {**words, "agreement": agreement, "accepted": state.round if state else NONE}
+            once = Tree() if name in self._holding else fixed
+            contents[name] = messages.pack_broadcast(sent, model, once, about)
+        answers = self.roster.ask(kind, contents)
+        self._holding |= set(answers.contents)
+        self._holding -= {*answers.lost, *answers.diverged}
+        return answers
+
+    def _accept(self, name: str, content: RecordDict) -> None:
+        kept = int(str(messages.about(content)["kept"]))
+        if kept != NONE:
+            self.store.put(name, ClientState(kept, Tree(), {}))
+
+    def _read(self, content: RecordDict) -> dict[str, Tree]:
+        return messages.trees(content, self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.task.like.device
+
+    # -- what may come in ---------------------------------------------------------------------------------------
+    def _wrong(self, upload: Upload) -> str:
+        """What is wrong with an upload: names, shapes, types, or numbers that are not finite."""
+        net = self.task.net
+        expected = {n: (tuple(net.initial[n].shape), net.initial[n].dtype) for n in net.exchanged}
+        found = {n: (tuple(t.shape), t.dtype) for n, t in upload.model.items()}
+        if differing := [n for n in {**expected, **found} if expected.get(n) != found.get(n)]:
+            name = differing[0]
+            return f"sent {name} as {_form(found.get(name))}, expected {_form(expected.get(name))}"
+        if infinite := [n for n, t in (*upload.model.items(), *_named(upload.parts)) if not Tree({n: t}).finite()]:
+            return f"sent {infinite[0]}, which is not finite"
+        return ""
+
+    def _odd_parts(self, uploads: dict[str, Upload]) -> dict[str, str]:
+        odd: dict[str, str] = {}
+        for p in self.task.method.parts:
+            jobs = [job for job in p.passes() if job.when in ("before", "after")]
+            how = jobs[0].reduce if jobs else p.reduction
+            if how not in ("list", "grouped"):
+                odd |= _odd_ones({n: u.parts.get(p.name, Tree()) for n, u in uploads.items()})
+        return odd
+
+    def _require(self, answered: int, t: int, why: dict[str, str]) -> None:
+        if answered < self.roster.deployment.minimum:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in sorted(why.items()))
+            raise RunFailed(
+                f"round {t}: {answered} sites gave an answer that can be used, deploy.minimum is "
+                f"{self.roster.deployment.minimum} ({reasons}). Run again to continue from the last checkpoint."
+            )
+
+
+def blank_federation(roster: Roster, task: Task) -> Federation:
+    """The sites by name, each with one black image: all that a server has of them."""
+    shape = next(card.shape for card in roster.cards.values())
+    black = Split(torch.zeros(1, *shape, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+    domains = {name: card.domain for name, card in roster.cards.items()}
+    classes = list(next(iter(roster.cards.values())).classes)
+    return Federation("flower", [Site(n, domains.get(n, n), black) for n in roster.names], classes, task.preprocessing)
+
+
+def _odd_ones(trees: dict[str, Tree]) -> dict[str, str]:
+    """Who sent tensors of other names or shapes than most did, which cannot be averaged with theirs."""
+    forms = {n: tuple((k, tuple(t.shape), t.dtype) for k, t in sorted(tree.items())) for n, tree in trees.items()}
+    if len(set(forms.values())) < 2:
+        return {}
+    usual, _ = Counter(forms.values()).most_common(1)[0]
+    return {n: "sent other tensors than the other sites" for n, form in forms.items() if form != usual}
+
+
+def _named(parts: dict[str, Tree]) -> list[tuple[str, torch.Tensor]]:
+    return [(f"{part}/{k}", t) for part, tree in parts.items() for k, t in tree.items()]
+
+
+def _form(found: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    return "nothing" if found is None else f"{found[1]} of shape {found[0]}".removeprefix("torch.")

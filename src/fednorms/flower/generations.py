@@ -1,0 +1,87 @@
+"""A site's own state on its disk: two generations, so that a reply that got lost can be taken back.
+
+Flower keeps nothing for a site between runs and restarts. Under the state folder lies, for every recipe and site,
+`round-000004.safetensors`: the state after round 4. The server says which round it accepted; the site continues from
+that one, and a newer one, whose reply was lost, is forgotten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+import torch
+from safetensors import SafetensorError
+
+from fednorms.errors import RunFailed
+from fednorms.runs.atomic import clear_errors, write_atomic
+from fednorms.runs.packing import pack_client, unpack_client
+from fednorms.states import ClientState
+from fednorms.tree import Tree
+
+NONE = -1  # the round of a site that has no state
+
+
+def default_root() -> Path:
+    """Where states are kept unless the node's config says otherwise."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fednorms"
+
+
+class Generations:
+    """The states of one site in one recipe.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     kept = Generations(Path(root), "recipe", "north")
+    ...     for t in (1, 2, 3):
+    ...         kept.save(ClientState(t, Tree(w=torch.ones(1)), {}), accepted=t - 1)
+    ...     kept.rounds(), kept.load(2).round, kept.load(NONE)
+    ([2, 3], 2, None)
+    """
+
+    def __init__(self, root: Path, recipe: str, site: str) -> None:
+        mark = hashlib.blake2b(site.encode(), digest_size=4).hexdigest()
+        self.site = site
+        self.folder = root / recipe / f"{quote(site, safe='')[:60]}-{mark}"
+
+    def rounds(self) -> list[int]:
+        """The rounds after which a state is kept."""
+        return sorted(int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.safetensors"))
+
+    def load(self, accepted: int, device: torch.device | str = "cpu") -> ClientState | None:
+        """The state that the server accepted last; None before the first."""
+        if accepted == NONE:
+            return None
+        return self._read(self._path(accepted), f"the state of site {self.site!r} after round {accepted}", device)
+
+    def save(self, state: ClientState, accepted: int) -> None:
+        """Keep a new state beside the accepted one, and no other."""
+        with clear_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(self._path(state.round), pack_client(state))
+        for t in self.rounds():
+            if t not in (accepted, state.round):
+                self._path(t).unlink(missing_ok=True)
+
+    def save_fixed(self, fixed: Tree) -> None:
+        """Keep the tensors of the model that never travel again."""
+        with clear_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.folder / "fixed.safetensors", pack_client(ClientState(0, fixed, {})))
+
+    def load_fixed(self, device: torch.device | str = "cpu") -> Tree:
+        """What `save_fixed` kept."""
+        what = f"what site {self.site!r} was sent at the start"
+        return self._read(self.folder / "fixed.safetensors", what, device).local
+
+    def _path(self, t: int) -> Path:
+        return self.folder / f"round-{t:06d}.safetensors"
+
+    def _read(self, path: Path, what: str, device: torch.device | str) -> ClientState:
+        try:
+            return unpack_client(path.read_bytes(), device)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise RunFailed(f"{what} cannot be read from {path} ({reason}): restore the folder from a copy") from error

@@ -1,0 +1,99 @@
+"""A ready Flower project: what `fednorms deploy init` writes."""
+
+from __future__ import annotations
+
+import shlex
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fednorms.errors import BadInput
+from fednorms.flower.deployable import refuse_obstacles
+from fednorms.flower.settings import Deployment, flat
+from fednorms.method import method as read_method
+from fednorms.runs.recipe import Recipe
+from fednorms.runs.toml import dumps
+
+NAME = "fednorms-deployment"
+_APP = '''"""The apps that Flower starts: fednorms does the work, for the recipe in pyproject.toml."""
+
+from fednorms.flower import client_app, server_app
+
+client = client_app()
+server = server_app()
+'''
+
+
+def write_project(folder: Path, recipe: Recipe, deployment: Deployment, host: str = "server.example") -> list[Path]:
+    """Write pyproject.toml, the apps, a README of five commands and the script that makes certificates.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as root:
+    ...     made = write_project(Path(root, "d"), Recipe(method="fedbn"), Deployment(sites="a,b", classes="cat,dog"))
+    ...     [path.name for path in made]
+    ['pyproject.toml', 'fednorms_app.py', 'README.md', 'certificates.sh']
+    """
+    refuse_obstacles(read_method(recipe.method))
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{folder} is there already and not empty: choose another folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "pyproject.toml": _pyproject(recipe, deployment),
+        "fednorms_app.py": _APP,
+        "README.md": _readme(recipe, deployment, host),
+        "certificates.sh": _template("certificates.sh").replace("@HOST@", host).replace("@SITES@", _words(deployment)),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "certificates.sh").chmod(0o755)
+    return [folder / name for name in texts]
+
+
+def _words(deployment: Deployment) -> str:
+    return " ".join(shlex.quote(name) for name in deployment.site_names)
+
+
+def _pyproject(recipe: Recipe, deployment: Deployment) -> str:
+    config: dict[str, Any] = {**flat(recipe), "deploy": dict(vars(deployment))}
+    head = {
+        "project": {
+            "name": NAME,
+            "version": "1.0.0",
+            "description": "One federated training run across sites",
+            "dependencies": ["fednorms[flower]"],
+        },
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "fednorms",
+                    "fab-include": ["fednorms_app.py"],
+                    "components": {"serverapp": "fednorms_app:server", "clientapp": "fednorms_app:client"},
+                    "config": config,
+                }
+            }
+        },
+    }
+    return (
+        "# A Flower project; README.md says how to run it. Below [tool.flwr.app.config] is the recipe: change it here,\n"
+        "# or for one run with: flwr run . --run-config 'rounds=5'. Lists are written as text.\n" + dumps(head)
+    )
+
+
+def _readme(recipe: Recipe, deployment: Deployment, host: str) -> str:
+    sites = deployment.site_names
+    text = _template("README.md")
+    for mark, value in {
+        "@METHOD@": recipe.method,
+        "@SITES@": ", ".join(sites),
+        "@FIRST@": sites[0],
+        "@CLASSES@": ", ".join(deployment.class_names),
+        "@HOST@": host,
+        "@OUT@": deployment.out,
+        "@COUNT@": str(len(sites)),
+    }.items():
+        text = text.replace(mark, value)
+    return text
+
+
+def _template(name: str) -> str:
+    return files("fednorms.flower").joinpath("templates", name).read_text(encoding="utf-8")

@@ -1,0 +1,177 @@
+"""Which node is which site, and asking sites something with a deadline.
+
+A node is a number that Flower gives, perhaps another one after each start; a site is the name that its node is
+configured with. Every node is greeted once and answers with its site's card. Of two nodes that claim one name, the one
+that was there first counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fednorms.errors import RunFailed
+from fednorms.flower import messages
+from fednorms.flower.agreement import Card
+from fednorms.flower.settings import Deployment
+
+POLL = 0.25  # seconds between two looks for replies
+
+
+@dataclass
+class Answers:
+    """What came back from sites, and why nothing came from the others."""
+
+    contents: dict[str, RecordDict] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    diverged: dict[str, str] = field(default_factory=dict)
+
+
+class Roster:
+    """The sites of a run and the nodes behind them."""
+
+    def __init__(self, grid: Grid, deployment: Deployment) -> None:
+        self.grid, self.deployment = grid, deployment
+        self.names: list[str] = deployment.site_names  # in the order of the run; fixed once it has begun
+        self.cards: dict[str, Card] = {}  # of every site that ever joined
+        self._nodes: dict[int, Card] = {}  # greeted and fitting, in the order in which they answered
+        self._refused: dict[int, str] = {}
+        self._greeted: dict[str, int] = {}  # hello messages under way
+        self._online: set[int] = set()
+        self._news: dict[str, str] = {}  # what was refused since it was last asked for
+
+    # -- who is there -------------------------------------------------------------------------------------------
+    def gather(self) -> None:
+        """Wait until all sites have joined, or until the time is up and enough have; then the names are fixed."""
+        enough = max(self.deployment.minimum, len(self.names))
+        self.wait_for(enough, self.names)
+        if not self.names:
+            here = sorted({(card.order, card.site) for card in self._nodes.values()})
+            self.names = [site for _, site in here]
+
+    def wait_for(self, count: int, names: list[str]) -> None:
+        """Wait until so many of these sites (none named: of any) are there."""
+        end = time.monotonic() + self.deployment.wait
+        while True:
+            self.look()
+            here = [name for name in self.here() if not names or name in names]
+            if len(here) >= count and (names or not self._greeted):
+                return
+            if time.monotonic() > end:
+                if len(here) >= min(self.deployment.minimum, count):
+                    return
+                missing = [name for name in names if name not in here]
+                raise RunFailed(
+                    f"{len(here)} sites have joined within {self.deployment.wait:g} s, {count} are needed"
+                    + (f"; missing: {', '.join(missing)}" if missing else "")
+                    + "".join(f"; refused: {reason}" for reason in self._refused.values())
+                    + ". Start their nodes, then run again: it continues from the last checkpoint."
+                )
+            time.sleep(POLL)
+
+    def here(self) -> dict[str, int]:
+        """The sites that can be asked now, with their nodes."""
+        found: dict[str, int] = {}
+        for node, card in self._nodes.items():
+            if node in self._online:
+                found.setdefault(card.site, node)
+        return found
+
+    def news(self) -> dict[str, str]:
+        """Which nodes were refused since this was last asked, and why."""
+        said, self._news = self._news, {}
+        return said
+
+    def look(self) -> None:
+        """See which nodes are there, greet new ones, and read what earlier ones answered."""
+        before, self._online = self._online, set(self.grid.get_node_ids())
+        for node in before - self._online:
+            self._refused.pop(node, None)
+        waiting = set(self._greeted.values())
+        new = [n for n in self._online if n not in self._nodes and n not in self._refused and n not in waiting]
+        hellos = [self._message("query.hello", RecordDict({messages.ABOUT: ConfigRecord({})}), n) for n in sorted(new)]
+        if hellos:
+            pushed = self.grid.push_messages(hellos)
+            self._greeted.update({m: n for m, n in zip(pushed, sorted(new), strict=True) if m})
+        for reply in self._pull(set(self._greeted)):
+            node = self._greeted.pop(reply.metadata.reply_to_message_id)
+            if (reason := self._admit(node, reply)) != "":
+                self._refused[node] = self._news[f"node {node}"] = reason
+        gone = [m for m, n in self._greeted.items() if n not in self._online]
+        for message in gone:
+            del self._greeted[message]
+
+    def _admit(self, node: int, reply: Message) -> str:
+        """Take a node in by the card it sent; otherwise say why not."""
+        if reply.has_error():
+            return f"its app failed: {reply.error.reason}"
+        words = messages.about(reply.content)
+        if "reason" in words:
+            return str(words["reason"])
+        try:
+            card = Card.from_json(str(words["card"]))
+        except (ValueError, KeyError, TypeError) as error:
+            return f"its card cannot be read ({error})"
+        if self.names and card.site not in self.names:
+            return f'site "{card.site}" is not one of {", ".join(self.names)}'
+        first = next((c for name, c in sorted(self.cards.items()) if name != card.site), None)
+        if first is not None and (wrong := card.differs(first)):
+            return f'site "{card.site}" does not fit: {wrong}'
+        if card.train < 1:
+            return f'site "{card.site}" has no training images'
+        if card.site in self.here():
+            self._news[f"node {node}"] = f'a second node calls itself "{card.site}"; the first one counts'
+        else:
+            self.cards[card.site] = card
+        self._nodes[node] = card
+        return ""
+
+    # -- asking -------------------------------------------------------------------------------------------------
+    def ask(self, kind: str, contents: Mapping[str, RecordDict]) -> Answers:
+        """Send each site its message and wait for the replies until the deadline; late ones are never read."""
+        self.look()
+        here, answers = self.here(), Answers()
+        answers.lost = {name: "not connected" for name in contents if name not in here}
+        asked = [name for name in contents if name in here]
+        for name in asked:
+            self.cards[name] = self._nodes[here[name]]
+        outgoing = [self._message(kind, contents[name], here[name]) for name in asked]
+        ids = list(self.grid.push_messages(outgoing)) if outgoing else []
+        open_: dict[str, str] = {}
+        for name, message in zip(asked, ids, strict=True):
+            if message:
+                open_[message] = name
+            else:
+                answers.lost[name] = "the message could not be sent"
+        end = time.monotonic() + self.deployment.deadline
+        while open_ and time.monotonic() < end:
+            for reply in self._pull(set(open_)):
+                self._sort(open_.pop(reply.metadata.reply_to_message_id), reply, answers)
+            if open_:
+                self.look()  # whoever comes in the meantime is taken in for the next round
+                time.sleep(POLL)
+        answers.lost |= {name: f"no reply within {self.deployment.deadline:g} s" for name in open_.values()}
+        return answers
+
+    def _sort(self, name: str, reply: Message, answers: Answers) -> None:
+        if reply.has_error():
+            answers.lost[name] = reply.error.reason or f"error {reply.error.code}"
+            return
+        words = messages.about(reply.content)
+        if "reason" in words:
+            where = answers.diverged if words.get("error") == "Diverged" else answers.lost
+            where[name] = str(words["reason"])
+        elif words.get("site") != name:
+            answers.lost[name] = f'answered as "{words.get("site")}"'
+        else:
+            answers.contents[name] = reply.content
+
+    def _message(self, kind: str, content: RecordDict, node: int) -> Message:
+        return Message(content, node, kind, ttl=self.deployment.deadline + 60)
+
+    def _pull(self, ids: set[str]) -> list[Message]:
+        return [m for m in self.grid.pull_messages(ids) if m.metadata.reply_to_message_id in ids] if ids else []

@@ -1,0 +1,126 @@
+"""What a Flower run is told: the recipe and the deployment's settings, as the scalars that a run config can carry."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fednorms.errors import BadInput
+from fednorms.options import nearest
+from fednorms.runs.recipe import Recipe
+
+Scalar = bool | int | float | str
+_PREFIX = "deploy."
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What a run across machines needs beside its recipe."""
+
+    sites: str = ""
+    """Names of the sites that may take part, with commas; without it, those that are there at the start."""
+    minimum: int = 1
+    """How many sites must answer for a round to count."""
+    wait: float = 600.0
+    """Seconds to wait for sites to join before the first round, or for enough of them before a later one."""
+    deadline: float = 3600.0
+    """Seconds that sites have for their part of a round; the round goes on without those that take longer."""
+    out: str = "run"
+    """The server's run directory: metrics, checkpoints, summary; a run that is there is continued."""
+    classes: str = ""
+    """Names of the classes in their order, with commas: what the folders at the sites must be called."""
+    channels: int = 3
+    """Channels of the images: 3 (RGB), 1 (grey) or 4 (RGBA)."""
+
+    @property
+    def site_names(self) -> list[str]:
+        """The sites as a list."""
+        return listed(self.sites)
+
+    @property
+    def class_names(self) -> list[str]:
+        """The classes as a list."""
+        return listed(self.classes)
+
+
+def listed(text: str) -> list[str]:
+    """Names with commas between them as a list.
+
+    >>> listed("north, south,")
+    ['north', 'south']
+    """
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def read(config: Mapping[str, Scalar], where: str = "the run config") -> tuple[Recipe, Deployment]:
+    """The recipe and the deployment of a Flower run config.
+
+    Keys are a recipe's, with dots ("training.lr"), and `deploy.` ones; lists are written as JSON text. `recipe` may
+    hold a whole recipe as TOML, which the other keys then change.
+
+    >>> recipe, deployment = read({"recipe": "rounds = 3", "training.lr": 0.5, "deploy.sites": "a,b"})
+    >>> recipe.rounds, recipe.training.lr, deployment.site_names
+    (3, 0.5, ['a', 'b'])
+    """
+    try:
+        values: dict[str, Any] = tomllib.loads(str(config.get("recipe", "")))
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"recipe in {where} is not valid TOML: {error}.") from None
+    own = {key.removeprefix(_PREFIX): value for key, value in config.items() if key.startswith(_PREFIX)}
+    for key, value in config.items():
+        if key == "recipe" or key.startswith(_PREFIX):
+            continue
+        table = values
+        *path, last = key.split(".")
+        for name in path:
+            table = table.setdefault(name, {})
+        table[last] = json.loads(value) if isinstance(value, str) and value.startswith("[") else value
+    return Recipe.make(values, where), _deployment(own, where)
+
+
+def _deployment(own: Mapping[str, Scalar], where: str) -> Deployment:
+    known = {f.name: type(f.default) for f in fields(Deployment)}
+    if unknown := [key for key in own if key not in known]:
+        raise BadInput(f'{where}: unknown key "deploy.{unknown[0]}": {nearest(unknown[0], known)}')
+    made: dict[str, Any] = {}
+    for key, value in own.items():
+        kind = known[key]
+        if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+            raise BadInput(f"{where}: deploy.{key} is {kind.__name__}, got {value!r}.")
+        made[key] = kind(value)
+    found = Deployment(**made)
+    if found.minimum < 1 or found.wait < 0 or found.deadline <= 0:
+        raise BadInput(f"{where}: deploy.minimum is at least 1, deploy.wait at least 0, deploy.deadline above 0.")
+    if len(set(found.site_names)) < len(found.site_names):
+        raise BadInput(f'{where}: deploy.sites names a site twice: "{found.sites}".')
+    return found
+
+
+def flat(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as tables of scalars, which is all that a Flower project's configuration may hold.
+
+    >>> flat(Recipe(rounds=3))["rounds"], flat(Recipe())["evaluate"]
+    (3, '["auto"]')
+    """
+    values = recipe.model_dump(mode="json") | {"training": dict(vars(recipe.training))}
+
+    def plain(value: object) -> object:
+        if isinstance(value, Mapping):
+            return {k: plain(v) for k, v in value.items() if v is not None}
+        return json.dumps(list(value)) if isinstance(value, (list, tuple)) else value
+
+    return {k: plain(v) for k, v in values.items() if v is not None and k not in ("version", "fingerprint")}
+
+
+def fingerprint(recipe: Recipe) -> str:
+    """A short hash of a recipe, whatever the device: under it a site keeps its state.
+
+    >>> fingerprint(Recipe(rounds=3)) == fingerprint(Recipe(rounds=3)) != fingerprint(Recipe(rounds=4))
+    True
+    """
+    anywhere = recipe.model_copy(update={"device": "cpu", "threads": 0})
+    return hashlib.blake2b(anywhere.to_toml().encode(), digest_size=10).hexdigest()

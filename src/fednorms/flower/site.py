@@ -1,0 +1,142 @@
+"""A site's half of a run: its data, its state, and the reference engine on both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from torch import nn
+
+from fednorms.data import Federation, Preprocessing
+from fednorms.data.folders import site_from_folder
+from fednorms.engines.loop import Loop, Trained
+from fednorms.engines.store import ClientStore
+from fednorms.errors import BadInput
+from fednorms.evaluation.modes import Mode
+from fednorms.evaluation.scores import SiteScore
+from fednorms.flower.agreement import Agreement
+from fednorms.flower.generations import Generations, default_root
+from fednorms.flower.settings import Deployment, Scalar, fingerprint
+from fednorms.passes import passes
+from fednorms.runs.losses import Loss
+from fednorms.runs.opened import task_of
+from fednorms.runs.recipe import Recipe
+from fednorms.runs.session import open_federation
+from fednorms.states import Broadcast, ClientState
+from fednorms.tree import Tree
+
+
+def open_site(recipe: Recipe, deployment: Deployment, node: Mapping[str, Scalar]) -> Federation:
+    """The data of one site as a federation of its own, as a node's config names them.
+
+    `data` is a folder of class/image, and `site` its name (default: the folder's). Without `data`, the site is taken
+    from the recipe's federation: by name, or by the `partition-id` that Flower's simulation gives.
+    """
+    name = str(node.get("site", ""))
+    attributes = {k.removeprefix("attribute."): str(v) for k, v in node.items() if k.startswith("attribute.")}
+    if "data" not in node:
+        return _part_of_federation(recipe, node, name)
+    if not deployment.class_names:
+        raise BadInput("deploy.classes is empty: the project must name the classes that every site's folder has.")
+    options = recipe.data
+    site = site_from_folder(
+        str(node["data"]),
+        deployment.class_names,
+        size=options.size,
+        channels=deployment.channels,
+        val=0.1 if options.val is None else options.val,
+        test=0.2 if options.test is None else options.test,
+        seed=options.seed or 0,
+    )
+    name = name or site.name
+    site = replace(site, name=name, domain=str(node.get("domain", name)), attributes=attributes)
+    return Federation("site", [site], deployment.class_names, Preprocessing.centred(deployment.channels))
+
+
+def _part_of_federation(recipe: Recipe, node: Mapping[str, Scalar], name: str) -> Federation:
+    found = open_federation(recipe)
+    if not name and "partition-id" not in node:
+        raise BadInput(
+            'The node names no data: start it with --node-config \'site="north" data="/path/of/class/folders"\'.'
+        )
+    number = int(node.get("partition-id", 0))
+    if not name and number >= len(found.clients):
+        raise BadInput(
+            f'Federation "{found.name}" has {len(found.clients)} sites, none for partition {number}: '
+            "simulate as many nodes as there are sites."
+        )
+    site = found.site(name) if name else found.clients[number]
+    return Federation(found.name, [site], found.classes, found.preprocessing)
+
+
+class Host:
+    """A site while it answers one message."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        federation: Federation,
+        node: Mapping[str, Scalar],
+        agreement: Agreement,
+        model: nn.Module | None = None,
+        loss: Loss | None = None,
+    ) -> None:
+        self.site = federation.sites[0]
+        root = Path(str(node["state"])) if "state" in node else default_root()
+        self.generations = Generations(root.expanduser(), fingerprint(recipe), self.site.name)
+        here = recipe.resolved().model_copy(update={"pretrained": False, "weights": ""})  # weights come from the server
+        self.task = task_of(here, agreement.facts(), model, loss)
+        self.engine = Loop(self.task, federation, federation, ClientStore(2**60), here.threads, "stop")
+        self.device = self.task.like.device
+
+    def recall(self, accepted: int) -> None:
+        """Go back to the state that the server accepted last."""
+        state = self.generations.load(accepted, self.device)
+        if state is not None:
+            self.engine.store.put(self.site.name, state)
+        self.engine.store.mark_clean()
+
+    def keep(self, accepted: int) -> int:
+        """Write a state that changed to the disk, before anything is answered; the round to be accepted."""
+        if self.site.name not in self.engine.store.changed:
+            return accepted
+        state = self.engine.store[self.site.name]
+        self.generations.save(state, accepted)
+        return state.round
+
+    def fixed(self, sent: Tree) -> Tree:
+        """The tensors that travel once: those of this message, or those kept from the first one."""
+        names = [n for n in self.task.net.initial if n not in set(self.task.net.exchanged)]
+        if sent:
+            self.generations.save_fixed(sent)
+            return sent
+        return self.generations.load_fixed(self.device) if names else Tree()
+
+    def measure(self, sent: Broadcast, part: str, when: str) -> Tree:
+        """Run one extra pass; what a "setup" pass keeps becomes part of the site's state."""
+        p, job = next(
+            (p, job) for p in self.task.method.parts for job in p.passes() if (p.name, job.when) == (part, when)
+        )
+        kept, up = self.engine.measure(p, job, sent, [self.site.name])[self.site.name]
+        if job.when == "setup":
+            self._put(part, kept)
+        return up
+
+    def train(self, sent: Broadcast, *, score: bool) -> Trained:
+        """Train for a round; a site that joined late first runs the setup passes on its own data."""
+        for p, job in passes(self.task, "setup"):
+            state = self.engine.store.get(self.site.name)
+            if state is None or p.name not in state.parts:
+                self._put(p.name, self.engine.measure(p, job, sent, [self.site.name])[self.site.name][0])
+        return self.engine.train(sent, [self.site.name], score=score)
+
+    def score(self, sent: Broadcast, mode: str, split: str) -> SiteScore | None:
+        """Test a mode on a split; None if the site has no such data."""
+        if split not in self.site.splits:
+            return None
+        return self.engine.score(sent, self.site, self.site.splits[split], Mode.read(mode))
+
+    def _put(self, part: str, kept: Tree) -> None:
+        old = self.engine.store.get(self.site.name) or ClientState(0, Tree(), {})
+        self.engine.store.put(self.site.name, replace(old, parts={**old.parts, part: kept}))

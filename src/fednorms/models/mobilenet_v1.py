@@ -1,0 +1,54 @@
+"""The MobileNet of FedBABU and FedFN, for 32-pixel images."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fednorms.models.sizes import require_size
+
+_BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
+
+
+class MobileNetV1(nn.Module):
+    """Thirteen depthwise separable blocks with batch normalisation; 3,217,226 parameters at 10 classes.
+
+    conv 32, then blocks of depthwise 3x3 and pointwise 1x1 convolution, each with norm and ReLU and without bias, up to
+    1024 channels on a 2x2 grid; mean; linear `classes`. tracked=False (FedBABU, ICLR 2022; FedFN, 2023): the norms keep
+    no running statistics, so that a test too is normalised by its batch. Features are the 1024 means before the head.
+
+    >>> import torch
+    >>> MobileNetV1(10).features(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 1024])
+    """
+
+    size = 32
+    feature_dim = 1024
+
+    def __init__(self, classes: int, channels: int = 3, size: int = 32, tracked: bool = False) -> None:
+        super().__init__()
+        require_size("mobilenet-v1", size, self.size)
+        self.body = nn.Sequential(_unit(channels, 32, 3, 1, 1, tracked))
+        width = 32
+        for out, stride in _BLOCKS:
+            self.body.append(_unit(width, width, 3, stride, width, tracked))
+            self.body.append(_unit(width, out, 1, 1, 1, tracked))
+            width = out
+        self.head = nn.Linear(width, classes)
+        # The papers have no group normalisation here: FedWon's general rule, 32 groups.
+        self.gn_groups = {name: 32 for name, m in self.named_modules() if isinstance(m, nn.BatchNorm2d)}
+
+    def features(self, x: Tensor) -> Tensor:
+        """The 1024 penultimate values of each image."""
+        require_size("mobilenet-v1", x.shape[-2:], self.size)
+        y: Tensor = self.body(x).mean((2, 3))
+        return y
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits of images (N, channels, 32, 32)."""
+        y: Tensor = self.head(self.features(x))
+        return y
+
+
+def _unit(inside: int, out: int, kernel: int, stride: int, groups: int, tracked: bool) -> nn.Sequential:
+    convolution = nn.Conv2d(inside, out, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(out, track_running_stats=tracked), nn.ReLU())

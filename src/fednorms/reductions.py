@@ -1,0 +1,57 @@
+"""How uploads become one: models by weighted mean, parts' uploads by the reduction each part declares."""
+
+from __future__ import annotations
+
+import torch
+
+from fednorms.part import Reduction
+from fednorms.passes import passes
+from fednorms.states import Combined, Task, Upload
+from fednorms.tree import Tree, join, mean
+
+
+def reduce_uploads(trees: list[Tree], weights: list[float], how: Reduction) -> Tree:
+    """Combine what clients sent for one part; "grouped" is the weighted mean of each entry over those who sent it.
+
+    >>> rows = [Tree(m=torch.tensor([1.0])), Tree(m=torch.tensor([4.0]))]
+    >>> [reduce_uploads(rows, [1.0, 2.0], how)["m"].tolist() for how in ("weighted", "uniform", "sum", "stack")]
+    [[3.0], [2.5], [5.0], [[1.0], [4.0]]]
+    """
+    if how == "grouped":
+        rows = {
+            name: [(t, w) for t, w in zip(trees, weights, strict=True) if name in t] for tree in trees for name in tree
+        }
+        return Tree({k: mean([t.pick([k]) for t, _ in row], [w for _, w in row])[k] for k, row in rows.items()})
+    if not trees or not trees[0]:
+        return Tree()
+    if how == "list":
+        return join(**{str(i): tree for i, tree in enumerate(trees)})
+    if how == "stack":
+        return Tree({k: torch.stack([t[k] for t in trees]) for k in trees[0]})
+    if how == "sum":
+        return mean(trees, [1.0] * len(trees)) * float(len(trees))
+    return mean(trees, weights if how == "weighted" else [1.0] * len(trees))
+
+
+def reductions(task: Task) -> dict[str, Reduction]:
+    """How each part's uploads are combined."""
+    riding = dict([*passes(task, "before"), *passes(task, "after")])
+    return {p.name: riding[p].reduce if p in riding else p.reduction for p in task.method.parts}
+
+
+def upload_weights(task: Task, uploads: list[Upload]) -> list[float]:
+    """One p_k (not yet divided by their sum) for models and weighted uploads."""
+    uniform = task.method.weighting(task.weighting) == "uniform"
+    return [1.0 if uniform else u.weight for u in uploads]
+
+
+def combine(task: Task, uploads: list[Upload]) -> Combined:
+    """What the server makes of uploads, in the order of client names, so that no sum depends on arrival."""
+    uploads = sorted(uploads, key=lambda u: u.client)
+    weights, models = upload_weights(task, uploads), [u.model for u in uploads]
+    parts = {
+        name: reduce_uploads([u.parts.get(name, Tree()) for u in uploads], weights, how)
+        for name, how in reductions(task).items()
+    }
+    even = mean(models, [1.0] * len(models)) if any(p.uses_even_mean for p in task.method.parts) else Tree()
+    return Combined(mean(models, weights), parts, len(uploads), even)

@@ -1,0 +1,79 @@
+"""Every ordered pair of methods: it trains, or composing it fails at once and says which parts do not go together.
+
+A sample, chosen by a hash of the names, in `make test`; all pairs in `make test-all`. See `tests/pairs.py`.
+"""
+
+import math
+import re
+
+import pytest
+import torch
+
+from fednorms.errors import BadInput
+from tests.pairs import NEUTRAL, Order, Trial, fitting, known, order_of, ordered, parts_of, some
+
+ALL = ordered()
+SAMPLE = some(ALL, 200)
+WITH_NEUTRAL = [(a, b) for a in known() for b in NEUTRAL if a != b and b in known()]
+NEUTRAL_SAMPLE = some(WITH_NEUTRAL, 60)
+UNORDERED = [(a, b) for a, b in ALL if a < b]
+
+
+def test_the_table_of_neutral_settings_names_methods():
+    assert set(NEUTRAL) <= set(known())
+
+
+def check(a, b):
+    """Train and test the pair, or see that it is refused in words that name both parts."""
+    text = f"{fitting(a)} + {fitting(b)}"
+    try:
+        trial = Trial.compose(text)
+    except BadInput as error:
+        said = str(error).replace(f'Method "{text}"', "")  # which names both, but accuses neither
+        for name in (a, b):
+            assert not parts_of(name) or any(re.search(rf"\b{p}\b", said) for p in parts_of(name)), said
+        return
+    outcome = trial.train()
+    strange = [name for name, tensor in outcome.tensors().items() if not torch.isfinite(tensor).all()]
+    assert not strange
+    losses = trial.test(outcome)
+    assert losses
+    assert all(map(math.isfinite, losses))
+
+
+def check_neutral(a, b):
+    """`a` with a neutral `b`, before or after it, is `a`."""
+    try:
+        alone = Trial.compose(fitting(a)).train().tensors()
+        both = [Trial.compose(text) for text in (f"{fitting(a)} + {NEUTRAL[b]}", f"{NEUTRAL[b]} + {fitting(a)}")]
+    except BadInput:  # said in the right words: see above
+        return
+    for trial in both:
+        found = trial.train().tensors()
+        assert not [name for name, t in alone.items() if name not in found or not torch.equal(t, found[name])]
+
+
+@pytest.mark.parametrize(("a", "b"), SAMPLE)
+def test_a_pair_trains_or_is_refused_at_once_by_name(a, b):
+    check(a, b)
+
+
+@pytest.mark.parametrize(("a", "b"), NEUTRAL_SAMPLE)
+def test_a_neutral_part_changes_nothing(a, b):
+    check_neutral(a, b)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("a", known())
+def test_all_pairs(a):
+    for first, b in ALL:
+        if first == a:
+            check(a, b)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("b", NEUTRAL)
+def test_all_neutral_parts(b):
+    for a, other in WITH_NEUTRAL:
+        if other == b:
+            check_neutral(a, b)
