@@ -2,7 +2,7 @@
 
 Jobs: a small model (cnn-small+GN, batch 10, 20 clients x 100 images of 16 pixels) and a large one (the six-layer digits
 CNN with BN, batch 32, 4 clients x 96 images of 28 pixels). For each: seconds per round in the loop and in workers, the
-ratio, and whether the models are equal bit for bit; with --auto-rounds also a whole run with engine="auto" (which starts
+ratio, and whether the models are equal bit for bit; with --auto-rounds also a run with engine="auto" (which starts
 in the loop and keeps what is faster) against as many rounds in the loop. Nothing else should run on the machine.
 
     python benchmarks/workers.py [--workers 2] [--repeats 5] [--auto-rounds 40] [--jobs small,large]

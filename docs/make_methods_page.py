@@ -11,11 +11,11 @@ from fednorms.overview import COLUMNS, MODEL, overview
 from fednorms.part import REGISTRY
 
 PAGE = Path(__file__).with_name("methods.md")
-HEAD = f"""\
+HEAD = """\
 # Methods
 
-Written by `python docs/make_methods_page.py`; a test compares it with the code. `fednorms list methods` prints the same,
-`fednorms describe METHOD --model MODEL` one method on another model in full. Any methods combine with `+`;
+Written by `python docs/make_methods_page.py`; a test compares it with the code. `fednorms list methods` prints the
+same, `fednorms describe METHOD --model MODEL` one method on another model in full. Any methods combine with `+`;
 [commuting.md](commuting.md) says where the order matters and which pairs are refused,
 [add-a-method.md](add-a-method.md) how to write another one.
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from fednorms.core import broadcast, initial_state, server_update
-from fednorms.data import Federation, Preprocessing, Site
+from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.loop import Loop
 from fednorms.engines.store import ClientStore
+from fednorms.errors import BadInput
 from fednorms.evaluation.modes import Mode, headline
 from fednorms.method import method, names
 from fednorms.net import Net
@@ -32,10 +34,12 @@ FITTING = {
 NEUTRAL = {
     "adabn": "adabn",  # tests differently, trains as ever
     "agc": "agc(clip=inf)",
+    "ditto": "ditto",  # a second model beside the first
     "fedavg": "fedavg",
     "fedavgm": "fedavgm(beta=0)",
     "fedfa": "fedfa(after='pool', p=0)",
     "fedfr": "fedfr(mu=0)",
+    "fedplvm": "fedplvm(lam=0)",
     "fedprox": "fedprox(mu=0)",
     "finetune": "finetune(epochs=0)",
     "fixbn": "fixbn(switch=1)",
@@ -68,10 +72,10 @@ def some(pairs: list[tuple[str, str]], n: int) -> list[tuple[str, str]]:
 
 
 def federation() -> Federation:
-    """Two clients of two modalities and a site that never trains."""
+    """Two clients of two modalities, whose labels disagree, and a site that never trains."""
     sites = []
     for (name, split), modality in zip(tiny_data(8, 7, 5).items(), ("CT", "MRI", "CT"), strict=True):
-        train = split if name != "c" else None
+        train = Split(split.x, (split.y + (name == "b")) % CLASSES) if name != "c" else None
         sites.append(Site(name, name, train=train, test=tiny_data(3)["a"], attributes={"modality": modality}))
     return Federation("pair", sites, [str(c) for c in range(CLASSES)], Preprocessing())
 
@@ -132,3 +136,31 @@ class Outcome:
                 found |= {f"{name}": state.local, f"{name} velocity": state.velocity}
                 found |= {f"{name} {part}": tree for part, tree in state.parts.items()}
         return {f"{owner}: {k}": t for owner, tree in found.items() for k, t in tree.items()}
+
+
+Order = Literal["either", "matters", "first", "second", "refused"]
+
+
+def order_of(a: str, b: str) -> Order:
+    """Whether a + b is b + a: after two rounds every tensor and every test loss agree up to rounding.
+
+    "first" and "second": only a + b, or only b + a, can be composed; "refused": neither.
+    """
+    found = []
+    for text in (f"{fitting(a)} + {fitting(b)}", f"{fitting(b)} + {fitting(a)}"):
+        try:
+            trial = Trial.compose(text)
+        except BadInput:
+            found.append(None)
+            continue
+        outcome = trial.train()
+        losses = torch.tensor(trial.test(outcome), dtype=torch.float64)
+        found.append({**outcome.tensors(), "test losses": losses})
+    one, other = found
+    if one is None or other is None:
+        return "refused" if one is other else "first" if other is None else "second"
+    return "either" if one.keys() == other.keys() and all(_close(t, other[k]) for k, t in one.items()) else "matters"
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a.double(), b.double(), atol=1e-9, rtol=1e-9)

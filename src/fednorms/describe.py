@@ -19,7 +19,6 @@ from fednorms.core import (
     load,
     own_state,
     recipe_phase,
-    reduce_uploads,
     server_update,
     train,
     train_twin,
@@ -33,6 +32,7 @@ from fednorms.models import build, models
 from fednorms.net import Net
 from fednorms.part import Eval, Part, Route, overrides
 from fednorms.passes import passes
+from fednorms.reductions import reduce_uploads
 from fednorms.states import Broadcast, Client, ServerState, Task, Upload, context_of
 from fednorms.training import Training
 from fednorms.tree import Tree

@@ -85,6 +85,7 @@ class Net:
 
     # -- what the method made of the model ----------------------------------------------------------------------
     def _operate(self) -> None:
+        made: dict[str, list[nn.Module]] = {}
         for p in self.method.having("surgery"):
             try:
                 found = p.surgery(self.module, self.heads)
@@ -98,6 +99,15 @@ class Net:
                 raise self._nothing(p, "no layer that it replaces")
             self.changes[p.name] = found
             self.heads = split_head(self.module, self.heads)  # it may have put a block in a head's place
+            there = dict(self.module.named_modules())
+            for earlier, layers in made.items():
+                if not set(layers) <= set(there.values()):
+                    raise BadInput(
+                        f'{p.name} undoes {earlier} on model "{self.name}": it takes layers away that {earlier} has '
+                        "put in. Keep one of them."
+                    )
+            new = [there[c.name] for c in found if c.name in there]
+            made[p.name] = new + [m for layer in new for m in layer.modules() if is_norm(m)]
 
     def _nothing(self, p: Part, missing: str) -> BadInput:
         """The error of a part that finds nothing, with the other parts that may have taken it away."""

@@ -58,7 +58,7 @@ def _paper(doc: str) -> str:
 
 def _defaults(made: Any) -> str:  # noqa: ANN401
     options = [p for p in inspect.signature(made).parameters.values() if p.name != "self"]
-    return ", ".join(f"{p.name}={'""' if p.default == '' else p.default}" for p in options)
+    return ", ".join(f"{p.name}={p.default or repr(p.default)}" for p in options)
 
 
 # A column's title, what it means, and its value from a method's description and FedAvg's.

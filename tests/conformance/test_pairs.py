@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from fednorms.errors import BadInput
-from tests.pairs import NEUTRAL, Order, Trial, fitting, known, order_of, ordered, parts_of, some
+from tests.pairs import NEUTRAL, Trial, fitting, known, ordered, parts_of, some
 
 ALL = ordered()
 SAMPLE = some(ALL, 200)
 WITH_NEUTRAL = [(a, b) for a in known() for b in NEUTRAL if a != b and b in known()]
 NEUTRAL_SAMPLE = some(WITH_NEUTRAL, 60)
-UNORDERED = [(a, b) for a, b in ALL if a < b]
 
 
 def test_the_table_of_neutral_settings_names_methods():

@@ -38,6 +38,15 @@ METHODS = [
     "fedexp + fedfn",
     "fedbn + fedfn",
     "spherefed(loss_kind=ce)",
+    "perfedavg(variant=exact)",
+    "feddyn(form=code)",
+    "scaffold(variant=feddc)",
+    "partialfed(strategy=adaptive)",
+    "moon(projection=8)",
+    "feddyn + fednn",
+    "feddc + fednn",
+    "greg + fedfa",
+    "greg + fedplvm",
 ]
 
 

@@ -22,7 +22,7 @@ def images(channels=3, dtype=torch.uint8, sites=3, seed=0):
     made = []
     for i in range(sites):
         rows = torch.linspace(0, 200, 12).view(1, 1, 12, 1)
-        x = (rows + torch.arange(10).view(10, 1, 1, 1) * 5 + i).expand(10, channels, 12, 10).contiguous()
+        x = (rows + torch.arange(10).view(10, 1, 1, 1) * 5 + i).expand(10, channels, 12, 12).contiguous()
         x = x.to(torch.uint8) if dtype == torch.uint8 else x / 255
         y = torch.arange(10) % 3
         attributes = {"scanner": f"S{i}"}
@@ -119,8 +119,8 @@ def test_a_run_on_a_pack_is_the_run_on_its_source(tmp_path):
 
     original = images()
     packed = unpacked(pack(original, tmp_path / "p.fnpack"))
-    options = {"method": "fedbn", "rounds": 1, "model": "cnn-small", "batch_size": 3, "threads": 1}
-    one, two = (fn.run(federation=f, **options).scores.to_dict() for f in (original, packed))
+    options = {"method": "fedbn", "rounds": 1, "model": "cnn-small", "batch_size": 3}
+    one, two = (fn.run(federation=f, **options).scores().to_dict() for f in (original, packed))
     assert one == two
 
 
@@ -143,10 +143,10 @@ def test_damage_is_found(tmp_path):
         check_pack(damaged(path, 200))
     for length in (0, 4, 30, 64, 500, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(BadInput, match="truncated|not a file made by"):
+        with pytest.raises(BadInput, match=r"truncated|not a file made by"):
             unpacked(path)
     path.write_bytes(whole + b"x")
-    with pytest.raises(BadInput, match="damaged, .* bytes where"):
+    with pytest.raises(BadInput, match=r"damaged, .* bytes where"):
         unpacked(path)
     path.write_bytes(whole)
     with pytest.raises(BadInput, match="version 255"):

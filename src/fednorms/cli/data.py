@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "check": ("data", "recognise a folder, and show its sites, classes and sizes and the tables it serves"),
     "pack": ("data", "write a federation to one file that opens at once and travels to another machine"),
+    "show": ("data_show", "show what a federation looks like: sites, labels, how much they differ, one picture"),
 }
 
 

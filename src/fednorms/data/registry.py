@@ -10,10 +10,12 @@ from fednorms.data.federation import Federation
 from fednorms.data.folders import from_folders
 from fednorms.data.pack import SUFFIX, unpacked
 from fednorms.data.readers import READERS, recognised
+from fednorms.data.rules import read_call
 from fednorms.errors import BadInput
 
 _DESCRIPTIONS = {
     "digits-shift": digits_shift.DESCRIPTION,
+    "digits-dials": "the same digits with dials: digits-dials(clients=5, label=0.5, feature=0.5), each from 0 to 1",
     "folder:PATH": "your own images, PATH/site/class/image.png (or jpg, bmp, tif, webp, gif); also just PATH",
     "pack:FILE": "one file made by `fednorms data pack`; also just FILE, if it ends in .fnpack",
     **{name: f"{reader.description}; with root=FOLDER" for name, reader in READERS.items()},
@@ -24,7 +26,7 @@ def federations() -> dict[str, str]:
     """What `federation` understands: a name (or form of name) and one line about it.
 
     >>> list(federations())
-    ['digits-shift', 'folder:PATH', ...]
+    ['digits-shift', 'digits-dials', 'folder:PATH', ...]
     """
     return dict(_DESCRIPTIONS)
 
@@ -79,6 +81,8 @@ def federation(
             )
         return unpacked(Path(root or "", text.removeprefix("pack:")))
     seed, val, test = seed or 0, 0.1 if val is None else val, 0.2 if test is None else test
+    if text.startswith("digits-dials"):
+        return _dials(text, size, seed, val, test)
     if text == "digits-shift":
         return digits_shift.digits_shift(16 if size is None else size, seed, val, test)
     path = Path(root or "", text.removeprefix("folder:")).expanduser()
@@ -93,3 +97,15 @@ def federation(
     near = difflib.get_close_matches(text, _DESCRIPTIONS, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise BadInput(f"no federation {text!r}; {hint}There are {', '.join(_DESCRIPTIONS)}, and the path of a folder")
+
+
+def _dials(text: str, size: int | None, seed: int, val: float, test: float) -> Federation:
+    from fednorms.data.generate.shift import digits_dials
+
+    example = "digits-dials(clients=5, label=0.5, feature=0.5)"
+    name, options = read_call(text.replace("-", "_", 1), f'federation "{example}"')
+    wrong = [key for key in options if key not in ("clients", "label", "feature")]
+    numbers = all(type(v) in (int, float) for v in options.values()) and type(options.get("clients", 5)) is int
+    if name != "digits_dials" or wrong or not numbers:
+        raise BadInput(f'no federation "{text}"; its dials are numbers, as in "{example}"')
+    return digits_dials(size=16 if size is None else size, seed=seed, val=val, test=test, **options)  # type: ignore[arg-type]

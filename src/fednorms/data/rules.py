@@ -126,7 +126,7 @@ def rule(text: str | Rule) -> Rule:
         return text
     from fednorms.data import domain_rules, label_rules  # noqa: F401  (they register themselves)
 
-    name, options = _call(text)
+    name, options = read_call(text, 'partition "dirichlet(beta=0.3, clients=100)"')
     if name not in RULES:
         raise BadInput(f'Unknown partition "{name}": {nearest(name, RULES)}')
     known = [p for p in inspect.signature(RULES[name]).parameters if p != "self"]
@@ -147,8 +147,13 @@ def rules() -> dict[str, str]:
     return {name: (cls.__doc__ or "").strip().splitlines()[0] for name, cls in sorted(RULES.items())}
 
 
-def _call(text: str) -> tuple[str, Mapping[str, object]]:
-    problem = BadInput(f'Cannot read the partition "{text}". Write it as "dirichlet(beta=0.3, clients=100)".')
+def read_call(text: str, example: str) -> tuple[str, Mapping[str, object]]:
+    """A name and its options from text, without running any of it.
+
+    >>> read_call("iid(clients=3, within=domain)", "iid(clients=3)")
+    ('iid', {'clients': 3, 'within': 'domain'})
+    """
+    problem = BadInput(f'Cannot read "{text}". Write it like the {example}.')
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError):

@@ -83,6 +83,8 @@ class FRAug(Part):
 
     @override
     def missing(self, net: Net) -> str | None:
+        if type(net.module.get_submodule(net.heads[0])) is not nn.Linear:  # a part behind this one has changed it
+            return "plain linear classifier"
         return None if net.head_names <= set(net.trained) else "classifier that trains"
 
     @override

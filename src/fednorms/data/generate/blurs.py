@@ -67,6 +67,7 @@ def motion(x: Tensor, radius: float, sigma: float, degrees: np.ndarray) -> Tenso
     """Mean along a line from each pixel, weights exp(-i^2 / (2 sigma^2)) for i up to 2 radius; one angle per image."""
     steps = int(2 * radius) + 1
     weights = np.exp(-0.5 * (np.arange(steps) / sigma) ** 2)
+    weights = weights[weights > 1e-4]  # the rest would not change a pixel
     weights /= weights.sum()
     angle = np.deg2rad(degrees)
     n, _, h, w = x.shape
@@ -75,8 +76,6 @@ def motion(x: Tensor, radius: float, sigma: float, degrees: np.ndarray) -> Tenso
     moved_first = x.permute(0, 2, 3, 1)  # pixels as rows of channels
     total = torch.zeros_like(moved_first)
     for i, weight in enumerate(weights):
-        if weight < 1e-4:
-            break
         right = torch.from_numpy(np.round(i * np.cos(angle)).astype(np.int64)).view(-1, 1, 1)
         down = torch.from_numpy(np.round(i * np.sin(angle)).astype(np.int64)).view(-1, 1, 1)
         total += weight * moved_first[image, (rows + down).clamp(0, h - 1), (columns + right).clamp(0, w - 1)]

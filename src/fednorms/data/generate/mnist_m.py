@@ -34,7 +34,8 @@ def mnist_m(digits: Tensor | np.ndarray, backgrounds: Sequence[np.ndarray], seed
         which = f"number {wrong[0]} is {backgrounds[wrong[0]].dtype} {backgrounds[wrong[0]].shape}" if wrong else "none"
         raise BadInput(f"mnist_m: backgrounds must be uint8 RGB pictures of at least {h}x{w}, got {which}")
     r = draws("mnist-m", seed)
-    chosen, places = (r.random_sample(n) * len(backgrounds)).astype(int), r.random_sample((n, 2))
+    chosen = np.floor(r.uniform(0, len(backgrounds), (n,))).astype(int)
+    places = r.random_sample((n, 2))
     out = np.empty((n, h, w, 3), np.uint8)
     for i, (which_one, (down, right)) in enumerate(zip(chosen, places, strict=True)):
         picture = backgrounds[which_one]

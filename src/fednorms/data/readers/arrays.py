@@ -56,7 +56,7 @@ def medmnist(
             elif x.ndim == 5 or (x.ndim == 4 and x.shape[3] not in (1, 3)):
                 problems.append(f"{path.name}: images of shape {x.shape[1:]}; volumes are not supported")
             else:
-                parts[part] = (_resized(x, size), y.reshape(-1).astype(np.int64))
+                parts[part] = (_nchw(x, size), y.reshape(-1).astype(np.int64))
         if len(parts) == 3:
             sites[path.stem] = parts
             tops[path.stem] = max(int(y.max()) for _, y in parts.values()) + 1
@@ -64,8 +64,8 @@ def medmnist(
         listed = ", ".join(f"{name} {n}" for name, n in tops.items())
         problems.append(f"files with different numbers of classes ({listed}); give the path of one of them")
     raise_problems(f"medmnist in {str(root)!r}", problems)
-    several = len({x.ndim for parts in sites.values() for x, _ in parts.values()}) > 1
-    made = from_arrays(sites, channels=channels or (3 if several else None), name="medmnist")
+    several = len({x.shape[1] for parts in sites.values() for x, _ in parts.values()}) > 1
+    made = from_arrays(sites, layout="NCHW", channels=channels or (3 if several else None), name="medmnist")
     return _with_source(made, "medmnist", root, protocol, {"size": size, "channels": channels})
 
 
@@ -113,7 +113,8 @@ def npz(
     if len(set(named)) > 1:
         problems.append("the files name different classes")
     raise_problems(f"npz in {str(root)!r}", problems)
-    made = from_arrays(sites, named[0] if named else None, val, test, seed, name=Path(root).expanduser().resolve().stem)
+    name = Path(root).expanduser().resolve().stem
+    made = from_arrays(sites, named[0] if named else None, val, test, seed, "NCHW", name=name)
     return _with_source(made, "npz", root, protocol, {"size": size, "seed": seed, "val": val, "test": test})
 
 
@@ -241,11 +242,11 @@ def _site(arrays: Mapping[str, np.ndarray], size: int | None) -> tuple[Any, list
     classes = [str(name) for name in arrays["classes"]] if "classes" in arrays else None
     pair = _pair(arrays, "")
     if pair is not None:
-        return (_resized(pair[0], size), pair[1].reshape(-1)), classes
+        return (_nchw(pair[0], size), pair[1].reshape(-1)), classes
     parts = {part: found for part in _PARTS if (found := _pair(arrays, part)) is not None}
     if not parts:
         raise BadInput(f"no x and y, and no x_train and y_train; it has {', '.join(arrays)}")
-    return {part: (_resized(x, size), y.reshape(-1)) for part, (x, y) in parts.items()}, classes
+    return {part: (_nchw(x, size), y.reshape(-1)) for part, (x, y) in parts.items()}, classes
 
 
 def _pair(arrays: Mapping[str, np.ndarray], part: str) -> tuple[np.ndarray, np.ndarray] | None:
@@ -257,21 +258,25 @@ def _pair(arrays: Mapping[str, np.ndarray], part: str) -> tuple[np.ndarray, np.n
     return None if x is None or y is None else (x, y)
 
 
-def _resized(x: np.ndarray, size: int | None) -> np.ndarray:
-    """Images of N,H,W or N,H,W,C or N,C,H,W in another size (bilinear; uint8 as Pillow does)."""
-    if size is None:
+def _nchw(x: np.ndarray, size: int | None) -> np.ndarray:
+    """Images of N,H,W or N,H,W,C or N,C,H,W as N,C,H,W, resized (bilinear, as Pillow does) if a size is given."""
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
+        x = x.transpose(0, 3, 1, 2)
+    elif x.ndim != 4 or x.shape[1] not in (1, 3, 4) or x.shape[3] in (1, 3, 4):
+        raise BadInput(
+            f"cannot tell where the channels are in images of shape {x.shape}; store them as N,H,W or N,H,W,C"
+        )
+    if size is None or x.shape[2:] == (size, size):
         return x
     from PIL import Image
 
-    first = x.ndim == 4 and x.shape[1] in (1, 3, 4) and x.shape[3] not in (1, 3, 4)
     if x.dtype != np.uint8:
         raise BadInput(f"resizing needs uint8 images, got {x.dtype}; leave size out")
-    images = x.transpose(0, 2, 3, 1) if first else x
-    grey = images.ndim == 4 and images.shape[3] == 1
-    flat = images[..., 0] if grey else images
-    small = np.stack([np.asarray(Image.fromarray(i).resize((size, size), Image.Resampling.BILINEAR)) for i in flat])
-    small = small[..., None] if grey else small
-    return small.transpose(0, 3, 1, 2) if first else small
+    planes = x.reshape(-1, *x.shape[2:])  # bilinear treats every channel on its own
+    small = [np.asarray(Image.fromarray(plane).resize((size, size), Image.Resampling.BILINEAR)) for plane in planes]
+    return np.asarray(small, np.uint8).reshape(*x.shape[:2], size, size)
 
 
 def _with_source(

@@ -1,0 +1,136 @@
+"""Images per second of a pack against torchvision's ImageFolder with a DataLoader, and memory with 1,000 clients.
+
+Makes a folder of JPEG photographs (noise over gradients), packs it, and reads both in the same run: one shuffled pass in
+batches, images as the network gets them (resized, on the 0-255 scale). torchvision decodes and resizes in every epoch,
+which is what a pack saves. Goal: at least ten times faster.
+
+    python benchmarks/pack_speed.py [--images 600] [--pixels 500 375] [--size 224] [--workers 0 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from fednorms.data import Federation, Site, Split
+from fednorms.data.folders import from_folders
+from fednorms.data.pack import pack, unpacked
+
+BATCH = 32
+
+
+def make_folder(root, images, pixels):
+    rng = np.random.default_rng(0)
+    wide, high = pixels
+    rows, columns = np.linspace(0, 1, high)[:, None, None], np.linspace(0, 1, wide)[None, :, None]
+    for i in range(images):
+        smooth = 120 + 80 * np.sin(6 * (rows * rng.random(3) + columns * rng.random(3)) + rng.random(3) * 6)
+        picture = np.clip(smooth + rng.normal(0, 12, (high, wide, 3)), 0, 255).astype(np.uint8)
+        folder = root / f"site{i % 4}" / f"class{i // 4 % 5}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(folder / f"{i:05d}.jpg", quality=90)
+
+
+def torchvision_speed(root, size, workers, images):
+    from torch.utils.data import DataLoader
+    from torchvision import transforms
+    from torchvision.datasets import ImageFolder
+
+    data = ImageFolder(str(root), transforms.Compose([transforms.Resize((size, size)), transforms.PILToTensor()]))
+    loader = DataLoader(data, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+    for _ in loader:  # start the workers and fill the page cache
+        break
+    start = time.perf_counter()
+    count = sum(len(y) for _, y in loader)
+    assert count == images
+    return count / (time.perf_counter() - start)
+
+
+def pack_speed(path, passes=3):
+    split = unpacked(path).pooled().clients[0].train
+    split.batch(range(BATCH))
+    start, count = time.perf_counter(), 0
+    for _ in range(passes):
+        for at in torch.randperm(len(split)).split(BATCH):
+            x, y = split.batch(at)
+            assert x.shape[0] == len(y)
+            count += len(y)
+    return count / (time.perf_counter() - start)
+
+
+def thousand_clients(folder):
+    """Peak memory of processes that open 1,000 clients (200 MB of images) and use a cohort of 10."""
+    x = torch.randint(0, 256, (10_000, 3, 84, 84), dtype=torch.uint8)
+    y = torch.arange(10_000) % 10
+    sites = [Site(f"c{i:04d}", "d", Split(x[10 * i : 10 * i + 10], y[10 * i : 10 * i + 10])) for i in range(1000)]
+    path = pack(Federation("many", sites, [str(c) for c in range(10)]), folder / "many.fnpack")
+    code = (
+        "import resource, sys, time\n"
+        "from fednorms.data.pack import unpacked\n"
+        "def used(): return sum(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('RssAnon'))\n"
+        "before, start = used(), time.perf_counter()\n"
+        "many = unpacked(sys.argv[1])\n"
+        "opened = time.perf_counter() - start\n"
+        "held = [site.train.batch(range(10)) for site in many.clients[:10]]\n"
+        "print(opened, used() - before)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    told = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True, env=environment
+    )
+    opened, grown = map(float, told.stdout.split())
+    return opened, grown / 1024, 100 * 3 * 84 * 84 / 2**20, path.stat().st_size / 2**20
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=600)
+    parser.add_argument("--pixels", type=int, nargs=2, default=(500, 375), metavar=("WIDE", "HIGH"))
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--workers", type=int, nargs="+", default=(0, 2))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch) / "images"
+        make_folder(root, options.images, options.pixels)
+        federation = from_folders(root, size=options.size, val=0, test=0, cache=False)
+        packs = {
+            "pack, raw": pack(federation, Path(scratch) / "raw.fnpack"),
+            "pack, jpeg 90": pack(federation, Path(scratch) / "jpeg.fnpack", quality=90),
+        }
+        wide, high = options.pixels
+        print(
+            f"{options.images} JPEG images of {wide}x{high}, read at {options.size}x{options.size}, batches of {BATCH}"
+        )
+        speeds = {
+            f"torchvision ImageFolder, {w} workers": torchvision_speed(root, options.size, w, options.images)
+            for w in options.workers
+        }
+        best = max(speeds.values())
+        for name, path in packs.items():
+            start = time.perf_counter()
+            unpacked(path)
+            name = f"{name} ({path.stat().st_size / 2**20:.0f} MiB, opens in {1000 * (time.perf_counter() - start):.0f} ms)"
+            speeds[name] = pack_speed(path)
+        for name, speed in speeds.items():
+            print(f"  {name:<50} {speed:>9,.0f} images/s  {speed / best:>6.1f}x the best of torchvision")
+        opened, grown, cohort, whole = thousand_clients(Path(scratch))
+        print(
+            f"1,000 clients from one pack of {whole:.0f} MiB: opened in {1000 * opened:.0f} ms; with a cohort of 10 "
+            f"clients ({cohort:.1f} MiB of images) the process holds {grown:.1f} MiB more"
+        )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"(peak memory of this benchmark itself, which made the images: {peak:.0f} MiB)")
+
+
+if __name__ == "__main__":
+    main()

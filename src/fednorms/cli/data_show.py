@@ -1,0 +1,92 @@
+"""`fednorms data show`: what a federation looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.table import Table
+
+from fednorms.cli.output import grid, print_json, stdout
+from fednorms.cli.parsing import DataOptions, RecipeOptions, TrainingOptions, merged, parse
+from fednorms.data.show import View, picture, view
+from fednorms.runs.recipe import Recipe
+from fednorms.runs.session import open_federation
+
+_SHOWN = 40
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+@dataclass
+class Show:
+    """Show the sites of a federation: sizes, labels, and how much labels and images differ between them."""
+
+    federation: tyro.conf.Positional[str]
+    """A name (see `fednorms list federations`), a folder or a pack."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(default: no picture)")] = None
+    """Draw sample images, labels and sizes into this file."""
+    images: int = 8
+    """Sample images per site in the picture."""
+    json: bool = False
+    """Print one JSON object and nothing else."""
+    data: DataOptions = field(default_factory=DataOptions)
+
+
+def show(args: Sequence[str]) -> int:
+    """The command."""
+    given = parse(Show, "data show", args)
+    recipe = merged(Recipe(federation=given.federation), RecipeOptions(), TrainingOptions(), given.data)
+    federation = open_federation(recipe)
+    found = view(federation)
+    drawn = picture(federation, given.out, max(1, given.images), found) if given.out else None
+    if given.json:
+        print_json({**found.to_dict(), "picture": None if drawn is None else str(drawn)})
+        return 0
+    console = stdout()
+    console.print(f"{found.name}: {len(federation.clients)} clients, {len(found.classes)} classes", markup=False)
+    console.print(table(found))
+    if len(found.sites) > _SHOWN:
+        console.print(f"... and {len(found.sites) - _SHOWN} more sites")
+    console.print(
+        f"label shift {found.label_shift:.3f} (mean distance of a client's labels from all, 0 to 1), "
+        f"feature shift {found.feature_shift:.3f} (of its pixels' mean and deviation, in deviations), "
+        f"largest client {found.size_ratio:.1f} times the smallest",
+        soft_wrap=True,
+    )
+    if drawn:
+        console.print(f"picture in {drawn}", markup=False, soft_wrap=True)
+    return 0
+
+
+def table(found: View) -> Table:
+    """One row per site."""
+    channels = range(len(found.sites[0].mean))
+    rows = [
+        [
+            site.name,
+            site.domain,
+            bars(site.labels),
+            *(str(n or "-") for n in (site.train, site.val, site.test)),
+            f"{site.label_shift:.3f}",
+            f"{site.feature_shift:.3f}",
+            " ".join(f"{site.mean[c]:.2f}±{site.std[c]:.2f}" for c in channels),
+        ]
+        for site in found.sites[:_SHOWN]
+    ]
+    header = ["site", "domain", "labels", "train", "val", "test", "label shift", "feature shift", "channels"]
+    return grid(header, rows, numbers_from=3)
+
+
+def bars(counts: Sequence[int], most: int = 40) -> str:
+    """A histogram in one line; of many classes neighbours share a bar.
+
+    >>> bars([0, 4, 8])
+    ' ▄█'
+    """
+    per = -(-len(counts) // most)
+    sums = [sum(counts[i : i + per]) for i in range(0, len(counts), per)]
+    top = max(max(sums), 1)
+    return "".join(_BARS[-(-n * (len(_BARS) - 1) // top)] for n in sums)

@@ -1,0 +1,82 @@
+"""`fednorms data check` and `fednorms data pack`."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from fednorms.cli import main
+from fednorms.data.readers import pacs_vlcs
+from tests.layouts import class_folders, gradient
+
+
+def test_check_says_what_it_is_and_what_is_missing(tmp_path, capsys):
+    root = class_folders(tmp_path / "PACS", pacs_vlcs.PACS_COUNTS, pacs_vlcs.PACS_CLASSES, 10)
+    (root / "photo" / "dog" / "000.png").write_bytes(b"")  # nothing is decoded
+    assert main(["data", "check", str(root)]) == 2
+    out, err = capsys.readouterr()
+    assert "pacs (flat)" in out
+    assert "7 classes (dog, elephant" in out
+    assert "FedNN: floor(0.1 n)" in out
+    assert "art_painting: 369 of 379 images of dog missing (10 found)" in err
+    assert main(["data", "check", str(root), "--json", "--protocol", "greg"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert report["sites"][0] == {"site": "art_painting", "domain": "art_painting", "train": 24, "val": 9, "test": 21}
+    assert set(report["protocols"]) == set(pacs_vlcs.PACS_PROTOCOLS)
+
+
+def test_check_of_your_own_folders_and_arrays(tmp_path, capsys):
+    class_folders(tmp_path / "mine", ("oslo", "bonn"), ("cat", "dog"), 10)
+    assert main(["data", "check", str(tmp_path / "mine")]) == 0
+    out = capsys.readouterr().out
+    assert "your own images" in out
+    assert "oslo" in out
+    (tmp_path / "npz").mkdir()
+    np.savez(tmp_path / "npz" / "a.npz", x=gradient(20, (8, 8)), y=np.arange(20) % 2)
+    assert main(["data", "check", str(tmp_path / "npz")]) == 0
+    assert "npz (1 .npz files)" in capsys.readouterr().out
+    assert main(["data", "check", str(tmp_path / "nowhere")]) == 2
+    assert "no such file or folder" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert main(["data", "check", str(tmp_path / "empty")]) == 2
+    assert "none of the data sets" in capsys.readouterr().err
+
+
+def test_pack_then_check_then_damage(tmp_path, capsys):
+    root = class_folders(tmp_path / "mine", ("oslo", "bonn"), ("cat", "dog"), 10)
+    out = tmp_path / "mine.fnpack"
+    assert main(["data", "pack", str(root), str(out), "--size", "8", "--quality", "80"]) == 0
+    assert "2 sites; use it as pack:" in capsys.readouterr().out
+    assert main(["data", "check", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "images stored as jpeg of quality 80" in said
+    assert "images 3x8x8" in said
+    data = bytearray(out.read_bytes())
+    data[100] ^= 1
+    out.write_bytes(bytes(data))
+    assert main(["data", "check", str(out)]) == 2
+    assert "its data are damaged" in capsys.readouterr().err
+    assert main(["data", "pack", str(root), str(tmp_path)]) == 2
+    assert "is a folder; give the file to write" in capsys.readouterr().err
+
+
+def test_pack_of_a_recognised_data_set_keeps_the_protocol(tmp_path, capsys):
+    from fednorms.data.pack import unpacked
+
+    root = class_folders(tmp_path / "PACS", pacs_vlcs.PACS_COUNTS, pacs_vlcs.PACS_CLASSES, 4)
+    options = ["--protocol", "greg", "--size", "4"]
+    assert main(["data", "pack", str(root), str(tmp_path / "p.fnpack"), *options]) == 2
+    assert "not as published" in capsys.readouterr().err
+    assert main(["data", "pack", str(root), str(tmp_path / "p.fnpack"), *options, "--complete", "False"]) == 0
+    packed = unpacked(tmp_path / "p.fnpack")
+    assert packed.source["packed_from"]["protocol"] == "greg"
+    assert [len(s.train) for s in packed.sites] == [9, 9, 9, 9]
+
+
+def test_the_group(capsys):
+    assert main(["data", "--help"]) == 0
+    assert "check" in capsys.readouterr().out
+    assert main(["data"]) == 2
+    assert main(["data", "chek"]) == 2
+    assert 'did you mean "check"' in capsys.readouterr().err
