@@ -54,9 +54,9 @@ def read(text: str) -> dict[tuple[str, str], Order]:
     """What a page says of ordered pairs; those that it does not name commute."""
     found: dict[tuple[str, str], Order] = {}
     for line in text.split("| --- | --- | --- | --- |\n")[1].splitlines():
-        name, *cells = (cell.strip() for cell in line.strip("| ").replace("||", "| |").split(" |"))
-        for kind, cell in zip(COLUMNS.values(), cells, strict=False):
-            for other in filter(None, (n.strip(" |") for n in cell.split(","))):
+        name, *cells = (cell.strip() for cell in line.split("|")[1:-1])
+        for kind, cell in zip(COLUMNS.values(), cells, strict=True):
+            for other in filter(None, cell.split(", ")):
                 found[name, other] = kind
                 if kind == "first":
                     found[other, name] = "second"

@@ -141,10 +141,10 @@ class Net:
             routes[slot.name] = max(said.values(), default=Route.SHARED)
             if routes[slot.name] is Route.OWNED:  # not where another part keeps it from its owner
                 self.owned_by[owners[0]] = (*self.owned_by.get(owners[0], ()), slot.name)
-        self.keeping = [name for name, found in acted.items() if found]
         for p in self.method.having("route"):
             if not acted[p.name]:
                 raise self._nothing(p, "no tensor that it would keep back")
+        self.keeping = [name for name, found in acted.items() if found]
         if max(routes.values(), default=Route.SHARED) > Route.SHARED and not any(
             r <= Route.SENT and self.slots[n].trainable for n, r in routes.items()
         ):

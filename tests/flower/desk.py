@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+import torch
+from flwr.app import Context, Message, RecordDict
 from flwr.app.error import Error
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
+from fednorms.data import Federation
 from fednorms.flower.client import client_app
 from fednorms.flower.server import serve
+from fednorms.flower.settings import read
+from fednorms.runs.driver import execute
+from fednorms.runs.session import open_federation
+from tests.tiny import same
 
 RECIPE = {
     "federation": "digits-shift",
@@ -81,7 +88,7 @@ def config_of(method: str, folder: Path, **changes) -> dict:
 
 
 def nodes_for(sites: str = SITES) -> dict[int, dict]:
-    return {100 + i: {"site": name} for i, name in enumerate(sites.split(","))}
+    return {100 + i: {"site": name, "attribute.modality": name} for i, name in enumerate(sites.split(","))}
 
 
 def run(method: str, folder: Path, *, nodes=None, fault=None, **changes):
@@ -91,5 +98,24 @@ def run(method: str, folder: Path, *, nodes=None, fault=None, **changes):
     return serve(desk, config), desk
 
 
-def words(**values) -> RecordDict:
-    return RecordDict({"about": ConfigRecord(values)})
+def reference(config: dict, folder: Path):
+    """The same run in the reference loop."""
+    recipe, _ = read(config)
+    found = open_federation(recipe)
+    sites = [replace(found.site(n), attributes={"modality": n}) for n in config["deploy.sites"].split(",")]
+    return execute(recipe, out=folder / "loop", federation=Federation(found.name, sites, found.classes, found.preprocessing))
+
+
+def same_result(ours, theirs) -> None:
+    """Server model, server states of parts and metrics are the same, bit for bit."""
+    a, b = ours._state, theirs._state
+    assert list(a.model) == list(b.model)
+    assert all(torch.equal(a.model[k], b.model[k]) and a.model[k].dtype == b.model[k].dtype for k in b.model)
+    assert a.parts.keys() == b.parts.keys()
+    for name, tree in b.parts.items():
+        assert same(a.parts[name], tree), name
+    assert without_times(ours.history) == without_times(theirs.history)
+
+
+def without_times(rows: list[dict]) -> list[dict]:
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]

@@ -12,6 +12,7 @@ from fednorms.layers import WSConv2d, group_norm_like, is_batchnorm, keeps_stati
 from fednorms.method import method
 from fednorms.models import build
 from fednorms.models.alexnet import AlexNet, six_by_six
+from fednorms.models.cnn4 import CNN4
 from fednorms.models.mobilenet_v1 import MobileNetV1
 from fednorms.models.resnet_cifar import Block, CifarResNet, ZeroPadShortcut
 from fednorms.models.vgg11 import VGG11
@@ -47,6 +48,7 @@ RESNET18 = {"widths": (64, 128, 256, 512), "blocks": 2, "option": "B"}
         (lambda: AlexNet(10), "gn", 57_047_114),
         (lambda: AlexNet(10), "ln", 57_047_114),
         (lambda: AlexNet(10), "fedwon", 57_045_962),
+        (lambda: CNN4(10), "bn", 115_658),
         (lambda: VGG11(10), "bn", 9_750_922),
         (lambda: VGG11(100), "bn", 9_797_092),
         (lambda: MobileNetV1(10), "bn", 3_217_226),

@@ -120,7 +120,7 @@ def test_a_run_on_a_pack_is_the_run_on_its_source(tmp_path):
     original = images()
     packed = unpacked(pack(original, tmp_path / "p.fnpack"))
     options = {"method": "fedbn", "rounds": 1, "model": "cnn-small", "batch_size": 3}
-    one, two = (fn.run(federation=f, **options).scores().to_dict() for f in (original, packed))
+    one, two = (fn.run(federation=f, **options).scores() for f in (original, packed))
     assert one == two
 
 

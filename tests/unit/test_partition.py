@@ -11,10 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.data import Federation, MappedImages, Preprocessing, Site, Split
 from fednorms.data.partition import Partition, partition, plan
 from fednorms.data.rules import RULES, rule, rules
 from fednorms.errors import BadInput
+from fednorms.runs.facts import Facts
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session, open_federation
 
@@ -305,9 +306,25 @@ def test_a_recipe_divides_its_federation():
     assert recipe.data.partition == "iid(clients=2, within='domain')"
     assert Recipe.from_toml(recipe.to_toml()) == recipe
     found = open_federation(recipe)
+    assert Facts.of(Session.open(recipe)).partition["hash"] == found.source["partition"]["hash"]
     assert len(found.clients) == 8
     assert [s.name for s in found.unseen] == ["foggy"]
     with pytest.raises(BadInput, match='Unknown partition "lda"'):
         Recipe.make({"data": {"partition": "lda(beta=1)"}})
     with pytest.raises(BadInput, match="divided before the run"):
         Session.open(Recipe(federation="custom:mine", data={"partition": "iid(clients=2)"}), tiny())
+
+
+def test_images_on_disk_stay_there(tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(40 * 12, dtype=np.int64).astype(np.uint8).reshape(40, 3, 2, 2))
+    y = torch.arange(40) % 4
+    sites = [
+        Site(n, n, Split(MappedImages(path, at), y[at])) for n, at in (("a", np.arange(20)), ("b", np.arange(20, 40)))
+    ]
+    before = Federation("mapped", sites, list("abcd"), Preprocessing())
+    after = partition(before, "iid(clients=3)")
+    assert all(isinstance(s.train.x, MappedImages) for s in after.clients)
+    rows = np.concatenate([s.train.x.rows for s in after.clients])
+    assert (np.sort(rows) == np.arange(40)).all()
+    assert all((s.train.x.rows % 4 == s.train.y.numpy()).all() for s in after.clients)

@@ -210,4 +210,4 @@ def test_one_epoch_on_real_digits_learns_something():
     ]
     small = Federation("two", sites, whole.classes, whole.preprocessing)
     result = fn.run("fedbn", small, "cnn-small", rounds=2, epochs=1, batch_size=10, lr=0.05)
-    assert result.scores().mean > 0.3, "three times chance"
+    assert result.scores()["mean"] > 0.3, "three times chance"

@@ -86,7 +86,7 @@ def pool():
 def ranks():
     made = Pool(Rank, ["cpu", "cpu"])
     path = os.path.join(tempfile.gettempdir(), f"fednorms-{made.token}-meet")
-    made.tell("join", {w.process.pid: i for i, w in enumerate(made.workers)}, path, (True, False, False, False))
+    made.tell("join", "gloo", {w.process.pid: i for i, w in enumerate(made.workers)}, path, (True, False, False, False))
     yield made
     made.close()
     assert not left_behind(made)

@@ -25,6 +25,9 @@ _GROUPS = {
     "Data": {
         "data": "check data sets on disk, and pack them into one file",
     },
+    "Train across machines": {
+        "deploy": "write a Flower project, and check a site's data against it",
+    },
     "Look up": {
         "list": "show all methods, models or federations",
         "describe": "show what a method does to a model: routes, bytes, state, passes",

@@ -22,6 +22,8 @@ class Describe:
     """A name (see `fednorms list models`), torchvision:NAME or timm:NAME."""
     classes: int = 10
     """Classes the model tells apart."""
+    privacy: bool = False
+    """Show what leaves a site instead: which tensors, which of them are statistics of the data, how many bytes."""
     json: bool = False
     """Print one JSON object and nothing else."""
 
@@ -29,7 +31,20 @@ class Describe:
 def describe(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Describe, "describe", args)
+    if given.privacy:
+        return _privacy(given)
     found = describe_method(given.method, given.model, classes=given.classes)
+    if given.json:
+        print_json(found.to_dict())
+    else:
+        stdout().print(repr(found), markup=False, soft_wrap=True)
+    return 0
+
+
+def _privacy(given: Describe) -> int:
+    from fednorms.privacy import what_leaves
+
+    found = what_leaves(given.method, given.model, classes=given.classes)
     if given.json:
         print_json(found.to_dict())
     else:

@@ -66,9 +66,8 @@ class Rank(Desk):
         if device != "cpu":
             torch.cuda.set_device(device)
 
-    def join(self, ranks: dict[int, int], path: str, flags: tuple[bool, bool, bool, bool]) -> None:
+    def join(self, backend: str, ranks: dict[int, int], path: str, flags: tuple[bool, bool, bool, bool]) -> None:
         """Meet the other workers; `ranks` are by process id, `flags` say how exactly a GPU computes."""
-        backend = "gloo" if self.device == "cpu" else "nccl"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")  # one machine
         dist.init_process_group(backend, init_method=f"file://{path}", rank=ranks[os.getpid()], world_size=len(ranks))
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = flags[:2]
@@ -144,11 +143,13 @@ class Devices(Workers):
     def _start(self) -> Pool:
         pool = Pool(Rank, self.devices, str(self.task.like.device))
         path = os.path.join(tempfile.gettempdir(), f"fednorms-{pool.token}-{secrets.token_hex(4)}")
+        # NCCL wants GPUs, and each of them once.
+        backend = "gloo" if "cpu" in self.devices or len(set(self.devices)) < len(self.devices) else "nccl"
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         flags = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
         ranks = {worker.process.pid: number for number, worker in enumerate(pool.workers)}
         try:
-            pool.tell("join", ranks, path, flags)
+            pool.tell("join", backend, ranks, path, flags)
         except BaseException:
             pool.close()
             raise

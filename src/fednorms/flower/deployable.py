@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+
+from fednorms.data import Federation, Site, Split
 from fednorms.errors import BadInput
 from fednorms.method import Method
 from fednorms.part import overrides
@@ -19,13 +22,18 @@ def obstacle(method: Method) -> str:
     'centralised moves the data of all sites into one place'
     """
     for p in method.parts:
-        if overrides(p, "arrange"):
+        if overrides(p, "arrange") and len(p.arrange(_two_sites()).clients) < 2:
             return f"{p.name} moves the data of all sites into one place"
         if "joint" in p.requires:
             return f"{p.name} takes steps that all sites compute together, layer by layer"
         if lacking := sorted(p.requires - PROVIDES):
             return f"{p.name} needs {' and '.join(lacking)}"
     return ""
+
+
+def _two_sites() -> Federation:
+    data = Split(torch.zeros(2, 3, 2, 2), torch.zeros(2, dtype=torch.int64))
+    return Federation("two", [Site(n, n, data, attributes={"modality": n}) for n in "ab"], ["one"])
 
 
 def refuse_obstacles(method: Method) -> None:

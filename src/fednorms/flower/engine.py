@@ -84,7 +84,7 @@ class Remote(Loop):
             done.lost[name] = why
             del uploads[name]
         if done.diverged and self.on_divergence == "stop":
-            raise Diverged(next(iter(done.diverged.values())))
+            raise Diverged(min(done.diverged.items())[1])
         self._require(len(uploads), sent.round, done.lost | done.diverged)
         for name in cohort:
             if name not in uploads:

@@ -97,8 +97,8 @@ class Roster:
         if hellos:
             pushed = self.grid.push_messages(hellos)
             self._greeted.update({m: n for m, n in zip(pushed, sorted(new), strict=True) if m})
-        for reply in self._pull(set(self._greeted)):
-            node = self._greeted.pop(reply.metadata.reply_to_message_id)
+        came = [(self._greeted.pop(r.metadata.reply_to_message_id), r) for r in self._pull(set(self._greeted))]
+        for node, reply in sorted(came, key=lambda pair: pair[0]):
             if (reason := self._admit(node, reply)) != "":
                 self._refused[node] = self._news[f"node {node}"] = reason
         gone = [m for m, n in self._greeted.items() if n not in self._online]

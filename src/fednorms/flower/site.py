@@ -26,6 +26,8 @@ from fednorms.runs.session import open_federation
 from fednorms.states import Broadcast, ClientState
 from fednorms.tree import Tree
 
+AT_THE_SITES = "custom:at the sites"  # the federation of a recipe whose data are folders at the sites
+
 
 def open_site(recipe: Recipe, deployment: Deployment, node: Mapping[str, Scalar]) -> Federation:
     """The data of one site as a federation of its own, as a node's config names them.
@@ -36,7 +38,7 @@ def open_site(recipe: Recipe, deployment: Deployment, node: Mapping[str, Scalar]
     name = str(node.get("site", ""))
     attributes = {k.removeprefix("attribute."): str(v) for k, v in node.items() if k.startswith("attribute.")}
     if "data" not in node:
-        return _part_of_federation(recipe, node, name)
+        return _part_of_federation(recipe, node, name, attributes)
     if not deployment.class_names:
         raise BadInput("deploy.classes is empty: the project must name the classes that every site's folder has.")
     options = recipe.data
@@ -54,12 +56,14 @@ def open_site(recipe: Recipe, deployment: Deployment, node: Mapping[str, Scalar]
     return Federation("site", [site], deployment.class_names, Preprocessing.centred(deployment.channels))
 
 
-def _part_of_federation(recipe: Recipe, node: Mapping[str, Scalar], name: str) -> Federation:
-    found = open_federation(recipe)
-    if not name and "partition-id" not in node:
+def _part_of_federation(
+    recipe: Recipe, node: Mapping[str, Scalar], name: str, attributes: dict[str, str]
+) -> Federation:
+    if recipe.federation == AT_THE_SITES or not (name or "partition-id" in node):
         raise BadInput(
             'The node names no data: start it with --node-config \'site="north" data="/path/of/class/folders"\'.'
         )
+    found = open_federation(recipe)
     number = int(node.get("partition-id", 0))
     if not name and number >= len(found.clients):
         raise BadInput(
@@ -67,6 +71,7 @@ def _part_of_federation(recipe: Recipe, node: Mapping[str, Scalar], name: str) -
             "simulate as many nodes as there are sites."
         )
     site = found.site(name) if name else found.clients[number]
+    site = replace(site, attributes={**site.attributes, **attributes})
     return Federation(found.name, [site], found.classes, found.preprocessing)
 
 
@@ -89,6 +94,8 @@ class Host:
         self.task = task_of(here, agreement.facts(), model, loss)
         self.engine = Loop(self.task, federation, federation, ClientStore(2**60), here.threads, "stop")
         self.device = self.task.like.device
+        for p in self.task.method.parts:
+            p.arrange(federation)  # a part may need attributes that this site lacks, and says so
 
     def recall(self, accepted: int) -> None:
         """Go back to the state that the server accepted last."""

@@ -14,6 +14,7 @@ from torch import nn
 from fednorms import noise
 from fednorms.errors import BadInput
 from fednorms.models.alexnet import AlexNet
+from fednorms.models.cnn4 import CNN4
 from fednorms.models.cnn_small import SmallCNN
 from fednorms.models.digits_cnn import DigitsCNN
 from fednorms.models.lenet import LeNet
@@ -70,6 +71,7 @@ _MODELS = (
         True,
         partial(AlexNet, between="norm"),
     ),
+    ModelInfo("cnn4", "four 3x3 convolutions of FedBABU, BN without running statistics, 116k", 32, False, CNN4),
     ModelInfo("vgg11", "VGG11 without normalisation of FedNTD and FedFN, 9.8M parameters", 32, False, VGG11),
     ModelInfo(
         "mobilenet-v1",

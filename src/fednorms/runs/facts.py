@@ -52,6 +52,7 @@ class Facts:
     sites: tuple[SiteFacts, ...]
     clients: tuple[str, ...]
     samples: int
+    partition: Mapping[str, Any] = field(default_factory=dict)  # rule, seed and hash, if the data were divided anew
 
     @property
     def num_classes(self) -> int:
@@ -69,6 +70,7 @@ class Facts:
         return cls.from_dict(
             federation.to_dict()
             | {"dtype": _dtype(federation), "clients": list(clients), "samples": session.task.samples}
+            | {"partition": federation.source.get("partition", {})}
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,6 +84,7 @@ class Facts:
             "sites": [{**vars(s), "attributes": dict(s.attributes), "images": dict(s.images)} for s in self.sites],
             "clients": list(self.clients),
             "samples": self.samples,
+            "partition": dict(self.partition),
         }
 
     @classmethod
@@ -97,6 +100,7 @@ class Facts:
             sites=tuple(SiteFacts(**site) for site in values["sites"]),
             clients=tuple(values["clients"]),
             samples=values["samples"],
+            partition=values.get("partition", {}),
         )
 
 

@@ -190,10 +190,10 @@ def top_classes(counts: np.ndarray, most: int = _TOP) -> np.ndarray:
 
 
 def clients_per_domain(available: Mapping[str, int], clients: int = _CLIENTS) -> dict[str, int]:
-    """Clients in proportion to the images of each domain, at least one each (largest remainders).
+    """Clients in proportion to images, rounded down but at least one each; the rest to the largest remainders.
 
     >>> clients_per_domain({"real": 60, "sketch": 39, "clipart": 1}, 10)
-    {'real': 5, 'sketch': 4, 'clipart': 1}
+    {'real': 6, 'sketch': 3, 'clipart': 1}
     """
     if len(available) > clients:
         raise BadInput(f"{clients} clients cannot cover {len(available)} domains")

@@ -92,9 +92,12 @@ def deviations(what: str, problems: Sequence[str], complete: bool) -> list[str]:
 def compared(where: str, found: Mapping[str, int], expected: Mapping[str, int], unit: str = "images") -> list[str]:
     """Differences of counts in words.
 
-    >>> compared("photo", {"dog": 188, "cow": 2}, {"dog": 189, "cat": 3})
-    ['photo: 1 of 189 images of dog missing (188 found)', 'photo: all 3 images of cat missing', "photo: 2 images of cow, which is not part of it"]
-    """  # noqa: E501
+    >>> for line in compared("photo", {"dog": 188, "cow": 2}, {"dog": 189, "cat": 3}):
+    ...     print(line)
+    photo: 1 of 189 images of dog missing (188 found)
+    photo: all 3 images of cat missing
+    photo: 2 images of cow, which is not part of it
+    """
     told = []
     for name, want in expected.items():
         have = found.get(name, 0)

@@ -1,0 +1,166 @@
+"""`fednorms deploy init` and `deploy check`: a Flower project, and a site's data against it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from fednorms.cli.output import grid, print_json, stdout
+from fednorms.cli.parsing import DataOptions, RecipeOptions, TrainingOptions, merged, parse
+from fednorms.errors import BadInput
+from fednorms.flower.settings import Deployment, read
+from fednorms.options import nearest
+from fednorms.runs.recipe import Recipe
+
+_USAGE = """usage: fednorms deploy COMMAND [OPTIONS]
+
+Train across machines with Flower; data stay where they are.
+
+  init     write a Flower project: apps, recipe, README of five commands, script for certificates
+  check    check a site's data folder against a project, without sending anything
+
+`fednorms deploy COMMAND --help` shows a command's options."""
+
+
+@dataclass
+class Init:
+    """Write a Flower project: apps, recipe, a README of five commands, and a script that makes certificates."""
+
+    folder: tyro.conf.Positional[Path]
+    """A new folder for the project."""
+    sites: Annotated[list[str], tyro.conf.arg(metavar="SITE [SITE ...]")]
+    """Names of the sites."""
+    classes: Annotated[list[str], tyro.conf.arg(metavar="CLASS [CLASS ...]")]
+    """Names of the classes: what the folders of images are called at every site."""
+    host: str = "server.example"
+    """Name or address under which the sites reach the server."""
+    channels: int = 3
+    """Channels of the images: 3 (RGB), 1 (grey) or 4 (RGBA)."""
+    minimum: int = 1
+    """How many sites must answer for a round to count."""
+    deadline: float = 3600.0
+    """Seconds that sites have for their part of a round."""
+    recipe: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="", metavar="FILE")] = None
+    """A recipe in TOML."""
+    run: RecipeOptions = field(default_factory=RecipeOptions)
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+    data: DataOptions = field(default_factory=DataOptions)
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+@dataclass
+class Check:
+    """Check a site's data folder against a project, before it joins; nothing is sent."""
+
+    project: tyro.conf.Positional[Path]
+    """The project's folder."""
+    data: Path
+    """The site's folder of CLASS/image."""
+    site: str = ""
+    """The site's name, as in the project."""
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+def deploy(args: Sequence[str]) -> int:
+    """The command."""
+    commands = {"init": _init, "check": _check}
+    if not args or args[0] in ("-h", "--help"):
+        print(_USAGE)
+        return 0 if args else 2
+    if args[0] not in commands:
+        raise BadInput(f'no command "deploy {args[0]}": {nearest(args[0], commands)}. See `fednorms deploy --help`.')
+    return commands[args[0]](args[1:])
+
+
+def _init(args: Sequence[str]) -> int:
+    from fednorms.flower.project import write_project
+    from fednorms.flower.site import AT_THE_SITES
+
+    given = parse(Init, "deploy init", args)
+    recipe = merged(Recipe.read(given.recipe) if given.recipe else Recipe(), given.run, given.training, given.data)
+    if recipe.data.size is None:
+        raise BadInput("Sites have images of different sizes: say to which size they are brought, with --size PIXELS.")
+    if given.run.federation is None and given.recipe is None:
+        recipe = recipe.model_copy(update={"federation": AT_THE_SITES})
+    deployment = Deployment(
+        sites=_joined("sites", given.sites),
+        classes=_joined("classes", given.classes),
+        minimum=given.minimum,
+        deadline=given.deadline,
+        channels=given.channels,
+    )
+    made = write_project(given.folder, recipe, deployment, given.host)
+    if given.json:
+        print_json({"project": str(given.folder), "files": [str(path) for path in made]})
+    else:
+        stdout().print(f"Wrote {', '.join(p.name for p in made)} into {given.folder}; start with its README.md.")
+    return 0
+
+
+def _joined(what: str, names: list[str]) -> str:
+    problems = [n for n in names if "," in n or "/" in n or not n.strip()]
+    if problems or len(set(names)) < len(names):
+        raise BadInput(f"--{what} are different names without commas and slashes, got {', '.join(map(repr, names))}.")
+    return ",".join(names)
+
+
+def _check(args: Sequence[str]) -> int:
+    from fednorms.flower.site import open_site
+    from fednorms.runs.facts import Facts, SiteFacts
+    from fednorms.runs.opened import task_of
+
+    given = parse(Check, "deploy check", args)
+    recipe, deployment = read_project(given.project)
+    if given.site and given.site not in deployment.site_names:
+        raise BadInput(f'no site "{given.site}" in {given.project}: {nearest(given.site, deployment.site_names)}')
+    node: dict[str, Any] = {"data": str(given.data)} | ({"site": given.site} if given.site else {})
+    found = open_site(recipe, deployment, node)
+    site = found.sites[0]
+    counts = site.counts(found.num_classes)
+    facts = Facts(
+        found.name, tuple(found.classes), found.shape, "uint8", found.preprocessing,
+        (SiteFacts(site.name, site.domain, images=counts),), (site.name,), sum(counts.get("train", [])),
+    )  # fmt: skip
+    task_of(recipe.resolved().model_copy(update={"pretrained": False, "weights": ""}), facts)  # the model takes them
+    if not counts.get("train"):
+        raise BadInput(f"{given.data}: no training images.")
+    empty = [c for c, n in zip(found.classes, counts["train"], strict=True) if n == 0]
+    if given.json:
+        print_json({"site": site.name, "shape": list(found.shape), "classes": list(found.classes), "images": counts})
+        return 0
+    console = stdout()
+    rows = [[c, *(str(n[i]) for n in counts.values())] for i, c in enumerate(found.classes)]
+    console.print(grid(["class", *counts], rows, numbers_from=1))
+    console.print(
+        f"\nSite {site.name}: images {'x'.join(map(str, found.shape))}. It fits {given.project}.", markup=False
+    )
+    if empty:
+        console.print(f"note: no training image of {', '.join(empty)}", markup=False)
+    return 0
+
+
+def read_project(folder: Path) -> tuple[Recipe, Deployment]:
+    """The recipe and the deployment of a project that `deploy init` wrote."""
+    path = folder / "pyproject.toml"
+    try:
+        config = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+    except (OSError, tomllib.TOMLDecodeError, KeyError) as error:
+        raise BadInput(f"{folder} is not a project: cannot read [tool.flwr.app.config] of {path} ({error}).") from None
+    flat: dict[str, Any] = {}
+
+    def spread(table: dict[str, Any], start: str) -> None:
+        for key, value in table.items():
+            if isinstance(value, dict):
+                spread(value, f"{start}{key}.")
+            else:
+                flat[start + key] = value
+
+    spread(config, "")
+    return read(flat, str(path))

@@ -1,0 +1,212 @@
+"""What goes wrong between machines, played in one process: rounds go on, nothing is lost or counted twice."""
+
+import json
+import shutil
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is an optional extra: pip install 'fednorms[flower]'")
+
+import torch
+
+from fednorms.core import broadcast, initial_state, server_update
+from fednorms.data import Federation, Preprocessing
+from fednorms.errors import Diverged, RunFailed
+from fednorms.flower import messages
+from fednorms.flower.agreement import Card
+from fednorms.flower.generations import Generations
+from fednorms.flower.server import serve
+from fednorms.flower.settings import fingerprint, read
+from fednorms.runs.session import Session, open_federation
+from tests.flower.desk import Desk, config_of, nodes_for, reference, run, same_result
+from tests.tiny import same
+
+STATEFUL = "scaffold + fedbn"
+
+
+def loop_with_cohorts(config, cohorts):
+    """The reference loop, with the participants of each round given."""
+    recipe, _ = read(config)
+    found = open_federation(recipe)
+    sites = [found.site(n) for n in config["deploy.sites"].split(",")]
+    session = Session.open(recipe, Federation(found.name, sites, found.classes, found.preprocessing))
+    state = session.engine.setup(initial_state(session.task))
+    for cohort in cohorts:
+        uploads = session.engine.train(broadcast(session.task, state), cohort).uploads
+        state = server_update(session.task, state, uploads)
+    return state
+
+
+def in_round(message, kind, t):
+    return message.metadata.message_type == kind and messages.about(message.content)["round"] == t
+
+
+def test_a_lost_reply_is_taken_back_by_the_site(tmp_path):
+    def fault(site, message, reply):
+        return None if site == "faint" and in_round(message, "train", 1) else reply
+
+    changes = {"rounds": 3, "deploy__deadline": 0.5, "evaluate_every": 3}
+    ours, _ = run(STATEFUL, tmp_path, fault=fault, **changes)
+    config = config_of(STATEFUL, tmp_path, **changes)
+    theirs = loop_with_cohorts(config, [["clean", "faint"], ["clean"], ["clean", "faint"]])
+    assert same(ours._state.model, theirs.model)
+    assert same(ours._state.parts["scaffold"], theirs.parts["scaffold"])
+    assert [row.get("lost", {}) for row in ours.history] == [{}, {"faint": "no reply within 0.5 s"}, {}]
+    recipe, _ = read(config)
+    kept = Generations(tmp_path / "state" / "101", fingerprint(recipe), "faint")
+    assert kept.rounds() == [1, 3]  # the one it continued from, and the newest; round 2 was never accepted
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_server_that_dies_in_a_round_continues_bit_for_bit(kind, tmp_path):
+    config = config_of(STATEFUL, tmp_path, rounds=3, evaluate_every=1)
+    answered = []
+
+    def fault(site, message, reply):
+        answered.append(in_round(message, kind, 1 if kind == "train" else 2))
+        if sum(answered) == 2:  # both sites have moved on, and the server dies with their replies
+            raise Crash
+        return reply
+
+    with pytest.raises(Crash):
+        serve(Desk(config, tmp_path, nodes_for(), fault), config)
+    desk = Desk(config, tmp_path, {7: {"site": "faint"}, 8: {"site": "clean"}})  # new numbers, other disks:
+    for old, new in ((100, 8), (101, 7)):
+        shutil.copytree(tmp_path / "state" / str(old), tmp_path / "state" / str(new))
+    ours = serve(desk, config)
+    same_result(ours, reference(config, tmp_path))
+    assert sum(kind == "train" for _, kind in desk.log) == 4  # rounds 1 and 2 only
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda t: t.fill_(float("nan")), "which is not finite"),
+        (lambda t: t.flatten(), "expected float32 of shape"),
+        (lambda t: t.double(), "expected float32 of shape"),
+        (None, "expected float32 of shape"),
+    ],
+)
+def test_nonsense_is_left_out_and_named(spoil, reason, tmp_path):
+    def fault(site, message, reply):
+        if site == "faint" and in_round(message, "train", 0):
+            model = messages.tree_of(reply.content.array_records["model"])
+            tensor = model.pop("conv1.weight")
+            if spoil:
+                model["conv1.weight"] = spoil(tensor)
+            reply.content["model"] = messages.array_record(model)
+        return reply
+
+    ours, _ = run("fedavg", tmp_path, fault=fault)
+    config = config_of("fedavg", tmp_path)
+    assert reason in ours.history[0]["lost"]["faint"]
+    assert "lost" not in ours.history[1]
+    assert same(ours._state.model, loop_with_cohorts(config, [["clean"], ["clean", "faint"]]).model)
+
+
+def test_uploads_of_a_part_that_fit_nobody_elses_are_left_out(tmp_path):
+    def fault(site, message, reply):
+        if site == "foggy" and message.metadata.message_type == "train":
+            up = messages.tree_of(reply.content.array_records["part:scaffold"])
+            up.popitem()
+            reply.content["part:scaffold"] = messages.array_record(up)
+        return reply
+
+    sites = "clean,faint,foggy"
+    ours, _ = run("scaffold", tmp_path, nodes=nodes_for(sites), fault=fault, deploy__sites=sites, rounds=1)
+    assert ours.history[0]["lost"] == {"foggy": "sent other tensors than the other sites"}
+
+
+def test_a_site_that_joins_late_takes_part_from_then_on(tmp_path):
+    config = config_of("fedrdn + fedbn", tmp_path, rounds=3, deploy__wait=0.2, evaluate_every=3)
+    late = Desk(config, tmp_path, {100: {"site": "clean"}})
+
+    def fault(site, message, reply):
+        if in_round(message, "train", 0):
+            late.nodes[101] = {"site": "faint"}
+        return reply
+
+    late.fault = lambda *given: reply if (reply := given[2]).metadata.message_type != "train" else fault(*given)
+    ours = serve(late, config)
+    assert [row.get("lost", {}) for row in ours.history] == [{"faint": "not connected"}, {}, {}]
+    assert [site for site, kind in late.log if kind == "train"] == ["clean", "clean", "faint", "clean", "faint"]
+
+
+def test_two_nodes_with_one_name_are_one_site(tmp_path):
+    nodes = {**nodes_for(), 300: {"site": "clean"}}
+    ours, desk = run("fedavg", tmp_path, nodes=nodes)
+    assert ours.history[0]["lost"] == {"node 300": 'a second node calls itself "clean"; the first one counts'}
+    assert ours.history[0]["clients"] == 2
+    assert [site for site, kind in desk.log if kind == "train"] == ["clean", "faint"] * 2
+    same_result_but_lost(ours, reference(config_of("fedavg", tmp_path), tmp_path))
+
+
+def same_result_but_lost(ours, theirs):
+    for row in ours.history:
+        row.pop("lost", None)
+    same_result(ours, theirs)
+
+
+def test_a_stranger_is_refused(tmp_path):
+    ours, desk = run("fedavg", tmp_path, nodes={**nodes_for(), 300: {"site": "foggy"}}, rounds=1)
+    assert ours.history[0]["lost"] == {"node 300": 'site "foggy" is not one of clean, faint'}
+    assert ("foggy", "train") not in desk.log
+
+
+def test_a_site_whose_data_do_not_fit_is_told_why():
+    def card(**changes):
+        values = {"classes": ("cat", "dog"), "shape": (3, 8, 8), "dtype": "uint8", "preprocessing": Preprocessing()}
+        return Card("north", "north", **(values | changes), train=3, val=0, test=0)
+
+    assert card().differs(card()) == ""
+    assert card(classes=("cat",)).differs(card()) == """its classes are ['cat'], those of "north" ['cat', 'dog']"""
+    assert "3x9x8" in card(shape=(3, 9, 8)).differs(card())
+    assert Card.from_json(card(counts=(1, 2)).to_json()) == card(counts=(1, 2))
+
+
+def test_a_site_that_lost_its_disk_is_left_out_and_says_so(tmp_path):
+    def fault(site, message, reply):
+        if site == "faint" and in_round(message, "train", 0):
+            shutil.rmtree(tmp_path / "state" / "101")
+        return reply
+
+    ours, _ = run(STATEFUL, tmp_path, fault=fault)
+    assert "the state of site 'faint' after round 1 cannot be read" in ours.history[1]["lost"]["faint"]
+
+
+def test_too_few_sites_stop_the_run_which_then_continues(tmp_path):
+    config = config_of("scaffold", tmp_path, deploy__minimum=2, deploy__deadline=0.3)
+    calls = []
+
+    def fault(site, message, reply):
+        calls.append(site == "faint" and in_round(message, "train", 1))
+        return None if calls[-1] else reply
+
+    with pytest.raises(RunFailed, match=r"round 1: 1 sites .* deploy.minimum is 2 \(faint: no reply within 0.3 s\)"):
+        serve(Desk(config, tmp_path, nodes_for(), fault), config)
+    ours = serve(Desk(config, tmp_path, nodes_for()), config)
+    same_result(ours, reference(config, tmp_path))
+
+
+def test_a_site_that_never_comes_is_named(tmp_path):
+    with pytest.raises(RunFailed, match="1 sites have joined within 0.2 s, 2 are needed; missing: faint"):
+        run("fedavg", tmp_path, nodes={100: {"site": "clean"}}, deploy__minimum=2, deploy__wait=0.2)
+
+
+def test_divergence_travels_as_words(tmp_path):
+    wild = {"training__lr": 1e30, "rounds": 1}
+    with pytest.raises(Diverged, match='Client "clean" diverged in round 0'):
+        run("gn", tmp_path, **wild)
+    with pytest.raises(RunFailed, match="0 sites gave an answer that can be used"):
+        run("gn", tmp_path, on_divergence="skip", deploy__out=str(tmp_path / "other"), **wild)
+
+
+def test_metrics_on_disk_say_what_happened(tmp_path):
+    run("fedavg", tmp_path, nodes={**nodes_for(), 300: {"site": "foggy"}}, rounds=1)
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    assert row["lost"] == {"node 300": 'site "foggy" is not one of clean, faint'}
+    assert torch.tensor(row["bytes_up"]) > 0

@@ -1,0 +1,171 @@
+"""SuperLink, SuperNodes and apps as real processes on the loopback interface."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is an optional extra: pip install 'fednorms[flower]'")
+
+from fednorms.flower.deployable import obstacle
+from fednorms.method import load_all, method, names
+from fednorms.runs.opened import open_run
+from tests.flower.desk import SITES, config_of, reference, without_times
+from tests.flower.processes import Cluster
+from tests.tiny import same
+
+load_all()
+PATIENT = {"deploy__wait": 120.0, "deploy__deadline": 120.0}
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with Cluster(tmp_path) as made:
+        yield made
+
+
+def rows(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_equals_the_loop(out: Path, config: dict, folder: Path) -> None:
+    ours, theirs = open_run(out), reference(config, folder)
+    assert list(ours.state.model) == list(theirs._state.model)
+    assert same(ours.state.model, theirs._state.model)
+    assert [{k: v for k, v in r.items() if k != "lost"} for r in without_times(rows(out))] == without_times(
+        theirs.history
+    )
+
+
+def equals_the_loop(cluster: Cluster, text: str, **changes) -> None:
+    folder = cluster.folder / re.sub(r"\W+", "-", text)
+    folder.mkdir()
+    config = config_of(text, folder, **PATIENT, **changes)
+    assert_equals_the_loop(cluster.finish(config), config, folder)
+
+
+def start(cluster: Cluster, sites: str = SITES, **config) -> None:
+    cluster.link()
+    for site in sites.split(","):
+        cluster.node(site, **{"attribute.modality": site}, **config)
+
+
+@pytest.mark.timeout(290)
+def test_real_processes_equal_the_loop(cluster):
+    """State, tensors that stay, a pass before the first round: one run of two rounds has it all."""
+    start(cluster)
+    equals_the_loop(cluster, "scaffold + fedbn + fedrdn")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_every_deployable_method_equals_the_loop_in_real_processes(cluster):
+    start(cluster)
+    for text in names():
+        if not obstacle(method(text)):
+            equals_the_loop(cluster, text)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_node_killed_mid_round_is_missed_and_comes_back(cluster, tmp_path):
+    start(cluster)
+    config = config_of("scaffold", tmp_path, rounds=8, deploy__wait=120.0, deploy__deadline=25.0)
+    run, out = cluster.submit(config), Path(config["deploy.out"])
+    log = tmp_path / "node-faint.log"
+    cluster.wait(lambda: log.read_text(errors="replace").count("Receiving: train message") == 2, 120, "no second round")
+    cluster.kill(cluster.nodes["faint"])  # it works on round 2 now
+    cluster.node("faint", **{"attribute.modality": "faint"})  # a new number, the same name and disk
+    cluster.wait_for_run(run, out, 500)
+    missed = [row["round"] for row in rows(out) if "faint" in row.get("lost", {})]
+    assert missed[0] == 2
+    assert 8 not in missed, rows(out)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_node_that_joins_late_takes_part(cluster, tmp_path):
+    cluster.link()
+    cluster.node("clean")
+    config = config_of("scaffold", tmp_path, rounds=5, deploy__wait=20.0, deploy__deadline=60.0)
+    run, out = cluster.submit(config), Path(config["deploy.out"])
+    cluster.wait(lambda: (out / "metrics.jsonl").exists(), 120, "no first round")
+    cluster.node("faint")
+    cluster.wait_for_run(run, out, 400)
+    absent = [row["round"] for row in rows(out) if row.get("lost", {}).get("faint") == "not connected"]
+    assert absent[0] == 1
+    assert absent == list(range(1, len(absent) + 1))
+    assert 5 not in absent
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_node_slower_than_the_deadline_is_left_out(cluster, tmp_path):
+    start(cluster)
+    config = config_of("scaffold", tmp_path, rounds=3, deploy__wait=120.0, deploy__deadline=30.0)
+    run, out = cluster.submit(config), Path(config["deploy.out"])
+    cluster.wait(lambda: (out / "metrics.jsonl").exists(), 120, "no first round")
+    os.killpg(cluster.nodes["faint"].pid, signal.SIGSTOP)  # alive, but it does nothing
+    cluster.wait_for_run(run, out, 400)
+    assert rows(out)[-1]["lost"]["faint"].startswith(("no reply within 30 s", "Error: Message Unavailable", "not conn"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_killed_server_continues_bit_for_bit(cluster, tmp_path):
+    link = cluster.link()
+    for site in SITES.split(","):
+        cluster.node(site)
+    config = config_of("scaffold + fedbn", tmp_path, rounds=4, **PATIENT)
+    out = Path(config["deploy.out"])
+    cluster.submit(config)
+    cluster.wait(lambda: (out / "metrics.jsonl").exists() and len(rows(out)) == 2, 200, "no second round")
+    cluster.kill(link)  # with its ServerApp; the nodes stay and connect again
+    assert not (out / "summary.json").exists()
+    cluster.link()
+    assert_equals_the_loop(cluster.finish(config, 400), config, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="needs openssl and ssh-keygen")
+def test_certificates_and_keys_of_the_projects_script(cluster, tmp_path):
+    """The registered sites train; no certificate, another authority's one, no key or an unknown key: refused."""
+    config = config_of("fedavg", tmp_path, rounds=1, **PATIENT)
+    ours, others = cluster.project(config), cluster.project(config)
+    for project in (ours, others):
+        script = (project / "certificates.sh").read_text().replace("server.example", "127.0.0.1")
+        (project / "certificates.sh").write_text(script)
+        subprocess.run(["sh", str(project / "certificates.sh")], check=True, capture_output=True, timeout=60)
+    cluster.certificates, wrong = ours / "certificates", others / "certificates"
+    cluster.link("--enable-supernode-auth")
+    for site in SITES.split(","):
+        cluster.flwr("supernode", "register", str(cluster.certificates / f"{site}.pub"))
+    good_ca = ["--root-certificates", str(cluster.certificates / "ca.crt")]
+    wrong_ca = ["--root-certificates", str(wrong / "ca.crt")]
+
+    def key(folder):
+        return ["--auth-supernode-private-key", str(folder / "clean.key")]
+
+    tries = {
+        "no-certificate": (["--insecure"], []),
+        "wrong-certificate": (wrong_ca, key(cluster.certificates)),
+        "no-key": (good_ca, []),
+        "wrong-key": (good_ca, key(wrong)),
+    }
+    for name, (tls, options) in tries.items():
+        cluster.node("clean", *options, "--max-retries", "2", tls=tls, name=name)
+    for site in SITES.split(","):
+        cluster.node(site, "--auth-supernode-private-key", str(cluster.certificates / f"{site}.key"))
+    out = cluster.finish(config, 300)
+    assert "lost" not in rows(out)[0]
+    assert_equals_the_loop(out, config, tmp_path)
+    link = (tmp_path / "link.log").read_text()
+    assert len(re.findall(r"Activated node_id", link)) == 2
+    for name in tries:
+        assert "SuperNode ID:" not in (tmp_path / f"{name}.log").read_text(), name
