@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import tempfile
+from importlib.util import find_spec
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch starts; the processes that tests start inherit it
 os.environ["MKL_NUM_THREADS"] = "1"
@@ -30,7 +31,17 @@ def _connect_here(self, address):
     return _connect(self, address)
 
 
+class _WithoutFlower:
+    """Leaves the doctests of modules that import Flower out where that optional extra is not installed."""
+
+    def pytest_ignore_collect(self, collection_path):
+        flower = collection_path.parts[-3:-1] == ("fednorms", "flower") and collection_path.suffix == ".py"
+        return True if flower and "flwr" in collection_path.read_text(encoding="utf-8") else None
+
+
 def pytest_configure(config):
+    if find_spec("flwr") is None:
+        config.pluginmanager.register(_WithoutFlower())
     # For the whole session and not as fixtures: the doctests in src/ run under it too.
     torch.set_num_threads(1)
     socket.socket.connect = _connect_here

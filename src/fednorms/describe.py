@@ -258,7 +258,7 @@ def describe(
     state = engine.setup(initial_state(task))
     state = server_update(task, state, engine.train(broadcast(task, state), ["a", "b"]).uploads)
     sent = broadcast(task, state)
-    client = Client("a", sites[0].splits["train"], engine.store.get("a"), sites[0].attributes)
+    client = Client("a", sites[0].splits["train"], engine.store.get("a"), dict(sites[0].attributes))
     with _counting(net) as seen:
         carry, early = begin(task, sent, client)
         before, seen[:] = sum(seen), []
@@ -305,7 +305,7 @@ def describe(
         forward_passes=in_steps / max(carry.steps, 1),
         extra_passes=(before + after_steps) / (2 * size),
         batch_of_one=not needs_two,
-        mixes_batch=_mixes_batch(net, sites[0].splits["train"].x),
+        mixes_batch=_mixes_batch(net, client.data.batch(torch.arange(3))[0]),
         weights=len(weights),
         lost_weights=tuple(n for n in lost if n in weights),
         lost_statistics=tuple(n for n in lost if n not in weights),
@@ -345,12 +345,12 @@ def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> 
 @torch.no_grad()
 def _mixes_batch(net: Net, x: torch.Tensor) -> bool:
     """Whether an image's answer in training depends on the others of its batch."""
-    key = torch.tensor([0, 0])
-    answers = []
-    for images in (x[:3], torch.cat([x[:2], x[:1] + 0.5])):
-        with noise.keyed(key):
-            answers.append(net.forward(net.initial.clone(), images, train=True, batch_statistics=True)[0][:2])
-    return not torch.allclose(*answers, atol=1e-5, rtol=1e-4)
+
+    def answer(images: torch.Tensor) -> torch.Tensor:
+        with noise.keyed(torch.tensor([0, 0])):
+            return net.forward(net.initial.clone(), images, train=True, batch_statistics=True)[0][:2]
+
+    return not torch.allclose(answer(x), answer(torch.cat([x[:2], x[:1] + 0.5])), atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -359,7 +359,7 @@ def _unseen(task: Task, sent: Broadcast, client: Client) -> Literal["yes", "own 
     net, stranger = task.net, replace(client, state=None)
     context = context_of(task, sent.round, stranger, evaluating=True)
     model = load(task, sent, stranger, context, own_state(task, sent, None))
-    x = client.data.x[:2].to(task.like.dtype)
+    x = client.data.batch(torch.arange(2))[0].to(task.like.dtype)
 
     def answer(changed: set[str]) -> torch.Tensor:
         tensors = {n: t + 1 if n in changed and t.is_floating_point() else t for n, t in model.items()}

@@ -96,9 +96,7 @@ class Privacy:
         return "\n".join(lines)
 
 
-def what_leaves(
-    method: str | Method | Part, model: str | nn.Module = "cnn-small", *, classes: int = 10
-) -> Privacy:
+def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small", *, classes: int = 10) -> Privacy:
     """List all tensors that a site sends under a method, by running a round and every extra pass on tiny data.
 
     >>> [x.what for x in what_leaves("scaffold + fedbn").leaving]
@@ -145,7 +143,9 @@ def what_leaves(
                 what = "measured in its pass"
                 leaving.append(Leaving(when, p.name, what, tuple(up), up.nbytes(), reads, job.reduce in AVERAGED))
     kept = client.state.local if client.state else Tree()
-    own = {f"{part}/{k}": t for part, tree in (client.state.parts if client.state else {}).items() for k, t in tree.items()}
+    own = {
+        f"{part}/{k}": t for part, tree in (client.state.parts if client.state else {}).items() for k, t in tree.items()
+    }
     stays = Tree({**kept, **own})
     return Privacy(str(chosen), net.name, leaving, tuple(stays), stays.nbytes(), why)
 

@@ -103,7 +103,9 @@ def reference(config: dict, folder: Path):
     recipe, _ = read(config)
     found = open_federation(recipe)
     sites = [replace(found.site(n), attributes={"modality": n}) for n in config["deploy.sites"].split(",")]
-    return execute(recipe, out=folder / "loop", federation=Federation(found.name, sites, found.classes, found.preprocessing))
+    return execute(
+        recipe, out=folder / "loop", federation=Federation(found.name, sites, found.classes, found.preprocessing)
+    )
 
 
 def same_result(ours, theirs) -> None:

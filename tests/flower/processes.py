@@ -58,10 +58,10 @@ class Cluster:
         process.wait(timeout=20)
 
     def _start(self, name: str, *command: str) -> subprocess.Popen:
-        log = (self.folder / f"{name}.log").open("ab")
-        process = subprocess.Popen(
-            command, env=self.env, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command, env=self.env, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
         self.started.append(process)
         return process
 
@@ -102,7 +102,9 @@ class Cluster:
         text = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n{how}\n'
         (home / "config.toml").write_text(text)
 
-    def node(self, site: str, *options: str, tls: list[str] | None = None, name: str = "", **config) -> subprocess.Popen:
+    def node(
+        self, site: str, *options: str, tls: list[str] | None = None, name: str = "", **config
+    ) -> subprocess.Popen:
         settings = {"site": site, "state": str(self.folder / "state" / site), **config}
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         command = [str(BIN / "flower-supernode"), *(self.secured() if tls is None else tls)]
@@ -126,19 +128,19 @@ class Cluster:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def submit(self, config: dict) -> str:
+    def submit(self, config: dict, *options: str) -> str:
         """Start a run; its number."""
-        said = self.flwr("run", str(self.project(config)))
+        said = self.flwr("run", str(self.project(config)), *options)
         return re.search(r"started run (\d+)", said).group(1)
 
     def said(self, run: str) -> str:
         """What the ServerApp of a run has logged."""
         return self.flwr("log", run, "--show")
 
-    def finish(self, config: dict, timeout: float = 240) -> Path:
+    def finish(self, config: dict, timeout: float = 240, *options: str) -> Path:
         """Run a config to its end; the run's directory."""
         out = Path(config["deploy.out"])
-        run = self.submit(config)
+        run = self.submit(config, *options)
         self.wait_for_run(run, out, timeout)
         return out
 

@@ -193,7 +193,7 @@ def test_too_few_sites_stop_the_run_which_then_continues(tmp_path):
 
 
 def test_a_site_that_never_comes_is_named(tmp_path):
-    with pytest.raises(RunFailed, match="1 sites have joined within 0.2 s, 2 are needed; missing: faint"):
+    with pytest.raises(RunFailed, match=r"1 sites have joined within 0\.2 s, 2 are needed; missing: faint"):
         run("fedavg", tmp_path, nodes={100: {"site": "clean"}}, deploy__minimum=2, deploy__wait=0.2)
 
 

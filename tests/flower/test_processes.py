@@ -13,8 +13,10 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is an optional extra: pip install 'fednorms[flower]'")
 
 from fednorms.flower.deployable import obstacle
+from fednorms.flower.settings import read
 from fednorms.method import load_all, method, names
 from fednorms.runs.opened import open_run
+from fednorms.runs.session import open_federation
 from tests.flower.desk import SITES, config_of, reference, without_times
 from tests.flower.processes import Cluster
 from tests.tiny import same
@@ -57,9 +59,9 @@ def start(cluster: Cluster, sites: str = SITES, **config) -> None:
 
 @pytest.mark.timeout(290)
 def test_real_processes_equal_the_loop(cluster):
-    """State, tensors that stay, a pass before the first round: one run of two rounds has it all."""
+    """State, tensors that stay at a site, an upload of a part: one run of two rounds has it all."""
     start(cluster)
-    equals_the_loop(cluster, "scaffold + fedbn + fedrdn")
+    equals_the_loop(cluster, "scaffold + fedbn")
 
 
 @pytest.mark.slow
@@ -129,6 +131,21 @@ def test_a_killed_server_continues_bit_for_bit(cluster, tmp_path):
     assert not (out / "summary.json").exists()
     cluster.link()
     assert_equals_the_loop(cluster.finish(config, 400), config, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_same_project_in_flowers_simulation(cluster, tmp_path):
+    """Virtual nodes are the sites of the recipe's federation, in its order."""
+    pytest.importorskip("ray", reason="Flower's simulation is an extra of its own: pip install 'flwr[simulation]'")
+    cluster.env["XDG_STATE_HOME"] = str(tmp_path / "state")
+    cluster.link("--simulation")
+    config = config_of("scaffold + fedbn + fedrdn", tmp_path, **PATIENT) | {"deploy.sites": "", "deploy.minimum": 5}
+    out = cluster.finish(
+        config, 500, "--federation-config", "num-supernodes=5 client-resources-num-cpus=1 init-args-num-cpus=2"
+    )
+    everyone = ",".join(s.name for s in open_federation(read(config)[0]).clients)
+    assert_equals_the_loop(out, config | {"deploy.sites": everyone}, tmp_path)
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def test_partial_participation_momentum_and_balanced_classes_equal_the_loop(tmp_
 
 @pytest.mark.parametrize("text", ["fedtan", "centralised", "scaffold + fedtan"])
 def test_methods_that_need_all_data_or_joint_steps_are_refused_with_the_reason(text, tmp_path):
-    with pytest.raises(BadInput, match="cannot run across machines: (fedtan takes steps|centralised moves the data)"):
+    with pytest.raises(BadInput, match=r"cannot run across machines: (fedtan takes steps|centralised moves the data)"):
         run(text, tmp_path)
     assert not (tmp_path / "run").exists()
 

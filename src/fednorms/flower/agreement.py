@@ -57,9 +57,7 @@ class Card:
     @classmethod
     def from_json(cls, text: str) -> Card:
         """The inverse of `to_json`."""
-        values: dict[str, Any] = json.loads(text)
-        values["preprocessing"] = Preprocessing.from_dict(values["preprocessing"])
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        return cls(**_values(text))
 
     def differs(self, other: Card) -> str:
         """In what two sites' data do not fit together; empty if they do."""
@@ -124,6 +122,10 @@ class Agreement:
     @classmethod
     def from_json(cls, text: str) -> Agreement:
         """The inverse of `to_json`."""
-        values: dict[str, Any] = json.loads(text)
-        values["preprocessing"] = Preprocessing.from_dict(values["preprocessing"])
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        return cls(**_values(text))
+
+
+def _values(text: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(text)
+    lists: dict[str, Any] = {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
+    return values | lists | {"preprocessing": Preprocessing.from_dict(values["preprocessing"])}

@@ -74,8 +74,8 @@ def _pyproject(recipe: Recipe, deployment: Deployment) -> str:
         },
     }
     return (
-        "# A Flower project; README.md says how to run it. Below [tool.flwr.app.config] is the recipe: change it here,\n"
-        "# or for one run with: flwr run . --run-config 'rounds=5'. Lists are written as text.\n" + dumps(head)
+        "# A Flower project; README.md says how to run it. Below [tool.flwr.app.config] is the recipe: change it\n"
+        "# here, or for one run with: flwr run . --run-config 'rounds=5'. Lists are written as text.\n" + dumps(head)
     )
 
 

@@ -83,7 +83,7 @@ def read(config: Mapping[str, Scalar], where: str = "the run config") -> tuple[R
 
 
 def _deployment(own: Mapping[str, Scalar], where: str) -> Deployment:
-    known = {f.name: type(f.default) for f in fields(Deployment)}
+    known: dict[str, type] = {f.name: type(f.default) for f in fields(Deployment)}
     if unknown := [key for key in own if key not in known]:
         raise BadInput(f'{where}: unknown key "deploy.{unknown[0]}": {nearest(unknown[0], known)}')
     made: dict[str, Any] = {}
