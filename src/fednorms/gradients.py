@@ -82,6 +82,7 @@ def _key(carry: Carry, draw: int) -> Tensor:
 
 def step_view(task: Task, carry: Carry, batch: Batch, draw: int) -> Step:
     """What hooks see in a step: the prepared batch, and a way to run the model again without touching buffers."""
+
     def again(
         params: Tree,
         x: Tensor,
