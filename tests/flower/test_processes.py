@@ -77,7 +77,7 @@ def test_every_deployable_method_equals_the_loop_in_real_processes(cluster):
 @pytest.mark.timeout(600)
 def test_a_node_killed_mid_round_is_missed_and_comes_back(cluster, tmp_path):
     start(cluster)
-    config = config_of("scaffold", tmp_path, rounds=8, deploy__wait=120.0, deploy__deadline=25.0)
+    config = config_of("scaffold", tmp_path, rounds=7, deploy__wait=120.0, deploy__deadline=60.0)
     run, out = cluster.submit(config), Path(config["deploy.out"])
     log = tmp_path / "node-faint.log"
     cluster.wait(lambda: log.read_text(errors="replace").count("Receiving: train message") == 2, 120, "no second round")
@@ -86,7 +86,7 @@ def test_a_node_killed_mid_round_is_missed_and_comes_back(cluster, tmp_path):
     cluster.wait_for_run(run, out, 500)
     missed = [row["round"] for row in rows(out) if "faint" in row.get("lost", {})]
     assert missed[0] == 2
-    assert 8 not in missed, rows(out)
+    assert 7 not in missed, rows(out)
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_a_node_killed_mid_round_is_missed_and_comes_back(cluster, tmp_path):
 def test_a_node_that_joins_late_takes_part(cluster, tmp_path):
     cluster.link()
     cluster.node("clean")
-    config = config_of("scaffold", tmp_path, rounds=5, deploy__wait=20.0, deploy__deadline=60.0)
+    config = config_of("scaffold", tmp_path, rounds=5, deploy__wait=45.0, deploy__deadline=90.0)
     run, out = cluster.submit(config), Path(config["deploy.out"])
     cluster.wait(lambda: (out / "metrics.jsonl").exists(), 120, "no first round")
     cluster.node("faint")
@@ -109,12 +109,12 @@ def test_a_node_that_joins_late_takes_part(cluster, tmp_path):
 @pytest.mark.timeout(600)
 def test_a_node_slower_than_the_deadline_is_left_out(cluster, tmp_path):
     start(cluster)
-    config = config_of("scaffold", tmp_path, rounds=3, deploy__wait=120.0, deploy__deadline=30.0)
+    config = config_of("scaffold", tmp_path, rounds=3, deploy__wait=120.0, deploy__deadline=60.0)
     run, out = cluster.submit(config), Path(config["deploy.out"])
     cluster.wait(lambda: (out / "metrics.jsonl").exists(), 120, "no first round")
     os.killpg(cluster.nodes["faint"].pid, signal.SIGSTOP)  # alive, but it does nothing
     cluster.wait_for_run(run, out, 400)
-    assert rows(out)[-1]["lost"]["faint"].startswith(("no reply within 30 s", "Error: Message Unavailable", "not conn"))
+    assert rows(out)[-1]["lost"]["faint"].startswith(("no reply within 60 s", "Error: Message Unavailable", "not conn"))
 
 
 @pytest.mark.slow

@@ -85,11 +85,11 @@ def _readme(recipe: Recipe, deployment: Deployment, host: str) -> str:
     for mark, value in {
         "@METHOD@": recipe.method,
         "@SITES@": ", ".join(sites),
-        "@FIRST@": sites[0],
+        "@FIRST@": sites[0] if sites else "SITE",
         "@CLASSES@": ", ".join(deployment.class_names),
         "@HOST@": host,
         "@OUT@": deployment.out,
-        "@COUNT@": str(len(sites)),
+        "@COUNT@": str(len(sites) or deployment.minimum),
     }.items():
         text = text.replace(mark, value)
     return text

@@ -1,0 +1,133 @@
+"""`fednorms deploy` and `describe --privacy`, which need no Flower."""
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import torch
+from PIL import Image
+
+from fednorms.cli import main
+from fednorms.cli.deploy import read_project
+from fednorms.errors import BadInput
+from fednorms.flower.settings import Deployment, flat, read
+from fednorms.privacy import what_leaves
+from fednorms.runs.recipe import Recipe
+
+INIT = ["--sites", "north", "south", "--classes", "cat", "dog", "--size", "8"]
+
+
+def images(folder, classes=("cat", "dog"), size=8, count=6):
+    for label in classes:
+        (folder / label).mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", (size, size), (40 * i, 0, 90)).save(folder / label / f"{i}.png")
+    return folder
+
+
+def test_a_project_reads_back_as_the_recipe_that_made_it(tmp_path):
+    asked = ["--method", "scaffold + fedbn", "--lr", "0.3", "--evaluate", "personal", "personal/batch"]
+    assert main(["deploy", "init", str(tmp_path / "p"), *INIT, *asked]) == 0
+    recipe, deployment = read_project(tmp_path / "p")
+    assert recipe.method == "scaffold + fedbn"
+    assert recipe.training.lr == 0.3
+    assert recipe.evaluate == ["personal", "personal/batch"]
+    assert deployment == Deployment(sites="north,south", classes="cat,dog")
+    app = tomllib.loads((tmp_path / "p" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert app["components"] == {"serverapp": "fednorms_app:server", "clientapp": "fednorms_app:client"}
+    readme = (tmp_path / "p" / "README.md").read_text()
+    assert "@" not in readme.replace("@north", "")
+    for command in ("flower-superlink", "flower-supernode", "flwr run", "flwr log", "fednorms export"):
+        assert command in readme
+
+
+def test_any_recipe_survives_a_run_config():
+    recipe = Recipe(method="hbn", class_weights=[1.0, 2.0], head=["fc"], training={"clip": 1.0}, data={"val": 0.2})
+    config = {}
+    for key, value in flat(recipe).items():
+        config |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+    assert all(isinstance(v, str | int | float | bool) for v in config.values())
+    assert read(config)[0] == recipe
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"deploy.minimun": 2}, 'unknown key "deploy.minimun": did you mean "minimum"'),
+        ({"deploy.minimum": "two"}, "deploy.minimum is int, got 'two'"),
+        ({"deploy.deadline": 0}, "deploy.deadline above 0"),
+        ({"deploy.sites": "a,b,a"}, "names a site twice"),
+        ({"recipe": "rounds ="}, "not valid TOML"),
+        ({"training.lrr": 0.1}, 'unknown key "training.lrr"'),
+    ],
+)
+def test_mistakes_in_a_run_config_are_named(config, said):
+    with pytest.raises(BadInput) as error:
+        read(config)
+    assert said in str(error.value)
+
+
+def test_a_site_checks_its_folder_before_it_joins(tmp_path, capsys):
+    assert main(["deploy", "init", str(tmp_path / "p"), *INIT]) == 0
+    capsys.readouterr()
+    check = ["deploy", "check", str(tmp_path / "p"), "--site", "north", "--data"]
+    assert main([*check, str(images(tmp_path / "north")), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["shape"] == [3, 8, 8]
+    assert sum(map(sum, said["images"].values())) == 12
+    assert main([*check, str(images(tmp_path / "other", ("cat", "wolf")))]) == 2
+    assert "'wolf'" in capsys.readouterr().err
+    assert main([*check, str(tmp_path / "nowhere")]) == 2
+    assert main(["deploy", "check", str(tmp_path / "p"), "--site", "nord", "--data", str(tmp_path / "north")]) == 2
+    assert 'did you mean "north"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*INIT, "--method", "fedtan"], "cannot run across machines: fedtan takes steps"),
+        (INIT[:-2], "--size PIXELS"),
+        (["--sites", "a", "a", *INIT[3:]], "different names"),
+    ],
+)
+def test_init_refuses_what_cannot_work(arguments, said, tmp_path, capsys):
+    assert main(["deploy", "init", str(tmp_path / "p"), *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "p").exists()
+
+
+def test_without_flower_the_library_imports_and_says_what_to_install():
+    code = (
+        "import sys; sys.modules['flwr'] = None\n"
+        "import importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'flwr' else find(name, *a)\n"
+        "import fednorms, fednorms.flower, fednorms.cli.deploy\n"
+        "from fednorms.errors import BadInput\n"
+        "try:\n    fednorms.flower.client_app\n"
+        "except BadInput as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert "pip install 'fednorms[flower]'" in done.stdout
+
+
+@pytest.mark.parametrize("text", ["fedrdn", "fedfa", "fedplvm", "hbn", "fedproto", "fbn"])
+def test_parts_that_send_statistics_of_the_data_are_marked(text):
+    assert any(x.statistics for x in what_leaves(text).leaving if x.sender == text)
+
+
+def test_privacy_lists_what_an_upload_holds_and_what_stays(capsys):
+    found = what_leaves("scaffold + fedbn")
+    weights, upload = found.leaving
+    assert not any("norm" in name for name in weights.names)
+    assert (upload.sender, upload.names, upload.averaged) == ("scaffold", weights.names, True)
+    assert weights.nbytes == upload.nbytes
+    assert not any(x.statistics for x in found.leaving)
+    assert found.secure_aggregation
+    assert any(name.endswith("running_mean") for name in found.kept)
+    assert main(["describe", "fedrdn", "--privacy", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    once = next(x for x in said["leaves"] if x["when"] == "once")
+    assert once["nbytes"] == 2 * 3 * torch.zeros(()).element_size()
+    assert not said["secure_aggregation"]
