@@ -120,17 +120,22 @@ def watch(carry: Carry, tensors: Iterable[Tensor], who: str, hook: str) -> None:
 
 
 def full_gradient(task: Task, carry: Carry, params: Tree) -> Tree:
-    """The gradient of the base loss over all of a client's data at `params`: train mode, buffers untouched."""
+    """The gradient of the base loss over all of a client's data at `params`: train mode, buffers untouched.
+
+    Trainable tensors that `params` does not name (LOCAL ones) are as the round found them; layers normalise as this
+    round's phases do (FixBN: with the running statistics).
+    """
     total, n = Tree(), len(carry.client.data)
-    fixed = {**carry.fixed, **carry.params.detach()}
+    fixed = {**carry.fixed, **carry.start.detach()}
+    running = task.method.phases([Phase()], carry.context)[-1].norm == "running"
     point = Tree({k: v.detach().requires_grad_() for k, v in params.items()})
     for rows in torch.split(torch.arange(n), task.training.batch_size):
         x, y = carry.client.data.batch(rows)
         s = step_view(task, carry, (x.to(task.like.device), y.to(task.like.device)), 0)
-        alone = len(rows) == 1 and task.needs_two
+        stored = running or (len(rows) == 1 and task.needs_two)
         with noise.keyed(carry.key), torch.enable_grad():
             tensors = {**fixed, **point, **carry.buffers.clone()}
-            s.logits, s.features = task.net.forward(tensors, s.x, train=True, batch_statistics=not alone)
+            s.logits, s.features = task.net.forward(tensors, s.x, train=True, batch_statistics=not stored)
             grads = torch.autograd.grad(base_loss(task, carry, s), list(point.values()), allow_unused=True)
         share = Tree({k: g * (len(rows) / n) for k, g in zip(point, grads, strict=True) if g is not None})
         total = share + total

@@ -51,7 +51,7 @@ class Method:
                 f"{p.name} needs the clients' plain updates, which {' and '.join(changing)} changes before they are "
                 "sent: keep one of them"
                 for p in self.parts
-                if p.uses_even_mean
+                if p.uses_even_mean or p.needs_plain_updates
             ]
         if problems:
             raise BadInput(f'Method "{self}": ' + "; ".join(problems) + ".")

@@ -54,6 +54,7 @@ class Net:
         self.heads = self.user_heads = split_head(self.module, head)  # the user's: their names before any surgery
         self.changes: dict[str, list[Change]] = {}  # by part, as surgery goes on
         self.keeping: list[str] = []  # parts that do not share every tensor
+        self._refuse_cumulative()
         self._operate()
         replace_dropout(self.module)
         self.slots = dict(_slots(self.module, self.heads))
@@ -64,6 +65,15 @@ class Net:
             if missing := p.missing(self):
                 raise self._nothing(p, f"no {missing}")
         self._watch_module()
+
+    def _refuse_cumulative(self) -> None:
+        """Cumulative averages depend on counters, which are not averaged: such statistics cannot be federated."""
+        found = [n for n, m in self.module.named_modules() if keeps_statistics(m) and getattr(m, "momentum", 0) is None]
+        if found:
+            raise BadInput(
+                f'Layer "{found[0]}" of model "{self.name}" keeps a cumulative average (momentum=None), whose counter '
+                "cannot be averaged over clients. Give it a momentum, 0.1 for instance."
+            )
 
     def _watch_module(self) -> None:
         self._norms = [m for m in self.module.modules() if keeps_statistics(m)]

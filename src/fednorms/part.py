@@ -116,6 +116,7 @@ class Part:
     normalises_input: ClassVar[bool] = False  # `batch` replaces the fixed input normalisation
     uses_mean_gradient: ClassVar[bool] = False  # `finish` reads `mean_grad`
     uses_even_mean: ClassVar[bool] = False  # `server` reads `even`
+    needs_plain_updates: ClassVar[bool] = False  # its maths holds only for updates that nobody changed before sending
 
     # -- model ------------------------------------------------------------------------------------------------
     def surgery(self, model: nn.Module, head: list[str]) -> list[Change] | None:

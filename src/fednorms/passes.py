@@ -133,16 +133,19 @@ def layer_inputs(
 ) -> Iterator[dict[str, Tensor]]:
     """Run a client's data through a model, leaving it as it is, and show what wanted layers receive.
 
-    Layers normalise with the statistics of the batch; `train=False` leaves dropout and other noise out.
+    Layers normalise with the statistics of the batch; `train=False` leaves dropout and other noise out. Noise is keyed
+    by round, client and batch, so that every engine measures the same.
     """
     context = context_of(task, sent.round, client, evaluating=True)
+    word = noise.seed_of("noise of layer inputs", task.seed, sent.round, client.name) & 0xFFFFFFFF
     with task.net.watching(wanted) as seen, torch.no_grad():
-        for rows in torch.arange(len(client.data)).split(batch_size or task.training.batch_size):
+        for number, rows in enumerate(torch.arange(len(client.data)).split(batch_size or task.training.batch_size)):
             if len(rows) == 1 and task.needs_two:
                 continue
             seen.clear()
             x, _ = prepare_test(task, client.data.batch(rows), context, mine, sent)
-            task.net.forward(model.clone(), x, train=train, batch_statistics=True)
+            with noise.keyed(torch.tensor([word, number], device=task.like.device)):
+                task.net.forward(model.clone(), x, train=train, batch_statistics=True)
             yield dict(seen)
 
 

@@ -60,14 +60,14 @@ class Desk:
             arrived = travelled(message)
             arrived.metadata.__dict__["_message_id"] = message_id
             config = {"state": str(self.folder / "state" / str(node)), **self.nodes[node]}
-            self.log.append((str(config["site"]), message.metadata.message_type))
+            self.log.append((str(config.get("site")), message.metadata.message_type))
             context = Context(1, node, config, RecordDict(), dict(self.config))
             try:
                 reply = self.app(arrived, context)
             except Exception as error:
                 reply = Message(Error(code=0, reason=repr(error)), reply_to=arrived)
             if self.fault is not None:
-                reply = self.fault(str(config["site"]), arrived, reply)
+                reply = self.fault(str(config.get("site")), arrived, reply)
             if reply is not None:
                 self.replies[message_id] = travelled(reply)
         return ids

@@ -1,9 +1,11 @@
 """`fednorms deploy` and `describe --privacy`, which need no Flower."""
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -108,7 +110,9 @@ def test_without_flower_the_library_imports_and_says_what_to_install():
         "try:\n    fednorms.flower.client_app\n"
         "except BadInput as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
     assert "pip install 'fednorms[flower]'" in done.stdout
 
 

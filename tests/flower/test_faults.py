@@ -210,3 +210,20 @@ def test_metrics_on_disk_say_what_happened(tmp_path):
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
     assert row["lost"] == {"node 300": 'site "foggy" is not one of clean, faint'}
     assert torch.tensor(row["bytes_up"]) > 0
+
+
+@pytest.mark.parametrize("what", ["bytes", "nothing", "round"])
+def test_bytes_of_a_stranger_never_stop_a_run(what, tmp_path):
+    def fault(site, message, reply):
+        if site == "faint" and message.metadata.message_type == "train":
+            if what == "bytes":
+                reply.content["model"]["conv1.weight"].data = b"not an array"
+            elif what == "nothing":
+                del reply.content["model"]
+            else:
+                reply.content["about"]["kept"] = 99
+        return reply
+
+    ours, _ = run("scaffold", tmp_path, fault=fault, rounds=1)
+    said = ours.history[0]["lost"]["faint"]
+    assert said.startswith("says that it keeps the state after round 99" if what == "round" else "sent what cannot be")

@@ -4,13 +4,21 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is an optional extra: pip install 'fednorms[flower]'")
 
-import torch
+import importlib.util
+from pathlib import Path
 
+import torch
+from flwr.app import Context, RecordDict
+
+from fednorms.cli.deploy import read_project
+from fednorms.data import Federation
+from fednorms.engines.loop import repeatable
 from fednorms.errors import BadInput
 from fednorms.flower import messages
 from fednorms.flower.deployable import obstacle
 from fednorms.flower.server import serve
 from fednorms.method import load_all, method, names
+from fednorms.runs.driver import execute
 from fednorms.tree import Tree
 from tests.flower.desk import Desk, config_of, nodes_for, reference, run, same_result, travelled
 
@@ -95,3 +103,25 @@ def test_only_what_is_exchanged_travels_after_the_first_message(tmp_path):
     said = str([dict(content.config_records["about"]) for _, content in seen])
     assert "clean" not in said
     assert "faint" not in said  # a site learns nothing about another one
+
+
+def test_the_example_with_data_and_a_network_of_its_own(tmp_path):
+    folder = Path(__file__).parents[2] / "examples" / "flower_app"
+    spec = importlib.util.spec_from_file_location("my_app", folder / "my_app.py")
+    app = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(app)
+    recipe, deployment = read_project(folder)
+    config = {"recipe": recipe.to_toml(), "rounds": 2, "deploy.minimum": 3, "deploy.out": str(tmp_path / "run")}
+    nodes = {7 + i: {"partition-id": i, "num-partitions": 3} for i in range(3)}
+    desk = Desk(config, tmp_path, nodes)
+    desk.app = app.client
+    ours = serve(desk, config, app.my_net)
+    assert deployment.minimum == 2
+    sites = [f"site {i}" for i in range(3)]
+    parts = [app.my_site(Context(1, n, config, RecordDict(), {}), recipe) for n, config in nodes.items()]
+    together = Federation("all", [p.sites[0] for p in parts], parts[0].classes, parts[0].preprocessing)
+    with repeatable(1, recipe.seed):
+        start = app.my_net()
+    theirs = execute(recipe.model_copy(update={"rounds": 2}), federation=together, model=start)
+    assert [s.name for s in together.sites] == sites
+    same_result(ours, theirs)

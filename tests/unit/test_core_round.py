@@ -12,6 +12,7 @@ from fednorms.data import Split
 from fednorms.errors import BadInput, Diverged
 from fednorms.layers.surgery import Change
 from fednorms.method import Method, method
+from fednorms.net import Net
 from fednorms.part import HOOKS, REGISTRY, Part, Route, option, part
 from fednorms.reductions import reduce_uploads
 from fednorms.states import Client, context_of
@@ -352,3 +353,21 @@ def test_an_unused_parameter_just_stays():
     task = tiny_task("scaffold", data, model=model, weight_decay=0.1, momentum=0.9)
     run = rounds(task, data, 2)
     torch.testing.assert_close(run.model["spare.weight"], model.spare.weight.detach(), atol=1e-12, rtol=0)
+
+
+def test_cumulative_statistics_are_refused_because_counters_are_not_averaged():
+    model = tiny_net()
+    model.norm.momentum = None
+    with pytest.raises(BadInput, match=r'"norm".*momentum=None.*0\.1'):
+        Net(model, method("fedavg"), name="mine")
+
+
+def test_parts_whose_maths_needs_plain_updates_refuse_those_that_change_them():
+    for text in ("fedexp + fednova", "fednova + fedexp", "feddyn + fednova"):
+        with pytest.raises(BadInput, match="plain updates"):
+            method(text)
+
+
+def test_greg_needs_statistics_that_come_back_from_the_server():
+    with pytest.raises(BadInput, match="greg has nothing to act on"):
+        Net(tiny_net(), method("fedbn(upload=true) + greg"), name="mine")

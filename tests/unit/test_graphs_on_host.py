@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from fednorms.core import broadcast, initial_state, server_update
 from fednorms.data import Federation, Preprocessing, Site, Split
@@ -70,14 +71,14 @@ def federation(sizes=(22, 17, 24)):
     return Federation("tiny", sites, list("abc"), Preprocessing.centred(3))
 
 
-def setting(kind, text, *, fed=None, training=None, **options):
+def setting(kind, text, *, fed=None, training=None, model=TinyNet, **options):
     fed = fed or federation()
     chosen = method(text)
     arranged = fed
     for p in chosen.parts:
         arranged = p.arrange(arranged)
     torch.manual_seed(0)
-    net = Net(TinyNet(), chosen, name="tiny", dtype=torch.float64)
+    net = Net(model(), chosen, name="tiny", dtype=torch.float64)
     task = Task(
         net=net,
         training=training or Training(batch_size=8, lr=0.05, schedule="exp", decay=0.9),
@@ -186,11 +187,22 @@ def test_a_device_without_room_for_one_client_says_so():
         play(task, engine)
 
 
-def test_what_cannot_be_recorded_runs_eagerly_and_is_noted():
-    task, engine = setting(Graphs, "fedrep + fedprox", slots=2, device=Strict())
-    _, loop = setting(Loop, "fedrep + fedprox")
+@pytest.mark.parametrize("text", ["fedrep + fedprox", "scaffold"])  # SCAFFOLD reads the mean gradient of all steps
+def test_what_cannot_be_recorded_runs_eagerly_and_is_noted(text):
+    task, engine = setting(Graphs, text, slots=2, device=Strict())
+    _, loop = setting(Loop, text)
     assert_same(task, play(task, loop), play(task, engine), loop, engine)
     assert any("runs eagerly" in note for note in engine.notes)
+
+
+def test_a_pass_before_training_meets_the_same_dropout_in_every_engine():
+    class Dropped(TinyNet):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Sequential(self.conv, nn.Dropout(0.5))
+
+    (task, fast), (_, loop) = (setting(kind, "hbn(rate=0.5)", model=Dropped) for kind in (Graphs, Loop))
+    assert_same(task, play(task, loop), play(task, fast), loop, fast)
 
 
 def test_data_that_do_not_fit_travel_with_their_client():

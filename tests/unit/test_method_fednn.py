@@ -6,17 +6,20 @@ import pytest
 import torch
 from torch import nn
 
-from fednorms.core import initial_state
+from fednorms.core import broadcast, initial_state, load, own_state
 from fednorms.method import method
 from fednorms.part import Route
+from fednorms.states import Client, context_of
 from tests.reference.layers_reference import weight_norm
-from tests.tiny import Run, client_model, play, rounds, same, tiny_data, tiny_net, tiny_task
+from tests.tiny import client_model, play, rounds, same, tiny_data, tiny_net, tiny_task
 
 
-def tau_of(task, t):
-    """The temperature that a client of round t installs."""
-    run = Run(replace(initial_state(task), round=t))
-    return float(client_model(task, tiny_data(), run, "a")["norm.tau"])
+def tau_of(task, t, evaluating=False):
+    """The temperature that a client of round t, or a test when t rounds are done, installs."""
+    sent = broadcast(task, replace(initial_state(task), round=t))
+    client = Client("a", tiny_data()["a"])
+    context = context_of(task, t, client, evaluating=evaluating)
+    return float(load(task, sent, client, context, own_state(task, sent, None))["norm.tau"])
 
 
 def test_fednn_is_the_sum_of_its_parts():
@@ -30,7 +33,8 @@ def test_the_temperature_schedule():
     task = tiny_task("fednn", tiny_data(), rounds=200)
     for t, wanted in [(0, 5.000025), (1, 4.975025), (199, 0.025025)]:
         assert tau_of(task, t) == pytest.approx(wanted, abs=1e-12)
-    assert tau_of(task, 200) == tau_of(task, 199)  # a finished model keeps the last one
+    for t in (1, 100, 200):  # a test after a round keeps the temperature that round trained with
+        assert tau_of(task, t, evaluating=True) == tau_of(task, t - 1)
     assert tau_of(tiny_task("agn(tau=3)", tiny_data(), rounds=10), 5) == pytest.approx(3 * 5.001 / 10)
 
 

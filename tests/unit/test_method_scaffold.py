@@ -100,6 +100,13 @@ def test_one_full_batch_makes_option_one_and_two_coincide(text):
     close(one.model, two.model, atol=1e-12)
 
 
+@pytest.mark.parametrize("other", ["fedbn", "fedper", "fixbn(switch=0.0)"])
+def test_option_one_starts_from_the_clients_own_tensors_and_normalises_as_training_does(other):
+    one, two = (play(f"{other} + {t}", n=2, batch_size=50) for t in ("scaffold(option=I)", "scaffold"))
+    close(c_of(one), c_of(two), atol=1e-12)
+    close(one.model, two.model, atol=1e-12)
+
+
 def test_option_one_is_the_gradient_at_the_broadcast_model_over_all_data():
     data = tiny_data(8, 6)
     run = play("nonorm + scaffold(option=I)", data, n=1, epochs=2)

@@ -239,8 +239,7 @@ class Graphs(Loop):
 
     def _pack(self, model: Tree) -> Tensor:
         block = self.layout.block(self.task.like)
-        names = self.layout.names
-        torch._foreach_copy_([self.layout.views(block)[n] for n in names], [model[n] for n in names])
+        _copy(self.layout.views(block), model)
         return block
 
     def _one(self, number: int, sent: Broadcast, packed: Tensor, client: Client) -> tuple[Upload, ClientState]:
@@ -396,16 +395,17 @@ class Graphs(Loop):
             at.add_(1)
 
         saved = [(t, t.clone()) for t in self._written(slot)]
+        inner.grad_steps = {}
         for _ in range(WARM_UPS):
             one_step()
             at.zero_()
         self.device.settle()
-        inner.grad_steps = {}
+        moved = list(inner.grad_steps)  # known before recording, which may end halfway through the step
         run = self._graph_of(one_step, slot)
         with torch.no_grad():
             for tensor, value in saved:
                 tensor.copy_(value)
-        slot.graphs[key] = Captured(run, plans, at, list(inner.grad_steps))
+        slot.graphs[key] = Captured(run, plans, at, moved)
         self.captures += 1
         return slot.graphs[key]
 

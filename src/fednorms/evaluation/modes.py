@@ -71,6 +71,11 @@ class Mode:
             )
         if self.model == "adapted" and not task.method.evaluation().phases:
             raise BadInput(f'{what} does not adapt. Add "+ finetune" to evaluate "adapted".')
+        if self.model == "after_local" and (senders := task.method.having("send")):
+            raise BadInput(
+                f"{what} has no model right after local training to test: {senders[0].name} changes updates before "
+                'they are sent. Evaluate "global" or "personal".'
+            )
         statistics = self.statistics
         rule = task.method.evaluation().statistics
         if statistics == "auto" and rule and self.model in ("global", "personal", "unseen"):

@@ -34,7 +34,8 @@ def client_app(
     Args:
         site: the data of a site as a `Federation` of one site; by default what the node's config names: a folder of
             class/image (`data`) and the site's name (`site`).
-        model: makes a model of your own; the server's app needs the same. By default the recipe names it.
+        model: makes a model of your own, with torch's generators at the recipe's seed; the server's app needs the same.
+            By default the recipe names it.
         loss: a loss of your own.
     """
     app = ClientApp()
@@ -58,8 +59,9 @@ def client_app(
             recipe, federation = federation_of(context)
             words = messages.about(message.content)
             with numerics(recipe.precision, recipe.deterministic), repeatable(recipe.resolved().threads, recipe.seed):
+                start = model() if model else None
                 agreement = Agreement.from_json(str(words["agreement"]))
-                host = Host(recipe, federation, context.node_config, agreement, model() if model else None, loss)
+                host = Host(recipe, federation, context.node_config, agreement, start, loss)
                 refuse_obstacles(host.task.method)
                 accepted = int(str(words["accepted"]))
                 host.recall(accepted)

@@ -56,12 +56,18 @@ class Remote(Loop):
     def measure(self, p: Part, job: Pass, sent: Broadcast, names: Sequence[str]) -> dict[str, tuple[Tree, Tree]]:
         """Run an extra pass at sites: what each uploads; what it keeps stays there."""
         answers = self._ask("query.measure", sent, names, {"part": p.name, "when": job.when})
-        found = {name: self._read(content)["up"] for name, content in sorted(answers.contents.items())}
-        odd = {} if job.reduce in ("list", "grouped") else _odd_ones(found)
-        self.notes += [f"{p.name}, round {sent.round}: {n} {why}" for n, why in sorted({**answers.lost, **odd}.items())]
-        good = {n: up for n, up in found.items() if n not in odd and up.finite()}
-        self._require(len(good), sent.round, {**answers.lost, **odd})
-        return {name: (Tree(), up) for name, up in good.items()}
+        found: dict[str, Tree] = {}
+        for name, content in sorted(answers.contents.items()):
+            try:
+                found[name] = messages.trees(content, self._device)["up"]
+            except Exception as error:  # whatever a stranger's bytes do to the reader
+                answers.lost[name] = _unreadable(error)
+        answers.lost |= {n: "sent what is not finite" for n, up in found.items() if not up.finite()}
+        answers.lost |= {} if job.reduce in ("list", "grouped") else _odd_ones(found)
+        self.notes += [f"{p.name}, round {sent.round}: {n} {why}" for n, why in sorted(answers.lost.items())]
+        good = {name: (Tree(), up) for name, up in found.items() if name not in answers.lost}
+        self._require(len(good), sent.round, answers.lost)
+        return good
 
     def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
         """Have sites train for a round; those that fail, answer late or send nonsense are left out and named."""
@@ -69,14 +75,20 @@ class Remote(Loop):
         answers = self._ask("train", sent, cohort, {"score": score})
         done = Trained([], diverged=answers.diverged, lost={**answers.lost, **self.roster.news()})
         uploads: dict[str, Upload] = {}
+        kept: dict[str, int] = {}
         for name, content in sorted(answers.contents.items()):
             try:
                 parts = [p.name for p in self.task.method.parts]
                 upload = messages.unpack_upload(content, name, float(self.samples(name)), parts, self._device)
-            except Exception as error:  # whatever a stranger's bytes do to the reader
-                done.lost[name] = f"sent what cannot be read ({type(error).__name__}: {error})"
+                kept[name] = int(str(messages.about(content)["kept"]))
+                if "after_local" in content:
+                    done.after_local[name] = messages.unpack_score(content.metric_records["after_local"])
+            except Exception as error:
+                done.lost[name] = _unreadable(error)
                 continue
-            if wrong := self._wrong(upload):
+            if kept[name] not in (self._accepted(name), sent.round + 1):
+                done.lost[name] = f"says that it keeps the state after round {kept[name]}"
+            elif wrong := self._wrong(upload):
                 done.lost[name] = wrong
             else:
                 uploads[name] = upload
@@ -86,14 +98,12 @@ class Remote(Loop):
         if done.diverged and self.on_divergence == "stop":
             raise Diverged(min(done.diverged.items())[1])
         self._require(len(uploads), sent.round, done.lost | done.diverged)
+        done.after_local = {n: score for n, score in done.after_local.items() if n in uploads}
         for name in cohort:
-            if name not in uploads:
-                continue
-            done.uploads.append(uploads[name])
-            content = answers.contents[name]
-            self._accept(name, content)
-            if "after_local" in content:
-                done.after_local[name] = messages.unpack_score(content.metric_records["after_local"])
+            if name in uploads:
+                done.uploads.append(uploads[name])
+                if kept[name] != NONE:
+                    self.store.put(name, ClientState(kept[name], Tree(), {}))
         return done
 
     def evaluate(self, state: ServerState, mode: Mode, cohort: Sequence[str], split: Split_ = "test") -> Scores | None:
@@ -121,8 +131,12 @@ class Remote(Loop):
         scores: dict[tuple[int, str], dict[str, SiteScore]] = {(state.round, label): {} for label in tests}
         for name in self.clients:
             for label in tests if name in answers.contents else ():
-                if (record := answers.contents[name].metric_records.get(label)) is not None:
+                if (record := answers.contents[name].metric_records.get(label)) is None:
+                    continue  # it has no such data
+                try:
                     scores[state.round, label][name] = messages.unpack_score(record)
+                except Exception as error:
+                    self.notes.append(f"test of round {state.round}: {name} {_unreadable(error)}")
         return scores
 
     def _measured(self, tested: ServerState, cohort: Sequence[str]) -> dict[str, Tree]:
@@ -140,8 +154,7 @@ class Remote(Loop):
         agreement = Agreement.of([c for _, c in sorted(self.roster.cards.items())], len(self.clients)).to_json()
         contents: dict[str, RecordDict] = {}
         for name in names:
-            state = self.store.get(name)
-            about = {**words, "agreement": agreement, "accepted": state.round if state else NONE}
+            about = {**words, "agreement": agreement, "accepted": self._accepted(name)}
             once = Tree() if name in self._holding else fixed
             contents[name] = messages.pack_broadcast(sent, model, once, about)
         answers = self.roster.ask(kind, contents)
@@ -149,13 +162,9 @@ class Remote(Loop):
         self._holding -= {*answers.lost, *answers.diverged}
         return answers
 
-    def _accept(self, name: str, content: RecordDict) -> None:
-        kept = int(str(messages.about(content)["kept"]))
-        if kept != NONE:
-            self.store.put(name, ClientState(kept, Tree(), {}))
-
-    def _read(self, content: RecordDict) -> dict[str, Tree]:
-        return messages.trees(content, self._device)
+    def _accepted(self, name: str) -> int:
+        state = self.store.get(name)
+        return state.round if state else NONE
 
     @property
     def _device(self) -> torch.device:
@@ -208,6 +217,10 @@ def _odd_ones(trees: dict[str, Tree]) -> dict[str, str]:
         return {}
     usual, _ = Counter(forms.values()).most_common(1)[0]
     return {n: "sent other tensors than the other sites" for n, form in forms.items() if form != usual}
+
+
+def _unreadable(error: Exception) -> str:
+    return f"sent what cannot be read ({type(error).__name__}: {error})"
 
 
 def _named(parts: dict[str, Tree]) -> list[tuple[str, torch.Tensor]]:

@@ -95,8 +95,8 @@ class Roster:
         new = [n for n in self._online if n not in self._nodes and n not in self._refused and n not in waiting]
         hellos = [self._message("query.hello", RecordDict({messages.ABOUT: ConfigRecord({})}), n) for n in sorted(new)]
         if hellos:
-            pushed = self.grid.push_messages(hellos)
-            self._greeted.update({m: n for m, n in zip(pushed, sorted(new), strict=True) if m})
+            pushed = list(self.grid.push_messages(hellos))
+            self._greeted.update({m: n for m, n in zip(pushed, sorted(new), strict=False) if m})
         came = [(self._greeted.pop(r.metadata.reply_to_message_id), r) for r in self._pull(set(self._greeted))]
         for node, reply in sorted(came, key=lambda pair: pair[0]):
             if (reason := self._admit(node, reply)) != "":
@@ -140,7 +140,8 @@ class Roster:
         for name in asked:
             self.cards[name] = self._nodes[here[name]]
         outgoing = [self._message(kind, contents[name], here[name]) for name in asked]
-        ids = list(self.grid.push_messages(outgoing)) if outgoing else []
+        ids: list[str | None] = list(self.grid.push_messages(outgoing)) if outgoing else []
+        ids = ids or [None] * len(asked)  # Flower takes none of them if they are too large together
         open_: dict[str, str] = {}
         for name, message in zip(asked, ids, strict=True):
             if message:

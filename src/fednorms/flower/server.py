@@ -41,13 +41,16 @@ def server_app(model: Callable[[], nn.Module] | None = None, loss: Loss | None =
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(grid, context.run_config, model() if model else None, loss)
+        serve(grid, context.run_config, model, loss)
 
     return app
 
 
 def serve(
-    grid: Grid, config: Mapping[str, settings.Scalar], model: nn.Module | None = None, loss: Loss | None = None
+    grid: Grid,
+    config: Mapping[str, settings.Scalar],
+    model: Callable[[], nn.Module] | None = None,
+    loss: Loss | None = None,
 ) -> Result:
     """Run a recipe over a Grid from the start or from its last checkpoint; the run's directory is `deploy.out`."""
     given, deployment = settings.read(config)
@@ -55,13 +58,14 @@ def serve(
     # A site keeps the last state that was accepted and the one after it, so no round may go without a checkpoint.
     recipe = given.resolved().model_copy(update={"checkpoint_every": 1, "engine": "loop"})
     with numerics(recipe.precision, recipe.deterministic), repeatable(recipe.threads, recipe.seed):
+        start = model() if model else None  # under the recipe's seed, as at the sites
         directory = RunDirectory(Path(deployment.out).expanduser())
         directory.create(recipe.to_toml(), resume=True)
         with directory.lock():
             roster = Roster(grid, deployment)
             roster.names = _names_of_run(directory) or roster.names
             roster.gather()
-            session = open_session(recipe, roster, model, loss)
+            session = open_session(recipe, roster, start, loss)
             _write_facts(directory, recipe, roster)
             log(INFO, "fednorms: %s with %s", recipe.method, ", ".join(roster.names))
             result = play(session, directory, _report)

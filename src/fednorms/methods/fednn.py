@@ -78,7 +78,8 @@ class AGN(Part):
 
     @override
     def begin(self, model: Tree, b: Begin) -> Tree:
-        t = min(b.context.round, b.context.rounds - 1)  # a finished model keeps the last round's temperature
+        # A test after a round keeps the temperature that round trained with.
+        t = max(b.context.round - 1, 0) if b.context.evaluating else b.context.round
         tau = self.tau * (b.context.rounds - t + 1e-3) / b.context.rounds
         return Tree({**model, **{k: torch.full_like(model[k], tau) for k in b.owned}})
 

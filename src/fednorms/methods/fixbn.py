@@ -23,6 +23,7 @@ class FixBN(Part):
     Paper: Zhong et al., Making batch normalization great in federated deep learning, 2023. Acts on the norm mode of the
     local phases; gamma, beta and all weights keep training; statistics are then constant, bit for bit. No state, no
     extra communication. switch=1 is FedAvg.
+    Fine-tuning ("+ finetune") starts from the frozen statistics and updates them on the client's data, as everywhere.
     Divergence: the original also carries momentum across rounds; here that is the recipe's keep_momentum.
 
     >>> FixBN(switch=0.25)

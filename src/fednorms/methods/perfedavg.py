@@ -22,7 +22,7 @@ class PerFedAvg(Part):
     Acts on how a gradient is taken; two or three batches per step. No state, no extra communication.
     Tested after one inner step on the client's own data.
     Divergence: FedBABU's port adapts to another client's test data and shares momentum; neither is done here.
-    alpha=0 means the round's own learning rate.
+    alpha=0 means the round's own learning rate (in a test: the first round's).
 
     >>> PerFedAvg(alpha=0.01)
     perfedavg(alpha=0.01)
