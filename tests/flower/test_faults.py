@@ -8,15 +8,18 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is an optional extra: pip install 'fednorms[flower]'")
 
 import torch
+from safetensors.torch import load_file
 
+from fednorms.cli import main
 from fednorms.core import broadcast, initial_state, server_update
 from fednorms.data import Federation, Preprocessing
-from fednorms.errors import Diverged, RunFailed
+from fednorms.errors import BadInput, Diverged, RunFailed
 from fednorms.flower import messages
 from fednorms.flower.agreement import Card
 from fednorms.flower.generations import Generations
 from fednorms.flower.server import serve
 from fednorms.flower.settings import fingerprint, read
+from fednorms.runs.exporting import export
 from fednorms.runs.session import Session, open_federation
 from tests.flower.desk import Desk, config_of, nodes_for, reference, run, same_result
 from tests.tiny import same
@@ -227,3 +230,21 @@ def test_bytes_of_a_stranger_never_stop_a_run(what, tmp_path):
     ours, _ = run("scaffold", tmp_path, fault=fault, rounds=1)
     said = ours.history[0]["lost"]["faint"]
     assert said.startswith("says that it keeps the state after round 99" if what == "round" else "sent what cannot be")
+
+
+@pytest.mark.parametrize("text", ["fedavg", "fedbn", "scaffold + fedrdn", "ditto"])
+def test_models_are_collected_at_the_server_and_at_the_sites(text, tmp_path, capsys):
+    ours, _ = run(text, tmp_path)
+    there = tmp_path / "run"
+    config = config_of(text, tmp_path)
+    reference(config, tmp_path)
+    if text == "fedbn":
+        with pytest.raises(BadInput, match="export a site's model there"):
+            export(there, tmp_path / "all")
+    elif text != "scaffold + fedrdn":
+        export(there, tmp_path / "all")
+    command = ["deploy", "export", str(there), "--site", "faint", "--out", str(tmp_path / "ours")]
+    assert main([*command, "--state", str(tmp_path / "state" / "101")]) == 0
+    export(tmp_path / "loop", tmp_path / "theirs", site="faint", model=None)
+    a, b = (load_file(tmp_path / which / "model.safetensors") for which in ("ours", "theirs"))
+    assert same(a, b)

@@ -120,7 +120,8 @@ def test_a_node_slower_than_the_deadline_is_left_out(cluster, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_killed_server_continues_bit_for_bit(cluster, tmp_path):
-    link = cluster.link()
+    database = ["--database", str(tmp_path / "link.db")]  # without it a new link knows none of the nodes, and they end
+    link = cluster.link(*database)
     for site in SITES.split(","):
         cluster.node(site)
     config = config_of("scaffold + fedbn", tmp_path, rounds=4, **PATIENT)
@@ -129,7 +130,7 @@ def test_a_killed_server_continues_bit_for_bit(cluster, tmp_path):
     cluster.wait(lambda: (out / "metrics.jsonl").exists() and len(rows(out)) == 2, 200, "no second round")
     cluster.kill(link)  # with its ServerApp; the nodes stay and connect again
     assert not (out / "summary.json").exists()
-    cluster.link()
+    cluster.link(*database)
     assert_equals_the_loop(cluster.finish(config, 400), config, tmp_path)
 
 

@@ -23,6 +23,7 @@ Train across machines with Flower; data stay where they are.
 
   init     write a Flower project: apps, recipe, README of five commands, script for certificates
   check    check a site's data folder against a project, without sending anything
+  export   at a site: write its own model, from the server's run and the state on its disk
 
 `fednorms deploy COMMAND --help` shows a command's options."""
 
@@ -68,9 +69,27 @@ class Check:
     """Print one JSON object and nothing else."""
 
 
+@dataclass
+class Export:
+    """At a site: write its own model, from a copy of the server's run and the state on the site's disk."""
+
+    run: tyro.conf.Positional[Path]
+    """The server's run directory, or a copy of it."""
+    site: str
+    """The site's name."""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """A new directory for the model."""
+    state: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: where nodes keep it)")] = (
+        None
+    )
+    """The state folder of the site's node config."""
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
 def deploy(args: Sequence[str]) -> int:
     """The command."""
-    commands = {"init": _init, "check": _check}
+    commands = {"init": _init, "check": _check, "export": _export}
     if not args or args[0] in ("-h", "--help"):
         print(_USAGE)
         return 0 if args else 2
@@ -143,6 +162,18 @@ def _check(args: Sequence[str]) -> int:
     )
     if empty:
         console.print(f"note: no training image of {', '.join(empty)}", markup=False)
+    return 0
+
+
+def _export(args: Sequence[str]) -> int:
+    from fednorms.flower.collect import export_at_site
+
+    given = parse(Export, "deploy export", args)
+    done = export_at_site(given.run, given.site, given.out, given.state)
+    if given.json:
+        print_json(done.to_dict())
+    else:
+        stdout().print(repr(done), markup=False, soft_wrap=True)
     return 0
 
 

@@ -116,11 +116,23 @@ def flat(recipe: Recipe) -> dict[str, Any]:
     return {k: plain(v) for k, v in values.items() if v is not None and k not in ("version", "fingerprint")}
 
 
-def fingerprint(recipe: Recipe) -> str:
-    """A short hash of a recipe, whatever the device: under it a site keeps its state.
+_NOT_RESULTS = (
+    "device",
+    "threads",
+    "engine",
+    "workers",
+    "checkpoint_every",
+    "state_limit_mb",
+    "version",
+    "fingerprint",
+)
 
-    >>> fingerprint(Recipe(rounds=3)) == fingerprint(Recipe(rounds=3)) != fingerprint(Recipe(rounds=4))
+
+def fingerprint(recipe: Recipe) -> str:
+    """A short hash of what a recipe trains, wherever and however: under it a site keeps its state.
+
+    >>> fingerprint(Recipe(rounds=3)) == fingerprint(Recipe(rounds=3, device="cuda")) != fingerprint(Recipe(rounds=4))
     True
     """
-    anywhere = recipe.model_copy(update={"device": "cpu", "threads": 0})
-    return hashlib.blake2b(anywhere.to_toml().encode(), digest_size=10).hexdigest()
+    values = {k: v for k, v in flat(recipe).items() if k not in _NOT_RESULTS}
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=10).hexdigest()

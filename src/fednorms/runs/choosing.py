@@ -45,6 +45,11 @@ def choose(
     kept = [n for n, r in task.net.routes.items() if r is Route.LOCAL]
     notes: list[str] = []
     state = states.get(site) if site is not None else None
+    if kept and states and not any(s.local for s in states.values()):
+        raise BadInput(
+            f'Clients of "{task.method}" keep {len(kept)} tensors to themselves ({kept[0]}, ...), and in a run across '
+            "machines those are at the sites: export a site's model there, with `fednorms deploy export`."
+        )
     if site is not None:
         found = facts.site(site)
         if found is None:
