@@ -27,7 +27,7 @@ def division(seed: int = 0, val: float = 0.1, test: float = 0.2) -> dict[str, di
     >>> sum(sizes.values()), max(sizes.values()) - min(sizes.values()) < 10
     (1797, True)
     """
-    _, y = _digits()
+    _, y = real_digits()
     sites = split(y, {site: 1 / len(_CAMERAS) for site in _CAMERAS}, seed, "digits-shift")
     return {
         site: {part: at[chosen] for part, chosen in split(y[at], {"val": val, "test": test}, seed, site).items()}
@@ -62,7 +62,7 @@ def digits_shift(
     """
     if not 8 <= size <= 512:
         raise BadInput(f"digits-shift: size must be 8 to 512 pixels, got {size}")
-    images, labels = _digits()
+    images, labels = real_digits()
     small, y = torch.from_numpy(images / 16).unsqueeze(1), torch.from_numpy(labels)  # N x 1 x 8 x 8 in [0, 1]
     sites = []
     for name, parts in division(seed, val, test).items():
@@ -81,7 +81,12 @@ def digits_shift(
     )
 
 
-def _digits() -> tuple[np.ndarray, np.ndarray]:
+def real_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Scikit-learn's 1,797 handwritten digits: images of 8x8 with values 0 to 16, and labels.
+
+    >>> real_digits()[0].shape
+    (1797, 8, 8)
+    """
     from sklearn.datasets import load_digits  # here, because it takes a second to import
 
     digits = load_digits()

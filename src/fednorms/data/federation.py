@@ -246,8 +246,8 @@ class Federation:
         pool = Site(
             name,
             name,
-            _join([s.train for s in self.clients if s.train is not None]),
-            _join([s.val for s in self.clients if s.val is not None]),
+            join_splits([s.train for s in self.clients if s.train is not None]),
+            join_splits([s.val for s in self.clients if s.val is not None]),
         )
         tested = [replace(site, train=None, val=None) for site in self.sites if site.test is not None]
         source = {**self.source, "pooled": name}
@@ -398,11 +398,17 @@ def _not_finite(x: Tensor) -> list[int]:
 
 
 def _test_only(site: Site) -> Site:
-    whole = site.test or _join(list(site.splits.values()))
+    whole = site.test or join_splits(list(site.splits.values()))
     return replace(site, train=None, val=None, test=whole)
 
 
-def _join(splits: Sequence[Split]) -> Split | None:
+def join_splits(splits: Sequence[Split]) -> Split | None:
+    """Several splits as one, in order (None for none); images of one file on disk stay there.
+
+    >>> one = Split(torch.zeros(1, 1, 2, 2), torch.tensor([0]))
+    >>> len(join_splits([one, one]))
+    2
+    """
     if not splits:
         return None
     y = torch.cat([s.y for s in splits])

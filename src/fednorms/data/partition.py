@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fednorms.data.federation import Federation, Site, Split
-from fednorms.data.federation import _join as join
+from fednorms.data.federation import Federation, Site, Split, join_splits
 from fednorms.data.label_rules import by_class, dealt_evenly
 from fednorms.data.rules import Rule, draws, rule
 from fednorms.errors import BadInput
@@ -237,7 +236,7 @@ def _gather(splits: list[Split], at: np.ndarray | None) -> Split | None:
         elif len(inside):
             taken.append(split.subset(inside))
         start += len(split)
-    return taken[0] if len(taken) == 1 else join(taken)
+    return taken[0] if len(taken) == 1 else join_splits(taken)
 
 
 def _numbered(prefix: str, count: int) -> list[str]:

@@ -215,8 +215,7 @@ class Graphs(Loop):
                     done.diverged[client.name] = str(error)
                 continue
             done.uploads.append(upload)
-            if state.local or state.velocity or any(state.parts.values()):
-                self.store.put(client.name, state)
+            self._keep(client.name, state)
         return done
 
     def _learn(self, clients: int, seconds: float) -> None:

@@ -165,9 +165,13 @@ class Loop:
             done.uploads.append(upload)
             if score and site.test is not None:
                 done.after_local[name] = self._score_upload(sent, replace(client, state=state), upload, site.test)
-            if state.local or state.velocity or any(state.parts.values()):
-                self.store.put(name, state)
+            self._keep(name, state)
         return done
+
+    def _keep(self, name: str, state: ClientState) -> None:
+        """Store a client's state; one that holds nothing is not worth an entry."""
+        if state.local or state.velocity or any(state.parts.values()):
+            self.store.put(name, state)
 
     def _score_upload(self, sent: Broadcast, client: Client, upload: Upload, test: Split) -> SiteScore:
         mode = Mode("after_local", "own")

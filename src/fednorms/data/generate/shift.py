@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fednorms.data.digits_shift import _digits as digits
+from fednorms.data.digits_shift import real_digits
 from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.label_rules import by_class
 from fednorms.data.preprocessing import Preprocessing
@@ -97,7 +97,7 @@ def digits_dials(
     >>> len(digits_dials(clients=3, val=0.1, test=0.2).clients)
     3
     """
-    images, labels = digits()
+    images, labels = real_digits()
     x = torch.from_numpy(images / 16).float().unsqueeze(1)
     x = functional.interpolate(x, size=(size, size), mode="bilinear", align_corners=False).clamp(0, 1)
     x = (x * 255).round().to(torch.uint8).expand(-1, 3, -1, -1).contiguous()
