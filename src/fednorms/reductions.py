@@ -27,7 +27,7 @@ def reduce_uploads(trees: list[Tree], weights: list[float], how: Reduction) -> T
     if how == "list":
         return join(**{str(i): tree for i, tree in enumerate(trees)})
     if how == "stack":
-        return Tree({k: torch.stack([t[k] for t in trees]) for k in trees[0]})
+        return Tree({k: torch.stack([t[k].to(first.device) for t in trees]) for k, first in trees[0].items()})
     if how == "sum":
         return mean(trees, [1.0] * len(trees)) * float(len(trees))
     return mean(trees, weights if how == "weighted" else [1.0] * len(trees))
@@ -47,6 +47,8 @@ def upload_weights(task: Task, uploads: list[Upload]) -> list[float]:
 
 def combine(task: Task, uploads: list[Upload]) -> Combined:
     """What the server makes of uploads, in the order of client names, so that no sum depends on arrival."""
+    if not uploads:  # a round without clients, which only a part that adds noise to it goes through
+        return Combined(Tree(), {p.name: Tree() for p in task.method.parts}, 0, Tree())
     uploads = sorted(uploads, key=lambda u: u.client)
     weights, models = upload_weights(task, uploads), [u.model for u in uploads]
     parts = {

@@ -172,7 +172,7 @@ def mean(trees: list[Tree], weights: list[float]) -> Tree:
             continue
         acc = first.to(torch.float64) * (weights[0] / total)
         for tree, weight in zip(trees[1:], weights[1:], strict=True):
-            acc.add_(tree[name].to(torch.float64), alpha=weight / total)
+            acc.add_(tree[name].to(acc), alpha=weight / total)  # where the first tree is
         out[name] = acc.to(first.dtype)
     return out
 
@@ -192,6 +192,19 @@ class Packed(Tree):
         super().__init__(tensors)
         self.block = block
 
+    def over(self, block: Tensor) -> dict[str, Tensor]:
+        """The tensors with floats at the same places of another block."""
+
+        def same_place(t: Tensor) -> Tensor:
+            return block.as_strided(t.size(), t.stride(), t.storage_offset() - self.block.storage_offset())
+
+        return {k: same_place(t) if t.is_floating_point() else t for k, t in self.items()}
+
+    def moved(self, device: torch.device) -> Packed:
+        """The same tree on another device."""
+        block = self.block.to(device)
+        return self if block is self.block else Packed({k: t.to(device) for k, t in self.over(block).items()}, block)
+
 
 def _packed_mean(trees: list[Packed], shares: list[float]) -> Tree:
     first = trees[0]
@@ -199,10 +212,5 @@ def _packed_mean(trees: list[Packed], shares: list[float]) -> Tree:
         return Tree(first)
     total = first.block.to(torch.float64) * shares[0]
     for tree, share in zip(trees[1:], shares[1:], strict=True):
-        total.add_(tree.block, alpha=share)
-    block = total.to(first.block.dtype)
-
-    def same_place(t: Tensor) -> Tensor:
-        return block.as_strided(t.size(), t.stride(), t.storage_offset() - first.block.storage_offset())
-
-    return Tree({k: same_place(t) if t.is_floating_point() else t for k, t in first.items()})
+        total.add_(tree.block.to(total.device), alpha=share)
+    return Tree(first.over(total.to(first.block.dtype)))

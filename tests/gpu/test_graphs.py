@@ -12,6 +12,7 @@ from fednorms.engines.graphs import Graphs
 from fednorms.engines.loop import Loop
 from fednorms.engines.store import ClientStore
 from fednorms.errors import Diverged
+from fednorms.evaluation.modes import headline
 from fednorms.method import method, names
 from fednorms.models import build
 from fednorms.net import Net
@@ -56,7 +57,8 @@ def federation(dtype=torch.float64):
     for k, n in enumerate((22, 17, 24)):
         x = torch.rand(n, 3, 16, 16, generator=generator, dtype=dtype)
         split = Split(x, torch.arange(n) % 4)
-        sites.append(Site(f"c{k}", "d", train=split, attributes={"modality": "ct" if k else "mr"}))
+        test = Split(torch.rand(40, 3, 16, 16, generator=generator, dtype=dtype), torch.arange(40) % 4)
+        sites.append(Site(f"c{k}", "d", train=split, test=test, attributes={"modality": "ct" if k else "mr"}))
     return Federation("tiny", sites, list("abcd"), Preprocessing.centred(3))
 
 
@@ -99,8 +101,16 @@ def distance(a, b):
 
 @pytest.mark.parametrize("text", METHODS)
 def test_graphs_equal_the_loop_in_float64(text):
-    loop, loop_clients = run(Loop, text, 3)
-    fast, fast_clients = run(Graphs, text, 3)
+    engines = []
+    loop, loop_clients = run(Loop, text, 3, engines=engines)
+    fast, fast_clients = run(Graphs, text, 3, engines=engines)
+    plain, quick = (
+        e.evaluate(s, headline(e.task), e.clients).sites for e, s in zip(engines, (loop, fast), strict=True)
+    )
+    for site, score in plain.items():
+        assert score.accuracy == quick[site].accuracy
+        assert score.loss == pytest.approx(quick[site].loss, rel=1e-9)
+    assert not engines[1].notes or method(text).having("twin"), engines[1].notes
     assert distance(loop.model, fast.model) < 1e-9
     for owner, tree in loop.parts.items():
         assert distance(tree, fast.parts[owner]) < 1e-9

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from fednorms.core import broadcast, initial_state, server_update
 from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines import graphs
 from fednorms.engines.capture import Host
 from fednorms.engines.graphs import Graphs, Layout
 from fednorms.engines.loop import Loop
 from fednorms.engines.store import ClientStore
+from fednorms.engines.waiting import Waiting
 from fednorms.errors import BadInput, Diverged, RunFailed
 from fednorms.method import method, names
 from fednorms.net import Net
+from fednorms.part import REGISTRY, Part, part
 from fednorms.states import Task
 from fednorms.training import Training
 from fednorms.tree import Packed, Tree, mean
@@ -260,3 +265,39 @@ def test_the_mean_of_packed_trees_is_the_mean_of_trees():
     one, two = mean(loose, [1.0, 2.0, 3.0]), mean(packed, [1.0, 2.0, 3.0])
     assert all(torch.equal(one[k], two[k]) for k in one)
     assert two["n"].dtype == torch.int64
+
+
+def test_a_part_sees_the_rounds_rate_also_in_a_phase_with_a_rate_of_its_own():
+    @part("ratewatch")
+    class RateWatch(Part):
+        def plan(self, phases, c):
+            return [replace(p, lr=0.5) for p in phases]
+
+        def loss(self, s):
+            return s.context.lr * s.logits.square().mean()
+
+    try:
+        task, loop = setting(Loop, "ratewatch")
+        fast_task, fast = setting(Graphs, "ratewatch", device=Host())
+        assert_same(task, play(task, loop), play(fast_task, fast), loop, fast)
+    finally:
+        REGISTRY.pop("ratewatch")
+
+
+@pytest.mark.parametrize("text", ["fedavg", "scaffold", "fedbn", "fednova"])
+def test_what_a_large_cohort_leaves_is_held_up_to_a_limit(text, monkeypatch):
+    seen = []
+
+    class Watched(Waiting):
+        def add(self, name, upload, state):
+            super().add(name, upload, state)
+            seen.append((self.bytes_near, self.near, self.limit))
+
+    monkeypatch.setattr(graphs, "Waiting", Watched)
+    fed = federation(sizes=(12, 9, 10, 16, 8, 11))
+    task, loop = setting(Loop, text, fed=fed)
+    fast_task, fast = setting(Graphs, text, fed=fed, device=Host())
+    fast.room = 8_000
+    assert_same(task, play(task, loop), play(fast_task, fast), loop, fast)
+    assert all(held <= limit for held, _, limit in seen)
+    assert max(far for _, far, _ in seen) > 0

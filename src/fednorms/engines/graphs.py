@@ -8,8 +8,10 @@ host waits for the device until the round is over, so the host only launches.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -17,11 +19,16 @@ import torch
 from torch import Tensor
 
 from fednorms.core import arrive, base_phases, carry_of, diagnose, finish, noise_word, rate_of, second_model, step
-from fednorms.data import Federation, Preprocessing, Split
-from fednorms.engines.capture import Device, device_of
+from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines.capture import Device, Job, device_of
+from fednorms.engines.exams import Exams, Sitting
+from fednorms.engines.layout import Layout, copy_tree
 from fednorms.engines.loop import Loop, Trained
 from fednorms.engines.store import ClientStore
+from fednorms.engines.waiting import Waiting
 from fednorms.errors import Diverged, RunFailed
+from fednorms.evaluation.modes import Mode, depends_on_batch, model_for
+from fednorms.evaluation.scores import SiteScore
 from fednorms.noise import seed_of
 from fednorms.part import Part, Phase
 from fednorms.states import Broadcast, Carry, Client, ClientState, Task, Upload, context_of
@@ -30,42 +37,6 @@ from fednorms.tree import Packed, Tree
 
 WARM_UPS = 3
 TRIED = (8, 16, 4)  # numbers of slots, each timed for one round; results do not depend on it
-ALIGNED = 64  # elements: tensors in a block start where allocations of their own would
-
-
-class Layout:
-    """Where each tensor of a model lies in one block of floats; exchanged ones first, integers beside them."""
-
-    def __init__(self, model: Tree, exchanged: Sequence[str]) -> None:
-        floats = [n for n in model if model[n].is_floating_point()]
-        first = [n for n in exchanged if n in set(floats)]
-        self.names = first + [n for n in floats if n not in set(first)]
-        self.integers = [n for n in model if n not in set(floats)]
-        self.shapes = {n: model[n].shape for n in self.names}
-        self.places: dict[str, int] = {}
-        end = 0
-        for name in self.names:
-            self.places[name] = end
-            end += -(-model[name].numel() // ALIGNED) * ALIGNED
-            if name in first:
-                self.exchanged = end
-        self.size = end
-        if not first:
-            self.exchanged = 0
-
-    def views(self, block: Tensor) -> Tree:
-        """The tensors of a model as views of a block.
-
-        `.data` gives each a version counter of its own: a running mean that a step updates in place must not make
-        autograd believe that a weight beside it has changed.
-        """
-        return Tree(
-            {n: block[p : p + self.shapes[n].numel()].view(self.shapes[n]).data for n, p in self.places.items()}
-        )
-
-    def block(self, like: Tensor) -> Tensor:
-        """A new block of zeros."""
-        return torch.zeros(self.size, dtype=like.dtype, device=like.device)
 
 
 @dataclass
@@ -87,6 +58,7 @@ class Slot:
     origin: Tensor  # the block that holds the model at the start
     integers: Tree
     relative: Tensor  # u_k of the client in the slot
+    lr: Tensor  # the round's rate, which a phase's may differ from
     stream: Any
     pool: Any
     data: tuple[Tensor, Tensor] | None  # a client's own data, if not all clients' fit on the device
@@ -119,11 +91,14 @@ class Graphs(Loop):
         self.slots: dict[int, Slot] = {}
         self.streams: list[Any] = []
         self.first: dict[str, int] = {}
-        self.notes: list[str] = []
+        if task.twin:
+            self.notes.append(f"{task.twin.name}: the clients' second models train eagerly, outside the graphs")
         self.captures = 0
         self.near: dict[int, tuple[Split, Split]] = {}
+        self.exams: Exams | None = None
         self.captured_task = task
         self.resident = self._load_data()
+        self.room = self.device.free() // 4  # for what clients leave until a round is over
 
     def _load_data(self) -> tuple[Tensor, Tensor] | None:
         """All clients' training data on the device, normalised once where no part transforms them.
@@ -164,14 +139,56 @@ class Graphs(Loop):
             self.near[id(data)] = data, Split(x.to(self.task.like.device), y.to(self.task.like.device))
         return self.near[id(data)][1]
 
+    # -- tests --------------------------------------------------------------------------------------------------
+    def score_sites(self, jobs: Sequence[tuple[Broadcast, Site]], split: str, mode: Mode) -> dict[str, SiteScore]:
+        """Test a mode at sites; those that test the same tensors share batches."""
+        exams, splits = self._exams(), [site.splits[split] for _, site in jobs]
+        pile = exams.pile(splits) if mode.statistics != "batch" and not depends_on_batch(self.task) else None
+        if pile is None:
+            return super().score_sites(jobs, split, mode)
+        sittings = []
+        for (sent, site), data in zip(jobs, splits, strict=True):
+            if exams.shared(mode):
+                sittings.append(Sitting(sent, Client(site.name, data), sent.model, {}))
+                continue
+            client = self._client(site, site.train if site.train is not None else self._near(data))
+            # Only fine-tuning can draw from torch's own generator.
+            with self._at("test", sent.round, site.name) if mode.model == "adapted" else nullcontext():
+                model, mine = model_for(self.task, sent, client, mode)
+            sittings.append(Sitting(sent, client, model, mine))
+        return dict(zip([site.name for _, site in jobs], exams.scores(sittings, pile), strict=True))
+
+    def _score_uploads(
+        self, sent: Broadcast, trained: Sequence[tuple[str, Upload, ClientState]]
+    ) -> dict[str, SiteScore]:
+        """Test clients right after local training."""
+        tested = [
+            (replace(self._client(self.sites[name], self.data[name]), state=state), upload, test)
+            for name, upload, state in trained
+            if (test := self.sites[name].test) is not None
+        ]
+        pile = None
+        if tested and not depends_on_batch(self.task):
+            pile = self._exams().pile([test for _, _, test in tested])
+        if pile is None:
+            return {c.name: self._score_upload(sent, c, upload, self._near(test)) for c, upload, test in tested}
+        sittings = []
+        for client, upload, _ in tested:
+            here, model, mine = self._model_after(sent, client, upload)
+            sittings.append(Sitting(here, client, model, mine))
+        return dict(zip([c.name for c, _, _ in tested], self._exams().scores(sittings, pile), strict=True))
+
+    def _exams(self) -> Exams:
+        if self.exams is None:
+            self.exams = Exams(self.task, self.layout, self.device, self.tested.num_classes, self._graph_of)
+        return self.exams
+
     # -- a round ------------------------------------------------------------------------------------------------
     def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
         """Train the clients of a cohort on streams; results are those of the loop."""
-        if score:
-            return super().train(sent, cohort, score=score)
         while True:
             try:
-                return self._train(sent, cohort)
+                return self._train(sent, cohort, score=score)
             except torch.OutOfMemoryError:
                 if self.slot_count == 1:
                     raise RunFailed(
@@ -186,13 +203,14 @@ class Graphs(Loop):
             self.device.settle()
             self.device.forget()
 
-    def _train(self, sent: Broadcast, cohort: Sequence[str]) -> Trained:
+    def _train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool) -> Trained:
         started, captures = time.perf_counter(), self.captures
         done = Trained([])
         packed = self._pack(sent.model)
         self.streams += [self.device.stream() for _ in range(self.slot_count - len(self.streams))]
         self.device.fork(self.streams)
-        running: list[tuple[Client, Upload, ClientState]] = []
+        room = sys.maxsize if score else self.room  # what is tested in a moment stays
+        waiting = Waiting(room, self.device.settle, self.task.like.device)
         finite: list[Tensor] = []
         for number, name in enumerate(cohort):
             client = self._client(self.sites[name], self.data[name])
@@ -200,22 +218,24 @@ class Graphs(Loop):
                 upload, state = self._one(number % self.slot_count, sent, packed, client)
                 moved = [upload.model, state.local, second_model(self.task, state.parts), *upload.parts.values()]
                 finite.append(_finite(moved, self.task.like))
-            running.append((client, upload, state))
+            waiting.add(name, upload, state)
         self.device.join(self.streams)
         fine = torch.stack(finite).tolist() if finite else []  # the one moment at which the host waits
         if self.captures == captures:
             self._learn(len(cohort), time.perf_counter() - started)
-        for (client, upload, state), good in zip(running, fine, strict=True):
+        for name, good in zip(cohort, fine, strict=True):
             if not good:
                 try:
-                    diagnose(self.task, sent, client)
+                    diagnose(self.task, sent, self._client(self.sites[name], self.data[name]))
                 except Diverged as error:
                     if self.on_divergence == "stop":
                         raise
-                    done.diverged[client.name] = str(error)
-                continue
+                    done.diverged[name] = str(error)
+        if score:
+            done.after_local = self._score_uploads(sent, list(waiting.back(fine)))
+        for name, upload, state in waiting.back(fine):
             done.uploads.append(upload)
-            self._keep(client.name, state)
+            self._keep(name, state)
         return done
 
     def _learn(self, clients: int, seconds: float) -> None:
@@ -238,7 +258,7 @@ class Graphs(Loop):
 
     def _pack(self, model: Tree) -> Tensor:
         block = self.layout.block(self.task.like)
-        _copy(self.layout.views(block), model)
+        copy_tree(self.layout.views(block), model)
         return block
 
     def _one(self, number: int, sent: Broadcast, packed: Tensor, client: Client) -> tuple[Upload, ClientState]:
@@ -253,6 +273,7 @@ class Graphs(Loop):
         inner.key[:1].fill_(noise_word(task, context))
         inner.key[1:].zero_()
         slot.relative.fill_(context.relative)
+        slot.lr.fill_(context.lr)
         outer = replace(inner, client=client, context=context, broadcast=sent, mine=mine, path=path, grad_steps={})
         outer.steps = outer.exchanged_steps = outer.dropped = 0
         for count, phase in enumerate(base_phases(task, context)):
@@ -272,7 +293,7 @@ class Graphs(Loop):
             outer.optimiser = replace(inner.optimiser, first_moment=inner.optimiser.first_moment.clone())
         upload, state = finish(self.task, outer, early)
         state = replace(state, local=state.local.clone())  # a view would keep the whole block alive
-        if not self.task.method.having("send"):
+        if not self.task.method.changes_updates:
             upload = replace(upload, model=Packed(upload.model, block[: self.layout.exchanged]))
         return upload, state
 
@@ -299,6 +320,7 @@ class Graphs(Loop):
             origin=origin,
             integers=integers,
             relative=torch.ones_like(like),
+            lr=torch.zeros_like(like),
             stream=self.streams[number],
             pool=self.device.pool(),
             data=None if self.resident else self._room_for_data(),
@@ -318,14 +340,14 @@ class Graphs(Loop):
         slot.origin.copy_(packed)
         own = {n: t for n, t in model.items() if t is not sent.model[n]}
         targets = self.layout.views(slot.origin) if own else Tree()
-        _copy({n: targets[n] for n in own if n in targets}, own)
-        _copy(slot.integers, model)
+        copy_tree({n: targets[n] for n in own if n in targets}, own)
+        copy_tree(slot.integers, model)
         slot.live.copy_(slot.origin)
         for name, tree in mine.items():
-            _copy(slot.carry.mine[name], tree)
+            copy_tree(slot.carry.mine[name], tree)
         if slot.sent is not sent:
             for name, tree in sent.parts.items():
-                _copy(slot.carry.broadcast.parts[name], tree)
+                copy_tree(slot.carry.broadcast.parts[name], tree)
             slot.sent = sent
         if slot.data:
             for room, tensor in zip(slot.data, self._on_device(client.data), strict=True):
@@ -343,7 +365,7 @@ class Graphs(Loop):
             _zero(inner.optimiser.first_moment)
         _zero(inner.optimiser.second_moment)
         if task.training.keep_momentum and client.state and not number:
-            _copy(inner.optimiser.first_moment, client.state.velocity)
+            copy_tree(inner.optimiser.first_moment, client.state.velocity)
         seed = seed_of("data", task.seed, outer.context.round, client.name, number)
         plan, dropped = batch_plan(len(client.data), task.training, phase, seed, needs_two=task.needs_two)
         outer.dropped += dropped
@@ -381,7 +403,7 @@ class Graphs(Loop):
         at = torch.zeros(1, dtype=torch.long, device=self.task.like.device)
         names, path = outer.active, outer.path
         # What changes between clients and rounds is a tensor inside the graph.
-        context = replace(outer.context, lr=inner.optimiser.lr, relative=slot.relative)  # type: ignore[arg-type]
+        context = replace(outer.context, lr=slot.lr, relative=slot.relative)  # type: ignore[arg-type]
 
         def one_step() -> None:
             inner.active, inner.path, inner.context = names, path, context
@@ -400,7 +422,7 @@ class Graphs(Loop):
             at.zero_()
         self.device.settle()
         moved = list(inner.grad_steps)  # known before recording, which may end halfway through the step
-        run = self._graph_of(one_step, slot)
+        run = self._graph_of(one_step, slot.stream, slot.pool)
         with torch.no_grad():
             for tensor, value in saved:
                 tensor.copy_(value)
@@ -408,10 +430,10 @@ class Graphs(Loop):
         self.captures += 1
         return slot.graphs[key]
 
-    def _graph_of(self, one_step: Callable[[], None], slot: Slot) -> Callable[[], None]:
-        """The step as a graph; if it cannot be captured, the step itself, and a note that says which part and why."""
+    def _graph_of(self, job: Job, stream: object, pool: object) -> Job:
+        """A job as a graph; if it cannot be captured, the job itself, and a note that says which part and why."""
         try:
-            return self.device.record(one_step, slot.stream, slot.pool)
+            return self.device.record(job, stream, pool)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -419,7 +441,7 @@ class Graphs(Loop):
             note = f"{_culprit(error)} cannot be captured in a CUDA graph and runs eagerly: {_first_line(error)}"
             if note not in self.notes:
                 self.notes.append(note)
-            return one_step
+            return job
 
     def _written(self, slot: Slot) -> list[Tensor]:
         """All that a step changes."""
@@ -427,12 +449,6 @@ class Graphs(Loop):
         assert optimiser is not None
         trees = (slot.integers, carry.grad_sum, optimiser.first_moment, optimiser.second_moment)
         return [slot.live, carry.key, carry.loss_sum, optimiser.updates, *(t for tree in trees for t in tree.values())]
-
-
-def _copy(to: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
-    names = [n for n in to if n in source]
-    if names:
-        torch._foreach_copy_([to[n] for n in names], [source[n] for n in names])
 
 
 def _zero(tree: Tree) -> None:

@@ -24,6 +24,8 @@ from fednorms.states import Broadcast, Client, ClientState, Combined, ServerStat
 from fednorms.tree import Tree
 from fednorms.views import Round
 
+AFTER_LOCAL = Mode("after_local", "own")
+
 
 @dataclass
 class Trained:
@@ -174,11 +176,14 @@ class Loop:
             self.store.put(name, state)
 
     def _score_upload(self, sent: Broadcast, client: Client, upload: Upload, test: Split) -> SiteScore:
-        mode = Mode("after_local", "own")
-        here = replace(sent, model=Tree({**sent.model, **upload.model}))
         with self._at("test", sent.round, client.name):
-            model, mine = model_for(self.task, here, client, mode)
-            return score_site(self.task, here, client, test, self.tested.num_classes, model, mine, mode)
+            here, model, mine = self._model_after(sent, client, upload)
+            return score_site(self.task, here, client, test, self.tested.num_classes, model, mine, AFTER_LOCAL)
+
+    def _model_after(self, sent: Broadcast, client: Client, upload: Upload) -> tuple[Broadcast, Tree, dict[str, Tree]]:
+        """A client's model right after local training (its state is the new one), as if it had been broadcast."""
+        here = replace(sent, model=Tree({**sent.model, **upload.model}))
+        return here, *model_for(self.task, here, client, AFTER_LOCAL)
 
     # -- testing ------------------------------------------------------------------------------------------------
     def evaluate(

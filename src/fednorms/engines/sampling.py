@@ -27,6 +27,7 @@ class Participation:
 
     kind: Literal["all", "fixed", "bernoulli"] = "all"
     rate: float = 1.0
+    empty: bool = False  # whether tosses may leave a round without clients, as accounts of privacy assume
 
     @classmethod
     def read(cls, text: str) -> Participation:
@@ -47,20 +48,30 @@ class Participation:
             '"bernoulli:0.4" (probability of each client).'
         )
 
+    def expected(self, clients: int) -> float:
+        """How many of so many clients a round has, on average over tosses.
+
+        >>> Participation.read("fixed:0.1").expected(25), Participation.read("bernoulli:0.1").expected(25)
+        (2, 2.5)
+        """
+        if self.kind == "fixed":
+            return self.rate if isinstance(self.rate, int) else max(int(self.rate * clients), 1)
+        return self.rate * clients if self.kind == "bernoulli" else clients
+
     def cohort(self, clients: Sequence[str], seed: int, t: int) -> list[str]:
         """The participants of round t, in the order of `clients`."""
         if self.kind == "all":
             return list(clients)
         if self.kind == "fixed":
-            m = self.rate if isinstance(self.rate, int) else max(int(self.rate * len(clients)), 1)
+            m = int(self.expected(len(clients)))
             if m > len(clients):
                 raise BadInput(f"participation asks for {m} clients, but the federation has {len(clients)}.")
             rng = np.random.default_rng(seed_of("cohort", seed, t))
-            chosen = set(rng.choice(len(clients), size=int(m), replace=False).tolist())
+            chosen = set(rng.choice(len(clients), size=m, replace=False).tolist())
             return [c for i, c in enumerate(clients) if i in chosen]
         for toss in range(1000):
             rng = np.random.default_rng(seed_of("cohort", seed, t, toss))
             present = [c for c, u in zip(clients, rng.random(len(clients)), strict=True) if u <= self.rate]
-            if present:
+            if present or self.empty:
                 return present
         raise BadInput(f"participation bernoulli:{self.rate} chose nobody in 1000 tosses; raise the probability.")

@@ -14,6 +14,7 @@ from fednorms.data import Split
 from fednorms.errors import BadInput
 from fednorms.evaluation.scores import SiteScore, Tally
 from fednorms.evaluation.statistics import by_batch, re_estimated, statistics_names
+from fednorms.layers.norms import tests_by_batch
 from fednorms.part import Route
 from fednorms.passes import LocalView, passes, prepare_test
 from fednorms.states import Broadcast, Client, ClientState, ServerState, Task, context_of
@@ -71,7 +72,8 @@ class Mode:
             )
         if self.model == "adapted" and not task.method.evaluation().phases:
             raise BadInput(f'{what} does not adapt. Add "+ finetune" to evaluate "adapted".')
-        if self.model == "after_local" and (senders := task.method.having("send")):
+        if self.model == "after_local" and task.method.changes_updates:
+            senders = [*task.method.having("send"), *task.method.having("protect")]
             raise BadInput(
                 f"{what} has no model right after local training to test: {senders[0].name} changes updates before "
                 'they are sent. Evaluate "global" or "personal".'
@@ -180,6 +182,11 @@ def answer(task: Task, sent: Broadcast, mine: dict[str, Tree], logits: Tensor, f
     return logits
 
 
+def depends_on_batch(task: Task) -> bool:
+    """Whether a model's answer to an image depends on the images beside it: BatchNorm that keeps no statistics."""
+    return any(tests_by_batch(m) for m in task.net.module.modules())
+
+
 @torch.no_grad()
 def score_site(
     task: Task,
@@ -195,7 +202,8 @@ def score_site(
     batch_mode = mode.statistics == "batch"
     context = context_of(task, sent.round, client, evaluating=True)
     tally = Tally(classes)
-    large = 256 if task.like.device.type == "cpu" else 2048
+    # Where an image's answer depends on its batch, batches are the same on every device.
+    large = 256 if task.like.device.type == "cpu" or depends_on_batch(task) else 2048
     for batch in data.batches(task.training.batch_size if batch_mode else large):
         alone = len(batch[1]) == 1 and task.needs_two
         x, y = prepare_test(task, batch, context, mine, sent)

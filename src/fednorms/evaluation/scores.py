@@ -29,12 +29,18 @@ class Tally:
 
     def add(self, logits: Tensor, y: Tensor) -> None:
         """Count one batch; the loss is plain cross-entropy, whatever the model was trained with."""
-        logits = logits.detach().double()
+        right, loss = self.judge(logits, y)
         if self.counts is None:
             self.counts = torch.zeros(2, self.classes, dtype=torch.long, device=logits.device)
-        self.counts[0].index_add_(0, y, (logits.argmax(1) == y).long())
+        self.counts[0].index_add_(0, y, right.long())
         self.counts[1].index_add_(0, y, torch.ones_like(y))
-        self.loss_sum = self.loss_sum + torch.nn.functional.cross_entropy(logits, y, reduction="sum")
+        self.loss_sum = self.loss_sum + loss.sum()
+
+    @staticmethod
+    def judge(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each image, whether it is classified right, and its cross-entropy."""
+        logits = logits.detach().double()
+        return logits.argmax(1) == y, torch.nn.functional.cross_entropy(logits, y, reduction="none")
 
     def score(self) -> SiteScore:
         """The scores of everything counted so far."""

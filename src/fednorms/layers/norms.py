@@ -43,6 +43,15 @@ def is_norm(module: nn.Module) -> bool:
     return any(kind.__name__.startswith(_NAMED) for kind in type(module).__mro__)
 
 
+def tests_by_batch(module: nn.Module) -> bool:
+    """Whether `module` normalises with the batch's statistics in a test, too: a BatchNorm that tracks none.
+
+    >>> tests_by_batch(nn.BatchNorm2d(2, track_running_stats=False)), tests_by_batch(nn.BatchNorm2d(2))
+    (True, False)
+    """
+    return isinstance(module, _BatchNorm) and module.running_mean is None
+
+
 def keeps_statistics(module: nn.Module) -> bool:
     """Whether `module` evaluates with stored statistics: tracked BatchNorm, and ours that mix or
     replace what it measures.

@@ -1,0 +1,54 @@
+"""A model as one block of floats, so that loading a client and averaging it are single copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fednorms.tree import Tree
+
+ALIGNED = 64  # elements: tensors in a block start where allocations of their own would
+
+
+class Layout:
+    """Where each tensor of a model lies in one block of floats; exchanged ones first, integers beside them."""
+
+    def __init__(self, model: Tree, exchanged: Sequence[str]) -> None:
+        floats = [n for n in model if model[n].is_floating_point()]
+        first = [n for n in exchanged if n in set(floats)]
+        self.names = first + [n for n in floats if n not in set(first)]
+        self.integers = [n for n in model if n not in set(floats)]
+        self.shapes = {n: model[n].shape for n in self.names}
+        self.places: dict[str, int] = {}
+        end = 0
+        for name in self.names:
+            self.places[name] = end
+            end += -(-model[name].numel() // ALIGNED) * ALIGNED
+            if name in first:
+                self.exchanged = end
+        self.size = end
+        if not first:
+            self.exchanged = 0
+
+    def views(self, block: Tensor) -> Tree:
+        """The tensors of a model as views of a block.
+
+        `.data` gives each a version counter of its own: a running mean that a step updates in place must not make
+        autograd believe that a weight beside it has changed.
+        """
+        return Tree(
+            {n: block[p : p + self.shapes[n].numel()].view(self.shapes[n]).data for n, p in self.places.items()}
+        )
+
+    def block(self, like: Tensor) -> Tensor:
+        """A new block of zeros."""
+        return torch.zeros(self.size, dtype=like.dtype, device=like.device)
+
+
+def copy_tree(to: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
+    """Copy the tensors that both have, in as few operations as their types allow."""
+    names = [n for n in to if n in source]
+    if names:
+        torch._foreach_copy_([to[n] for n in names], [source[n] for n in names])
