@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 def chained(name, x, key=None):
     with noise.keyed(torch.tensor([3, 5], device=x.device) if key is None else key):
-        return CHAINS[name](x, lambda *shape: noise.uniform(shape, 7, x))
+        return CHAINS[name](x, lambda *shape: noise.uniform(shape, 7, x), (x.shape[2] - 4, x.shape[3] - 4))
 
 
 @pytest.mark.parametrize("name", CHAINS)

@@ -36,6 +36,17 @@ def test_python_batches(batches, tmp_path):
     assert torch.equal(fed.sites[0].train.x[10:20], expected)
     assert fed.sites[0].test.y.tolist() == list(range(10))
     assert fed.classes[3] == "cat"
+    chains = {p: cifar.cifar_10(batches, p, 8, False, True).protocol.augment for p in cifar.CIFAR10_PROTOCOLS}
+    assert chains == {
+        "fedntd": "crop_flip_cutout",
+        "feddc": "feddyn",
+        "fedbabu": "crop_flip",
+        "greg": "flip_rotate",
+    }
+    half = cifar.cifar_10(batches, "greg", complete=False, allow_pickle=True)
+    assert half.shape == (3, 224, 224)
+    assert half.preprocessing.mean is None
+    assert sizes(half) == {"cifar-10": {"train": 25, "test": 10}}, "half of the training images, all test images"
     with pytest.raises(BadInput, match=r"49,950 of 50,000 images of train missing"):
         cifar.cifar_10(batches, allow_pickle=True)
     (batches / "test_batch").write_bytes(b"nonsense")
@@ -76,6 +87,7 @@ def test_cifar_100(tmp_path):
         pickled(root / part, {"data": gradient(n, (3072,)), "fine_labels": labels, "coarse_labels": labels}, 2)
     pickled(root / "meta", {"fine_label_names": [f"name{i}" for i in range(100)]}, 2)
     fed = cifar.cifar_100(tmp_path, complete=False, allow_pickle=True)
+    assert fed.protocol.augment == "feddyn_cifar100"
     assert fed.num_classes == 100
     assert fed.classes[7] == "name7"
     assert sizes(fed) == {"cifar-100": {"train": 200, "test": 100}}
@@ -94,6 +106,8 @@ def test_corruptions_share_their_test_pictures(tmp_path):
         x[:, 0, 0, 2] = i
         np.save(tmp_path / f"{name}.npy", x)
     fed = federation("cifar-10-c", root=tmp_path, complete=False)
+    assert fed.protocol.augment == "feddyn"
+    assert fed.preprocessing.mean == (0.491, 0.482, 0.447)
     assert len(fed.clients) == 19
     assert all(parts == {"train": 38, "test": 2} for parts in sizes(fed).values())
     held = {tuple(s.test.x[:, 0, 0, 0].tolist()) for s in fed.sites}

@@ -171,6 +171,23 @@ def test_protocols_by_name_and_recipe(sheets):
         federation("digits-shift", protocol="fedwon")
 
 
+def test_clients_that_share_a_domains_test_set_score_as_the_whole_set_does(sheets):
+    """FedWon's cross-device tables print one number per domain: here 30 test images over 20 clients."""
+    device = digits_five(sheets, "fedwon-cross-device", size=8, complete=False)
+    whole = digits_five(sheets, "full", size=8, complete=False)
+    assert {len(s.test) for s in device.sites} == {1, 2}
+    result = fn.run("fedavg", device, "cnn-small", rounds=1, participation="fixed:0.05", lr=0.1, epochs=3)
+    model, pooled = result.model(), []
+    for domain in whole.domains:
+        x, y = whole.site(domain).test.batch(range(30))
+        with torch.no_grad():
+            right = (model(whole.preprocessing(x)).argmax(1) == y).double()
+        assert result.domains[domain] == pytest.approx(right.mean().item(), abs=1e-12)
+        pooled.append(right)
+    assert result.scores()["pooled"] == pytest.approx(torch.cat(pooled).mean().item(), abs=1e-12)
+    assert 0 < torch.cat(pooled).sum() < 150, "not a score that every weighting gives"
+
+
 @needs_sheets
 def test_real_sheets_have_the_papers_sizes():
     root = shared("digits-five")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -130,6 +132,13 @@ def test_vlcs_in_both_layouts(tmp_path):
     two = pacs_vlcs.vlcs(tmp_path, **options(tmp_path))
     assert one.fingerprint() == two.fingerprint(), "full is read, not the copies in train and test"
     assert sizes(one)["SUN09"] == {"train": 45, "test": 5}
+    for name in names.values():  # some copies have no "full"
+        shutil.rmtree(other / name / "full")
+    assert pacs_vlcs.vlcs_layout(other) == "split folders with numbered classes"
+    three = pacs_vlcs.vlcs(other, **options(tmp_path))
+    for a, b in zip(one.sites, three.sites, strict=True):
+        held = [sorted(v for part in site.splits.values() for v in first_values(part)) for site in (a, b)]
+        assert held[0] == held[1], "train, crossval and test together are everything"
     greg = pacs_vlcs.vlcs(flat, protocol="greg", **options(tmp_path))
     assert sizes(greg)["LabelMe"] == {"train": 10, "val": 10, "test": 15}
 
@@ -139,6 +148,7 @@ def test_office_home_and_31(tmp_path):
     picture(spelt / "Art" / "Bed" / "x.png", 3)
     home = office.office_home(tmp_path, **options(tmp_path, complete=False))
     assert home.num_classes == 65
+    assert home.protocol.augment == "feddyn"
     assert [s.name for s in home.sites] == ["Art", "Clipart", "Product", "Real World"]
     for domain in ("amazon", "dslr", "webcam"):
         class_folders(tmp_path / "office31" / domain, ("images",), office.OFFICE31_CLASSES, 3)
@@ -146,6 +156,9 @@ def test_office_home_and_31(tmp_path):
     assert office31.num_classes == 31
     assert set(map(str, sizes(office31).values())) == {"{'train': 62, 'test': 31}"}
     assert [r.name for r, _ in recognised(tmp_path / "office31")] == ["office-31"]
+    assert sum(office.OFFICE31_COUNTS.values()) == 4110, "as published"
+    with pytest.raises(BadInput, match=r"(?s)2,724 of 2,817 images of amazon.*405 of 498 images of dslr.*702 of 795"):
+        office.office_31(tmp_path, cache=False)
 
 
 @pytest.fixture
@@ -197,6 +210,7 @@ def test_domainnet_ten_classes(tmp_path):
     root = class_folders(tmp_path / "DomainNet", domainnet.TEN_LISTS, (*domainnet.TEN_CLASSES, "aircraft_carrier"), 5)
     fed = domainnet.domainnet(root, **options(tmp_path))
     assert fed.num_classes == 10, "other classes are left alone"
+    assert fed.protocol.augment == "flip_rotate"
     # 40 training images per domain: 5 % are 2.
     assert sizes(fed)["quickdraw"] == {"train": 2, "val": 2, "test": 10}
     assert sizes(domainnet.domainnet(root, protocol="greg", **options(tmp_path)))["real"] == {
@@ -217,6 +231,7 @@ def test_domainnet_official_lists(tmp_path):
             (root / f"{domain}_{part}.txt").write_text("\n".join(lines))
     fed = domainnet.domainnet(root, protocol="fednn", **options(tmp_path))
     assert fed.classes == tuple(classes)
+    assert fed.protocol.augment == "feddyn"
     assert all(parts == {"train": 12, "test": 4} for parts in sizes(fed).values())
     (root / "real" / "class_01" / "000.png").unlink()
     with pytest.raises(BadInput, match="real, train: 1 of 12 listed images missing, first"):
@@ -236,6 +251,40 @@ def test_top_classes_and_clients_in_proportion():
     real = {d: train for d, (train, _) in domainnet.FULL_LISTS.items()}
     assert sum(domainnet.clients_per_domain(real).values()) == 200
     assert found["a"].y.max() == 2
+
+
+def test_domainnet_top_hundred_on_disk(tmp_path):
+    """GReg cross-device: 100 largest classes over all domains, 200 clients in proportion, equal training sizes each."""
+    classes = [f"class_{i:03d}" for i in range(103)]
+    small = {5, 50, 102}  # one training image less over all domains than any other class
+    twice = {"real": 2}
+    value = 0
+    for domain in domainnet.TEN_LISTS:
+        lines = {"train": [], "test": []}
+        for i, label in enumerate(classes):
+            for k in range(twice.get(domain, 1) + 1 - (i in small and domain == "sketch")):
+                name = f"{domain}/{label}/{k}.png"
+                picture(tmp_path / name, value)
+                value += 1
+                lines["test" if k == 0 else "train"].append(f"{name} {i}")
+        for part, said in lines.items():
+            (tmp_path / f"{domain}_{part}.txt").write_text("\n".join(said))
+    fed = domainnet.domainnet(tmp_path, protocol="greg-top100", **options(tmp_path))
+    kept = [label for i, label in enumerate(classes) if i not in small]
+    assert fed.classes == tuple(kept)
+    assert len(fed.clients) == 200
+    # 100 training images in five domains, 200 in the sixth: 700 over 200 clients.
+    clients = {d: [s for s in fed.clients if s.domain == d] for d in fed.domains}
+    assert {d: len(sites) for d, sites in clients.items()} == {
+        d: 57 if d == "real" else 29 if n < 3 else 28 for n, d in enumerate(d for d in domainnet.TEN_LISTS)
+    }
+    for sites in clients.values():
+        assert {len(s.train) for s in sites} == {3}, "equal, and as many as the domain has for each"
+        assert sum(len(s.test) for s in sites if s.test) == 100, "every test image of the domain once"
+        taken = [v for s in sites for part in s.splits.values() for v in first_values(part)]
+        assert len(taken) == len(set(taken)), "nobody shares an image"
+    assert fed.protocol.augment == "flip_rotate"
+    assert fed.preprocessing.mean is None
 
 
 def test_images_that_do_not_fit_in_memory_stay_on_disk(tmp_path):

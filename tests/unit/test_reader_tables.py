@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fednorms.data.readers import tables
+from fednorms.data import Protocol
+from fednorms.data.readers import isic, tables
 from fednorms.data.registry import federation
 from fednorms.errors import BadInput
 from tests.layouts import first_values, picture, sizes, table
@@ -41,6 +42,7 @@ def test_camelyon17(tmp_path):
     with pytest.raises(BadInput, match=r"metadata\.csv: 59,236 of 59,436 images of center0 missing"):
         tables.camelyon17(tmp_path)
     full = tables.camelyon17(tmp_path, "full", complete=False, size=4, cache=False)
+    assert (fed.protocol.augment, full.protocol.augment) == ("flip_rotate", "none")
     for site in full.sites:
         patients = {part: {rows[v]["patient"] for v in first_values(s)} for part, s in site.splits.items()}
         assert not patients["train"] & patients["test"]
@@ -59,6 +61,7 @@ def test_fairface(tmp_path):
             picture(tmp_path / word / f"{i}.jpg", 100)
     fed = federation("fairface", root=tmp_path, complete=False, size=4)
     assert fed.classes == ("Female", "Male")
+    assert fed.protocol.augment == "fairface"
     assert sizes(fed) == {race: {"train": 10, "test": 2} for race in tables.RACES}
     assert fed.site("Black").train.y.tolist() == [1, 0] * 5
     with pytest.raises(BadInput, match="86,674 of 86,744 images of train missing"):
@@ -73,37 +76,83 @@ def test_fed_isic2019(tmp_path):
     table(tmp_path / "train_test_split", rows)
     for i in range(120):
         picture(tmp_path / "ISIC_2019_Training_Input" / f"ISIC_{i:04d}.jpg", 50 + i, (60, 40))
-    fed = tables.fed_isic2019(tmp_path, complete=False, size=20, cache=False)
-    assert [s.name for s in fed.sites] == list(tables.ISIC_CENTRES)
+    fed = isic.fed_isic2019(tmp_path, complete=False, size=20, cache=False)
+    assert [s.name for s in fed.sites] == list(isic.CENTRES)
     assert all(parts == {"train": 16, "test": 4} for parts in sizes(fed).values())
+    assert (fed.shape, fed.stored_shape) == ((3, 20, 20), (3, 22, 22)), "a network sees 200 of 224 pixels"
+    assert fed.protocol == Protocol("isic", "focal", isic.WEIGHTS, "balanced_accuracy")
     assert fed.site("MSK").train.y.tolist() == [r["target"] for r in rows if r["center"] == 4 and r["fold"] == "train"]
     for row in rows:
         del row["fold"]
     table(tmp_path / "train_test_split", rows)
-    drawn = tables.fed_isic2019(tmp_path, complete=False, size=20, cache=False)
+    drawn = isic.fed_isic2019(tmp_path, complete=False, size=20, cache=False)
     assert sum(len(s.train) for s in drawn.sites) == 96
     assert any("no folds" in note for note in drawn.source["notes"])
+    with pytest.raises(BadInput, match="12,393 of 12,413 images of BCN missing"):
+        isic.fed_isic2019(tmp_path)
+    for i, row in enumerate(rows):
+        row["fold"] = "test" if i % 5 == 0 else "train"
+    table(tmp_path / "train_test_split", rows)
     with pytest.raises(BadInput, match="BCN: 9,914 of 9,930 images of train missing"):
-        tables.fed_isic2019(tmp_path)
+        isic.fed_isic2019(tmp_path)
+
+
+def test_fed_isic2019_from_raw_metadata(tmp_path):
+    """Centres from the prefix of lesion_id and HAM10000's `dataset`; images without a lesion_id are left out."""
+    parts = ("vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias")
+    lesions = {"BCN": "BCN_000{}", "MSK": "MSK4_000{}", "": ""} | {f"HAM {p}": "HAM_000{}" for p in parts}
+    meta, truth, ham = [], [], []
+    for n, (centre, lesion) in enumerate(lesions.items()):
+        for i in range(10):
+            image = f"ISIC_{n}{i:02d}"
+            picture(tmp_path / "ISIC_2019_Training_Input" / f"{image}.jpg", n, (30, 24))
+            meta.append({"image": image, "age_approx": 50, "lesion_id": lesion.format(i), "sex": "female"})
+            truth.append(
+                {"image": image, **{c: float(c == isic.CLASSES[(n + i) % 8]) for c in isic.CLASSES}, "UNK": 0.0}
+            )
+            if centre.startswith("HAM"):
+                ham.append({"lesion_id": lesion.format(i), "image_id": image, "dataset": centre.removeprefix("HAM ")})
+    table(tmp_path / "ISIC_2019_Training_Metadata.csv", meta)
+    table(tmp_path / "ISIC_2019_Training_GroundTruth.csv", truth)
+    assert isic.layout(tmp_path) is None, "HAM10000's own table is needed for four of the centres"
+    table(tmp_path / "HAM10000_metadata.csv", ham)
+    assert isic.layout(tmp_path) == "raw metadata, without FLamby's folds"
+    fed = federation("fed-isic2019", root=tmp_path, complete=False, size=10)
+    assert [s.name for s in fed.sites] == list(isic.CENTRES)
+    assert all(sum(found.values()) == 10 for found in sizes(fed).values()), "ten without a lesion_id are out"
+    for n, centre in enumerate(lesions):
+        if centre:
+            site = fed.site(centre)
+            labels = sorted([*site.train.y.tolist(), *site.test.y.tolist()])
+            assert labels == sorted((n + i) % 8 for i in range(10))
+    assert any("not FLamby's" in note for note in fed.source["notes"])
+    comma = (tmp_path / "HAM10000_metadata.csv").read_text()
+    (tmp_path / "HAM10000_metadata.csv").unlink()
+    (tmp_path / "HAM10000_metadata").write_text(comma.replace(",", "\t"))
+    assert federation("fed-isic2019", root=tmp_path, complete=False, size=10).fingerprint() == fed.fingerprint()
+    meta[0]["lesion_id"] = "XYZ_1"
+    table(tmp_path / "ISIC_2019_Training_Metadata.csv", meta)
+    with pytest.raises(BadInput, match=r"ISIC_000: lesion_id 'XYZ_1' belongs to no centre"):
+        federation("fed-isic2019", root=tmp_path, complete=False, size=10)
 
 
 def test_isic_weights_and_preprocessing():
     expected = [5.5813, 2.0472, 7.0204, 26.1194, 9.5369, 101.0707, 92.5224, 38.3443]
-    assert [round(w, 4) for w in tables.ISIC_WEIGHTS] == expected
-    assert math.isclose(tables.ISIC_WEIGHTS[1] * 0.5**2 * math.log(2), 0.35475, abs_tol=1e-5)
+    assert [round(w, 4) for w in isic.WEIGHTS] == expected
+    assert math.isclose(isic.WEIGHTS[1] * 0.5**2 * math.log(2), 0.35475, abs_tol=1e-5)
     # Colour constancy makes the 6-norm of every channel the same, and keeps the overall length of the scene's colour.
     x = np.random.default_rng(0).integers(10, 90, (16, 16, 3)).astype(np.uint8)
     x[..., 0] = x[..., 0] // 2
-    y = tables.shades_of_grey(x).astype(float)
+    y = isic.shades_of_grey(x).astype(float)
     norms = np.power((y**6).mean((0, 1)), 1 / 6)
     assert norms.max() / norms.min() < 1.05
-    assert tables.shades_of_grey(np.full((2, 2, 3), 255, np.uint8) * np.array([1, 0, 0], np.uint8)).max() <= 255, (
+    assert isic.shades_of_grey(np.full((2, 2, 3), 255, np.uint8) * np.array([1, 0, 0], np.uint8)).max() <= 255, (
         "clipped"
     )
-    assert tables.shades_of_grey(np.zeros((2, 2, 3), np.uint8)).max() == 0
+    assert isic.shades_of_grey(np.zeros((2, 2, 3), np.uint8)).max() == 0
     wide = Image.new("RGB", (600, 450), (90, 90, 90))
-    assert np.asarray(tables.lesion(wide, 200)).shape == (200, 200, 3)
-    assert (np.asarray(tables.lesion(wide, 200)) == 90).all()
+    assert np.asarray(isic.lesion(wide, 200)).shape == (200, 200, 3)
+    assert (np.asarray(isic.lesion(wide, 200)) == 90).all()
 
 
 def test_a_table_of_centres(tmp_path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import count
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fednorms import noise
 from fednorms.core import broadcast, initial_state, local_update
+from fednorms.data import Preprocessing
 from fednorms.method import method
 from fednorms.passes import prepare_test
 from fednorms.states import Client, context_of
@@ -27,7 +31,7 @@ from fednorms.transforms import (
     normalise,
     rotate,
 )
-from tests.tiny import play, same, tiny_data, tiny_task
+from tests.tiny import TinyNet, play, same, tiny_data, tiny_task
 
 TF = pytest.importorskip("torchvision.transforms.functional")
 
@@ -141,26 +145,26 @@ def test_padding_with_a_colour():
 @pytest.mark.parametrize("channels", [1, 3])
 def test_chains_stay_in_range_and_change_something(name, channels):
     x = images(6, channels, 24, 24)
-    y = CHAINS[name](x, uniforms())
-    assert y.shape == x.shape or (name == "isic" and y.shape[-1] == 24 * 200 // 224)
+    y = CHAINS[name](x, uniforms(), (24, 24))
+    assert y.shape == x.shape
     assert y.min() >= 0
     assert y.max() <= 1
     assert not torch.equal(y, x)
-    assert torch.equal(y, CHAINS[name](x, uniforms()))
-    assert CHAINS[name](x.double(), lambda *s: uniforms()(*s).double()).dtype == torch.float64
+    assert torch.equal(y, CHAINS[name](x, uniforms(), (24, 24)))
+    assert CHAINS[name](x.double(), lambda *s: uniforms()(*s).double(), (24, 24)).dtype == torch.float64
 
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains_read_nothing_on_the_host(name):
     with FakeTensorMode():  # a tensor without values: asking for one is an error
-        CHAINS[name](torch.rand(4, 3, 16, 16), lambda *shape: torch.rand(shape))
+        CHAINS[name](torch.rand(4, 3, 16, 16), lambda *shape: torch.rand(shape), (16, 16))
 
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_an_image_does_not_depend_on_its_neighbours(name):
     def keyed(x):
         with noise.keyed(torch.tensor([3, 5])):
-            return CHAINS[name](x, lambda *shape: noise.uniform(shape, 7, x))
+            return CHAINS[name](x, lambda *shape: noise.uniform(shape, 7, x), (16, 16))
 
     x = images(6, 3, 16, 16)
     assert torch.allclose(keyed(x)[:2], keyed(x[:2]), atol=1e-6)
@@ -181,15 +185,39 @@ def test_training_sees_other_images_each_step_and_tests_see_the_same():
     assert torch.equal(x, task.preprocessing(data["a"].batch([0, 1])[0], x.dtype))
 
 
-def test_isic_tests_on_the_centre():
+def test_isic_trains_on_a_random_square_and_tests_on_the_middle():
     data = tiny_data(4)
-    task = tiny_task("augment(chain=isic)", data)
-    sent = broadcast(task, initial_state(task))
-    client = Client("a", data["a"])
-    x = prepare_test(task, data["a"].batch([0]), context_of(task, 0, client, evaluating=True), {"augment": {}}, sent)[0]
-    assert x.shape[-2:] == (7, 7)
+    seen = []
+
+    class Watched(TinyNet):
+        def forward(self, x):
+            seen.append(tuple(x.shape[-2:]))
+            return super().forward(x)
+
+    task = replace(tiny_task("augment(chain=isic)", data, model=Watched()), preprocessing=Preprocessing(crop=7))
+    sent, client = broadcast(task, initial_state(task)), Client("a", data["a"])
+    raw = data["a"].batch([0])
+    x = prepare_test(task, raw, context_of(task, 0, client, evaluating=True), {"augment": {}}, sent)[0]
+    assert torch.equal(x, centre_crop(task.preprocessing.unit(raw[0], x.dtype), (7, 7)))
+    seen.clear()
     upload, _ = local_update(task, sent, client)
     assert upload.model.finite()
+    assert set(seen) == {(7, 7)}
+    # Numbers near 1 switch every other transform off; the fourth draw decides which square it is.
+    draws = count()
+    pixels = torch.arange(64.0).view(1, 1, 8, 8).repeat(40, 1, 1, 1) / 64
+    cut = CHAINS["isic"](pixels, lambda *s: uniforms()(*s) if next(draws) == 3 else torch.ones(s), (7, 7))
+    assert sorted(set((cut[:, 0, 0, 0] * 64).round().tolist())) == [0, 1, 8, 9]
+
+
+def test_covered_squares_of_isic_are_whole():
+    def covering(*shape):
+        return uniforms()(*shape) if shape[1:] == (2,) and next(draws) >= 2 else torch.ones(shape)
+
+    draws = count()
+    covered = CHAINS["isic"](torch.ones(200, 1, 200, 200), covering, (200, 200)) == 0
+    some = covered.flatten(1).sum(1)
+    assert some[some > 0].min() >= 16 * 16, "no square is cut off at the border"
 
 
 def test_the_text_form():

@@ -10,6 +10,7 @@ from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.folders import from_folders, site_from_folder
 from fednorms.data.mapped import MappedImages
 from fednorms.data.preprocessing import Preprocessing
+from fednorms.data.protocol import Protocol
 from fednorms.data.registry import federations
 from fednorms.data.splits import split
 
@@ -17,6 +18,7 @@ __all__ = [
     "Federation",
     "MappedImages",
     "Preprocessing",
+    "Protocol",
     "Site",
     "Split",
     "federations",

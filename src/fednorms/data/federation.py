@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fednorms.data.ahead import read_ahead
 from fednorms.data.mapped import MappedImages
 from fednorms.data.preprocessing import Preprocessing
+from fednorms.data.protocol import Protocol
 from fednorms.errors import BadInput
 
 Indices = Tensor | np.ndarray | Sequence[int]
@@ -53,6 +55,16 @@ class Split:
         at = torch.as_tensor(indices, dtype=torch.int64)
         return self.x[at], self.y[at]
 
+    def stream(self, plan: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
+        """`batch` of every entry of a plan; of images on disk, the next batch is read while one is used.
+
+        >>> s = Split(torch.zeros(3, 1, 2, 2), torch.tensor([5, 6, 7]))
+        >>> [y.tolist() for _, y in s.stream([[0, 1], [2]])]
+        [[5, 6], [7]]
+        """
+        slow = isinstance(self.x, MappedImages) and self.x.slow and len(plan) > 1
+        return read_ahead(self.batch, plan) if slow else map(self.batch, plan)
+
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The whole split in order, `size` images at a time (the last batch may be smaller).
 
@@ -60,6 +72,9 @@ class Split:
         >>> [len(y) for _, y in s.batches(2)]
         [2, 2, 1]
         """
+        if isinstance(self.x, MappedImages):
+            yield from self.stream(torch.arange(len(self)).split(size))
+            return
         for start in range(0, len(self), size):
             yield self.x[start : start + size], self.y[start : start + size]
 
@@ -127,7 +142,8 @@ class Site:
 class Federation:
     """Sites that share a label set and an image shape; checked as a whole when it is made.
 
-    `source` says how to make it again (a run records it) and `preprocessing` what a network sees of a pixel.
+    `source` says how to make it again (a run records it), `preprocessing` what a network sees of a pixel, and
+    `protocol` how the data set's papers augment and judge, which a recipe takes unless it says otherwise.
 
     >>> x, y = torch.zeros(4, 1, 8, 8), torch.tensor([0, 1, 0, 1])
     >>> Federation("two", [Site("a", "a", Split(x, y)), Site("b", "b", test=Split(x, y))], ["cat", "dog"])
@@ -145,6 +161,7 @@ class Federation:
     classes: Sequence[str]
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     source: Mapping[str, Any] = field(default_factory=dict)
+    protocol: Protocol = field(default_factory=Protocol)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sites", tuple(self.sites))
@@ -168,10 +185,16 @@ class Federation:
         return tuple(dict.fromkeys(site.domain for site in self.sites))
 
     @cached_property
-    def shape(self) -> tuple[int, int, int]:
-        """Shape of one image: (C, H, W)."""
+    def stored_shape(self) -> tuple[int, int, int]:
+        """Shape of one image as it is stored: (C, H, W)."""
         channels, height, width = next(s for site in self.sites for s in site.splits.values()).shape
         return channels, height, width
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of what a network sees of an image, (C, H, W): that of the image, unless its middle is cut out."""
+        channels, height, width = self.stored_shape
+        return (channels, *self.preprocessing.window(height, width))
 
     @property
     def num_classes(self) -> int:
@@ -259,7 +282,9 @@ class Federation:
             "name": self.name,
             "classes": list(self.classes),
             "shape": list(self.shape),
+            "stored_shape": list(self.stored_shape),
             "preprocessing": self.preprocessing.to_dict(),
+            "protocol": self.protocol.to_dict(),
             "source": dict(self.source),
             "sites": [
                 {
@@ -356,7 +381,12 @@ def _problems(federation: Federation) -> list[str]:
     if len(dtypes) > 1 and all(_image_type(dtype) for dtype in dtypes):
         listed = "; ".join(f"{dtype} at {_some(list(dict.fromkeys(who)))}" for dtype, who in dtypes.items())
         found.append(f"sites have images of different types: {listed}; convert them to one")
-    mean = federation.preprocessing.mean
+    mean, crop = federation.preprocessing.mean, federation.preprocessing.crop
+    if crop is not None and len(shapes) == 1 and crop > min(next(iter(shapes))[1:]):
+        found.append(f"preprocessing cuts out {crop} pixels but the images are {_by(next(iter(shapes)))}")
+    weights = federation.protocol.class_weights
+    if weights and len(weights) != len(classes):
+        found.append(f"its protocol has {len(weights)} class weights for {len(classes)} classes")
     if mean is not None and len(shapes) == 1 and len(mean) not in (1, next(iter(shapes))[0]):
         found.append(f"preprocessing has {len(mean)} channels but the images are {_by(next(iter(shapes)))}")
     return found

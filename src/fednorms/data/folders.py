@@ -308,8 +308,9 @@ def _scan_site(site: Path) -> tuple[list[_File], list[str]]:
     for part, folder in [(p.name, p) for p in inner] if divided else [("", site)]:
         labels = _folders(folder)
         if not labels:
-            loose = f" but {len(_images_in(folder))} images" if _images_in(folder) else ""
-            problems.append(f"{str(folder)!r} has no class folders{loose}; {_LAYOUT}")
+            loose = len(_images_in(folder))
+            said = f" but {loose} images (a class? Put all classes of a site into a folder of its own)" if loose else ""
+            problems.append(f"{str(folder)!r} has no class folders{said}; {_LAYOUT}")
         for label in labels:
             images = _images_in(label)
             if not images and _folders(label):

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+LARGE = 4096  # bytes of an image that are worth a thread
+
 
 class MappedImages:
     """Some rows of a uint8 .npy file of shape (N, C, H, W); looks enough like a tensor for a `Split`.
@@ -45,6 +47,11 @@ class MappedImages:
     def dtype(self) -> torch.dtype:
         """The type of the tensors that indexing returns."""
         return torch.from_numpy(np.empty(0, self._array.dtype)).dtype
+
+    @property
+    def slow(self) -> bool:
+        """Whether reading a batch takes long enough to be worth a thread that reads ahead."""
+        return self._array[:1].nbytes >= LARGE
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -34,8 +34,9 @@ from PIL import Image
 from torch import Tensor
 
 from fednorms.data.federation import Federation, Site, Split
-from fednorms.data.mapped import MappedImages
+from fednorms.data.mapped import LARGE, MappedImages
 from fednorms.data.preprocessing import Preprocessing
+from fednorms.data.protocol import Protocol
 from fednorms.errors import BadInput
 
 Codec = Literal["raw", "png", "webp", "jpeg"]
@@ -110,12 +111,15 @@ def unpacked(path: str | Path) -> Federation:
             splits[part] = Split(PackedImages(store.path, rows[at], store), y)
         sites.append(Site(entry["name"], entry["domain"], **splits, attributes=entry["attributes"]))
     source = {"spec": f"pack:{store.path}", "codec": header["codec"], "quality": header["quality"]}
+    if prepared := header["source"].get("prepared"):
+        source["prepared"] = prepared
     return Federation(
         header["name"],
         sites,
         header["classes"],
         Preprocessing.from_dict(header["preprocessing"]),
         {**source, "packed_from": header["source"]},
+        Protocol.from_dict(header.get("protocol", {})),
     )
 
 
@@ -170,6 +174,11 @@ class PackedImages(MappedImages):
     def dtype(self) -> torch.dtype:
         """The type of the tensors that indexing returns."""
         return torch.uint8 if self._store.dtype == np.uint8 else torch.float32
+
+    @property
+    def slow(self) -> bool:
+        """Whether images are decoded, or large."""
+        return self._store.codec != "raw" or math.prod(self._store.shape) * self._store.dtype.itemsize >= LARGE
 
     def __getitem__(self, indices: Sequence[int] | np.ndarray | slice | Tensor) -> Tensor:
         """The images at `indices` as a tensor in memory."""
@@ -233,18 +242,22 @@ class _Store:
         return out
 
     def _decoded(self, rows: Sequence[int]) -> list[np.ndarray]:
-        if len(rows) < 4:
+        threads = min(8, os.cpu_count() or 1, len(rows) // 2)
+        if threads < 2:
             return [self._decode(row) for row in rows]
         if self._pool is None or self._pool[0] != os.getpid():  # threads do not survive a fork
             self._pool = (os.getpid(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)))
-        return list(self._pool[1].map(self._decode, rows))
+        shares = [rows[len(rows) * i // threads : len(rows) * (i + 1) // threads] for i in range(threads)]
+        decoded = self._pool[1].map(lambda share: [self._decode(row) for row in share], shares)
+        return [image for share in decoded for image in share]
 
     def _decode(self, row: int) -> np.ndarray:
         channels, height, width = self.shape
         data = self._bytes[self._begins[row] : self._begins[row + 1]].tobytes()
         try:
-            with Image.open(io.BytesIO(data)) as image:
-                pixels = np.asarray(image.convert(_MODES[channels])).reshape(height, width, channels)
+            with Image.open(io.BytesIO(data), formats=(self.codec.upper(),)) as image:
+                plain = image if image.mode == _MODES[channels] else image.convert(_MODES[channels])
+                pixels = np.asarray(plain).reshape(height, width, channels)
         except Exception as problem:  # Pillow's decoders raise almost anything on broken data
             raise BadInput(f"pack {str(self.path)!r}: image {row} is damaged ({problem})") from None
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
@@ -392,8 +405,9 @@ def _write(
         "name": federation.name,
         "classes": list(federation.classes),
         "preprocessing": federation.preprocessing.to_dict(),
+        "protocol": federation.protocol.to_dict(),
         "source": dict(federation.source),
-        "shape": list(federation.shape),
+        "shape": list(federation.stored_shape),
         "dtype": _DTYPES[dtype],
         "codec": codec,
         "quality": quality,

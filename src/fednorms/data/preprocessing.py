@@ -1,16 +1,18 @@
-"""From stored pixels to what a network sees: first the unit interval, then a mean and standard deviation."""
+"""From stored pixels to what a network sees: the unit interval, the middle if it is cut out, a mean and deviation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fednorms.errors import BadInput
+from fednorms.transforms.crop import centre_crop
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class Preprocessing:
 
     `mean` and `std` have one entry per channel, or a single one for all channels; without them there is no
     normalisation. A leading axis more or less does not matter: the channels are the third axis from the end.
+    With `crop`, the network sees the middle square of so many pixels (in training, any such square that a transform
+    cuts out).
 
     >>> bytes_ = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
     >>> Preprocessing((0.5,), (0.5,))(bytes_).flatten()
@@ -29,8 +33,11 @@ class Preprocessing:
 
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    crop: int | None = None
 
     def __post_init__(self) -> None:
+        if self.crop is not None and (type(self.crop) is not int or self.crop < 1):
+            raise BadInput(f"preprocessing: crop must be a positive number of pixels, got {self.crop!r}")
         if (self.mean is None) != (self.std is None):
             raise BadInput("preprocessing: give both mean and std, or neither")
         if self.mean is None or self.std is None:
@@ -57,6 +64,15 @@ class Preprocessing:
         """
         return cls((0.5,) * channels, (0.5,) * channels)
 
+    @classmethod
+    def imagenet(cls, crop: int | None = None) -> Preprocessing:
+        """The mean and deviation of ImageNet's colours, as networks with published weights expect.
+
+        >>> Preprocessing.imagenet().std
+        (0.229, 0.224, 0.225)
+        """
+        return cls((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop)
+
     def unit(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Images as floats: uint8 is divided by 255, floats are only cast.
 
@@ -68,6 +84,25 @@ class Preprocessing:
         if not x.is_floating_point():
             raise BadInput(f"preprocessing: images must be uint8 or floating point, got {x.dtype}")
         return x.to(dtype)
+
+    def window(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of what a network sees of an image.
+
+        >>> Preprocessing(crop=200).window(224, 224), Preprocessing().window(28, 28)
+        ((200, 200), (28, 28))
+        """
+        return (height, width) if self.crop is None else (min(height, self.crop), min(width, self.crop))
+
+    def cropped(self, x: Tensor) -> Tensor:
+        """The middle of each image, as large as the network takes it; an image of that size is returned as it is.
+
+        >>> Preprocessing(crop=1).cropped(torch.arange(9).view(1, 1, 3, 3)).item()
+        4
+        """
+        if self.crop is None:
+            return x
+        height, width = self.window(*x.shape[-2:])
+        return x if (height, width) == tuple(x.shape[-2:]) else centre_crop(x, (height, width))
 
     def normalise(self, x: Tensor) -> Tensor:
         """(x - mean) / std per channel; the identity without a mean.
@@ -82,11 +117,11 @@ class Preprocessing:
         return (x - _channels(self.mean, x.dtype, x.device)) / _channels(self.std, x.dtype, x.device)
 
     def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Both steps."""
-        return self.normalise(self.unit(x, dtype))
+        """All steps."""
+        return self.normalise(self.cropped(self.unit(x, dtype)))
 
-    def to_dict(self) -> dict[str, list[float] | None]:
-        """Plain lists, for JSON, TOML and the header of an exported model.
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON, TOML and the header of an exported model; `crop` only if there is one.
 
         >>> Preprocessing.from_dict(Preprocessing.centred(1).to_dict()) == Preprocessing.centred(1)
         True
@@ -94,19 +129,21 @@ class Preprocessing:
         return {
             "mean": None if self.mean is None else list(self.mean),
             "std": None if self.std is None else list(self.std),
+            **({} if self.crop is None else {"crop": self.crop}),
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Sequence[float] | None]) -> Preprocessing:
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
         """The inverse of `to_dict`; absent entries mean no normalisation.
 
         >>> Preprocessing.from_dict({}) == Preprocessing()
         True
         """
-        if unknown := set(values) - {"mean", "std"}:
-            raise BadInput(f"preprocessing: unknown entries {sorted(unknown)}, expected mean and std")
+        if unknown := set(values) - {"mean", "std", "crop"}:
+            raise BadInput(f"preprocessing: unknown entries {sorted(unknown)}, expected mean, std and crop")
         mean, std = values.get("mean"), values.get("std")
-        return cls(None if mean is None else tuple(mean), None if std is None else tuple(std))
+        pair = (None if mean is None else tuple(mean), None if std is None else tuple(std))
+        return cls(*pair, values.get("crop"))
 
 
 @lru_cache(maxsize=64)

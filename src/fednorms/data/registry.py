@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
 
 from fednorms.data import digits_shift
-from fednorms.data.federation import Federation
+from fednorms.data.federation import Federation, raise_problems
 from fednorms.data.folders import from_folders
 from fednorms.data.pack import SUFFIX, unpacked
 from fednorms.data.readers import READERS, recognised
@@ -63,13 +64,14 @@ def federation(
     fednorms.errors.BadInput: no federation 'digit-shift'; did you mean 'digits-shift'? ...
     """
     options = {"size": size, "seed": seed, "val": val, "test": test}
+    of_data_sets = {"protocol": protocol, "complete": complete, "allow_pickle": allow_pickle}
+    _check_types(spec, {**options, **of_data_sets, "root": root})
     given = sorted(option for option, value in options.items() if value is not None)
     if isinstance(spec, Federation):
         if given:
             raise BadInput(f"federation {spec.name!r} is made already: {', '.join(given)} cannot be changed")
         return spec
     text = str(spec)
-    of_data_sets = {"protocol": protocol, "complete": complete, "allow_pickle": allow_pickle}
     if text in READERS:
         return READERS[text].open(root, options | of_data_sets)
     if protocol is not None:
@@ -97,6 +99,31 @@ def federation(
     near = difflib.get_close_matches(text, _DESCRIPTIONS, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise BadInput(f"no federation {text!r}; {hint}There are {', '.join(_DESCRIPTIONS)}, and the path of a folder")
+
+
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "size": ((int,), "a whole number of pixels"),
+    "seed": ((int,), "a whole number"),
+    "val": ((int, float), "a fraction"),
+    "test": ((int, float), "a fraction"),
+    "root": ((str, Path), "a folder"),
+    "protocol": ((str,), "the name of a division"),
+    "complete": ((bool,), "True or False"),
+    "allow_pickle": ((bool,), "True or False"),
+}
+
+
+def _check_types(spec: object, given: Mapping[str, object]) -> None:
+    """Options that are of no use to any reader, before one of them stumbles over it."""
+    problems = [
+        f"{name} must be {words}, got {value!r}"
+        for name, (types, words) in _TYPES.items()
+        if (value := given[name]) is not None
+        and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types))
+    ]
+    if not isinstance(spec, (str, Path, Federation)):
+        problems.append(f"expected a name or a path, got {spec!r}")
+    raise_problems(f"federation {spec!r}" if isinstance(spec, (str, Path)) else "federation", problems)
 
 
 def _dials(text: str, size: int | None, seed: int, val: float, test: float) -> Federation:

@@ -6,7 +6,7 @@ that a captured graph may hold them. `chains` has the augmentations of the paper
 
 from __future__ import annotations
 
-from fednorms.transforms.chains import CHAINS, centre_of
+from fednorms.transforms.chains import CHAINS
 from fednorms.transforms.colour import adjust, colour_constancy, draw_tone, normalise
 from fednorms.transforms.crop import centre_crop, crop, draw_crop
 from fednorms.transforms.cutout import cutout, draw_centre
@@ -19,7 +19,6 @@ __all__ = [
     "affine",
     "between",
     "centre_crop",
-    "centre_of",
     "colour_constancy",
     "crop",
     "cutout",

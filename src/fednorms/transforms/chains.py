@@ -8,17 +8,24 @@ import torch
 from torch import Tensor
 
 from fednorms.transforms.colour import adjust, draw_tone
-from fednorms.transforms.crop import Fill, centre_crop, crop, draw_crop
+from fednorms.transforms.crop import Fill, crop, draw_crop
 from fednorms.transforms.cutout import cutout, draw_centre
 from fednorms.transforms.flip import draw_choice, flip
 from fednorms.transforms.warp import affine, between, rotate
 
 Uniform = Callable[..., Tensor]  # shape -> numbers in (0, 1)
-Chain = Callable[[Tensor, Uniform], Tensor]
+Size = tuple[int, int]
+Chain = Callable[[Tensor, Uniform, Size], Tensor]  # images, numbers, height and width that the network takes
 
 # The colours that the papers' normalisations turn into 0, for codes that pad or cover after normalising.
-_CIFAR10 = (0.4914, 0.4822, 0.4465)
-_CIFAR100 = (0.5071, 0.4867, 0.4408)
+_FEDNTD = (0.49139968, 0.48215827, 0.44653124)
+_FEDDYN = (0.491, 0.482, 0.447)
+_FEDDYN_CIFAR100 = (0.5071, 0.4867, 0.4408)
+
+
+def _flip(x: Tensor, uniform: Uniform, size: Size) -> Tensor:
+    """Mirror left-right with probability 1/2."""
+    return _flipped(x, uniform)
 
 
 def _flipped(x: Tensor, uniform: Uniform) -> Tensor:
@@ -30,30 +37,40 @@ def _shifted(x: Tensor, uniform: Uniform, padding: int = 4, fill: Fill = 0.0) ->
     return crop(x, *draw_crop(uniform(len(x), 2), size, size, padding), size, padding, fill)
 
 
-def _crop_flip(x: Tensor, uniform: Uniform) -> Tensor:
+def _crop_flip(x: Tensor, uniform: Uniform, size: Size) -> Tensor:
+    """Pad 4 black pixels and crop, flip (FedBABU, FedFN)."""
     return _flipped(_shifted(x, uniform), uniform)
 
 
-def _crop_flip_cutout(x: Tensor, uniform: Uniform) -> Tensor:
-    x = _crop_flip(x, uniform)
-    return cutout(x, *draw_centre(uniform(len(x), 2), x.shape), 16, _CIFAR10)
+def _crop_flip_cutout(x: Tensor, uniform: Uniform, size: Size) -> Tensor:
+    """Pad 4 black pixels and crop, flip, cover a square of 16 pixels with the mean colour (FedNTD, EasyFL)."""
+    x = _crop_flip(x, uniform, size)
+    return cutout(x, *draw_centre(uniform(len(x), 2), x.shape), 16, _FEDNTD)
 
 
-def _feddyn(x: Tensor, uniform: Uniform, fill: Fill = _CIFAR10) -> Tensor:
+def _feddyn(x: Tensor, uniform: Uniform, size: Size) -> Tensor:
+    """Flip; with probability 1/2 pad 4 pixels of the mean colour and crop (FedDyn, FedDC, FedNN)."""
+    return _flip_perhaps_crop(x, uniform, _FEDDYN)
+
+
+def _feddyn_cifar100(x: Tensor, uniform: Uniform, size: Size) -> Tensor:
+    """As feddyn, with the mean colour of CIFAR-100."""
+    return _flip_perhaps_crop(x, uniform, _FEDDYN_CIFAR100)
+
+
+def _flip_perhaps_crop(x: Tensor, uniform: Uniform, fill: Fill) -> Tensor:
     x = _flipped(x, uniform)
     chosen = draw_choice(uniform(len(x))).view(-1, 1, 1, 1)
     return torch.where(chosen, _shifted(x, uniform, 4, fill), x)
 
 
-def _feddyn_cifar100(x: Tensor, uniform: Uniform) -> Tensor:
-    return _feddyn(x, uniform, _CIFAR100)
-
-
-def _flip_rotate(x: Tensor, uniform: Uniform) -> Tensor:
+def _flip_rotate(x: Tensor, uniform: Uniform, size: Size) -> Tensor:
+    """Flip, rotate up to 30 degrees (FedBN's and FedWon's Office and DomainNet, GReg)."""
     return rotate(_flipped(x, uniform), between(uniform(len(x)), -30.0, 30.0))
 
 
-def _fairface(x: Tensor, uniform: Uniform) -> Tensor:
+def _fairface(x: Tensor, uniform: Uniform, size: Size) -> Tensor:
+    """Affine (10 degrees, shifts of 0.1, scale 0.9 to 1.1) and flip, each with probability 1/2 (FedNN)."""
     u = uniform(len(x), 5)
     height, width = x.shape[-2:]
     warped = affine(
@@ -67,7 +84,8 @@ def _fairface(x: Tensor, uniform: Uniform) -> Tensor:
     return _flipped(torch.where(draw_choice(u[:, 4]).view(-1, 1, 1, 1), warped, x), uniform)
 
 
-def _isic(x: Tensor, uniform: Uniform) -> Tensor:
+def _isic(x: Tensor, uniform: Uniform, size: Size) -> Tensor:
+    """FLamby's: scale, rotation, shear, tone, flips, a random crop of what the network takes, covered squares."""
     n = len(x)
     u = uniform(n, 6)
     on = [draw_choice(u[:, i]).to(x.dtype) for i in range(3)]
@@ -87,35 +105,20 @@ def _isic(x: Tensor, uniform: Uniform) -> Tensor:
     u = uniform(n, 2)  # half of the images are flipped: left-right, top-bottom or both
     flipped, kind = draw_choice(u[:, 0]), u[:, 1] * 3
     x = flip(flip(x, flipped & (kind < 2), -1), flipped & (kind >= 1), -2)
-    size = centre_of(x.shape)
     x = crop(x, *draw_crop(uniform(n, 2), x.shape, size), size)
     u = uniform(n, 2)
     many = u[:, 0] * 8 * draw_choice(u[:, 1]).to(x.dtype)  # no square for half of the images, else one to eight
-    side = max(2, 16 * size[0] // 200)
+    side = max(2, 16 * size[0] // 200 // 2 * 2)
     for i in range(8):
-        row, column = draw_centre(uniform(n, 2), x.shape)
+        top, left = draw_crop(uniform(n, 2), x.shape, (side, side))  # the whole square is inside
         # A square that is not wanted is put outside.
-        x = cutout(x, torch.where(many > i, row, -2 * side), column, side)
+        x = cutout(x, torch.where(many > i, top + side // 2, -2 * side), left + side // 2, side)
     return x
-
-
-def centre_of(shape: tuple[int, ...] | torch.Size) -> tuple[int, int]:
-    """The window that Fed-ISIC2019 trains and tests on: 200 of 224 pixels.
-
-    >>> centre_of((3, 224, 224))
-    (200, 200)
-    """
-    height, width = (max(1, n * 200 // 224) for n in shape[-2:])
-    return height, width
-
-
-def _isic_test(x: Tensor, uniform: Uniform) -> Tensor:
-    return centre_crop(x, centre_of(x.shape))
 
 
 CHAINS: dict[str, Chain] = {
     "crop_flip": _crop_flip,
-    "flip": _flipped,
+    "flip": _flip,
     "crop_flip_cutout": _crop_flip_cutout,
     "feddyn": _feddyn,
     "feddyn_cifar100": _feddyn_cifar100,
@@ -123,7 +126,4 @@ CHAINS: dict[str, Chain] = {
     "fairface": _fairface,
     "isic": _isic,
 }
-"""What a training batch goes through, by name."""
-
-TEST_CHAINS: dict[str, Chain] = {"isic": _isic_test}
-"""What a test batch goes through, where that is anything at all."""
+"""What a training batch goes through, by name; a test batch goes through nothing but the preprocessing."""

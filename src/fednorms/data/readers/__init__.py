@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fednorms.data.readers import arrays, cifar, digits_five, domainnet, office, pacs_vlcs, tables
+from fednorms.data.readers import arrays, cifar, digits_five, domainnet, isic, office, pacs_vlcs, tables
 from fednorms.data.readers.reader import Reader
 
 READERS: dict[str, Reader] = {
@@ -21,7 +21,7 @@ READERS: dict[str, Reader] = {
         cifar.CIFAR100,
         cifar.CIFAR10C,
         tables.CAMELYON,
-        tables.ISIC,
+        isic.READER,
         tables.FAIRFACE,
         tables.CENTRES,
         arrays.MEDMNIST,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +284,7 @@ def _with_source(
     made: Federation, spec: str, root: str | Path, protocol: str, options: Mapping[str, Any]
 ) -> Federation:
     source = {"spec": spec, "root": str(Path(root).expanduser().resolve()), "protocol": protocol, **options}
-    return Federation(made.name, made.sites, made.classes, made.preprocessing, source)
+    return replace(made, source=source)
 
 
 MEDMNIST = Reader("medmnist", "MedMNIST .npz files, one site each", medmnist, MEDMNIST_PROTOCOLS, medmnist_layout)

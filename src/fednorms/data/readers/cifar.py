@@ -12,10 +12,11 @@ import torch
 from fednorms.data.federation import Federation, Site, Split, raise_problems
 from fednorms.data.pickles import load_pickle
 from fednorms.data.preprocessing import Preprocessing
+from fednorms.data.protocol import Protocol
 from fednorms.data.readers.digits_five import as_rgb
 from fednorms.data.readers.divisions import stratified
-from fednorms.data.readers.pictures import Pictures, images_in
-from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home
+from fednorms.data.readers.pictures import FEDBN, Pictures, images_in
+from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
 from fednorms.errors import BadInput
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -24,24 +25,26 @@ CORRUPTIONS = (
     "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression", "speckle_noise",
     "gaussian_blur", "spatter", "saturate",
 )  # fmt: skip
+_FEDDC = Preprocessing((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
+# Whose mean and deviation, and whose augmentation.
 _TEN = {
-    "fedntd": Preprocessing((0.49139968, 0.48215827, 0.44653124), (0.24703233, 0.24348505, 0.26158768)),
-    "feddc": Preprocessing((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)),
-    "fedbabu": Preprocessing((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "fedntd": (
+        Preprocessing((0.49139968, 0.48215827, 0.44653124), (0.24703233, 0.24348505, 0.26158768)),
+        Protocol("crop_flip_cutout"),
+    ),
+    "feddc": (_FEDDC, Protocol("feddyn")),
+    "fedbabu": (Preprocessing.imagenet(), Protocol("crop_flip")),
+    "greg": (Preprocessing(), FEDBN),
 }
 _HUNDRED = {
-    "feddc": Preprocessing((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
-    "fedbabu": Preprocessing((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
-}
-_AUGMENTATION = {
-    "fedntd": "crop 4, flip, cutout 16",
-    "feddc": "flip, crop 4 with probability 0.5, after normalisation",
-    "fedbabu": "crop 4, flip",
+    "feddc": (Preprocessing((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)), Protocol("feddyn_cifar100")),
+    "fedbabu": (Preprocessing((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)), Protocol("crop_flip")),
 }
 CIFAR10_PROTOCOLS = {
     "fedntd": "FedNTD and EasyFL (FedWon's label-skew figures): their mean and deviation; one site, for partitioners",
     "feddc": "FedDyn, FedDC and FedNN's label-skew tables: their mean and deviation; one site, for partitioners",
     "fedbabu": "FedBABU and FedFN: their mean and deviation; one site, for partitioners",
+    "greg": "GReg's appendix: half of the training images, 224 px; one site, for partitioners (2,500 each of ten)",
 }
 CIFAR100_PROTOCOLS = {name: CIFAR10_PROTOCOLS[name] for name in _HUNDRED}
 CIFAR10C_PROTOCOLS = {
@@ -58,7 +61,7 @@ class _Edition:
     train: tuple[str, ...]
     test: tuple[str, ...]
     label: str
-    preprocessing: Mapping[str, Preprocessing]
+    protocols: Mapping[str, tuple[Preprocessing, Protocol]]
 
 
 _CIFAR10 = _Edition(
@@ -77,7 +80,7 @@ _EXPECTED = (
 def cifar_10(
     root: str | Path,
     protocol: str = "fedntd",
-    size: int = 32,
+    size: int | None = None,
     complete: bool = True,
     allow_pickle: bool = False,
 ) -> Federation:
@@ -85,8 +88,9 @@ def cifar_10(
 
     Args:
         root: the folder of the python batches (pickles), of the binary version, or of {train,test}/{class}/*.png.
-        protocol: whose mean and deviation; one of `CIFAR10_PROTOCOLS`.
-        size: in pixels.
+        protocol: whose mean and deviation; one of `CIFAR10_PROTOCOLS`. GReg's input size, normalisation and choice of
+            images are not stated: 224 pixels (S9), as on its other data sets, and a stratified half [R].
+        size: in pixels, if not the paper's (32; GReg: 224).
         complete: whether other counts than the published ones are an error.
         allow_pickle: open the python batches, with an unpickler that admits NumPy arrays only.
 
@@ -98,7 +102,7 @@ def cifar_10(
 def cifar_100(
     root: str | Path,
     protocol: str = "feddc",
-    size: int = 32,
+    size: int | None = None,
     complete: bool = True,
     allow_pickle: bool = False,
 ) -> Federation:
@@ -109,7 +113,7 @@ def cifar_100(
     Args:
         root: the folder of the python files, of the binary version, or of {train,test}/{class}/*.png.
         protocol: whose mean and deviation; one of `CIFAR100_PROTOCOLS`.
-        size: in pixels.
+        size: in pixels, if not 32.
         complete: whether other counts than the published ones are an error.
         allow_pickle: open the python files, with an unpickler that admits NumPy arrays only.
     """
@@ -137,13 +141,14 @@ def _layout(edition: _Edition, root: Path) -> str | None:
 
 
 def _cifar(
-    edition: _Edition, root: str | Path, protocol: str, size: int, complete: bool, allow_pickle: bool
+    edition: _Edition, root: str | Path, protocol: str, size: int | None, complete: bool, allow_pickle: bool
 ) -> Federation:
-    chosen(edition.name, protocol, edition.preprocessing)
+    chosen(edition.name, protocol, edition.protocols)
+    size = size or (224 if protocol == "greg" else 32)
     place = home(edition.name, root, edition.folders, lambda p: _layout(edition, p), _EXPECTED)
     found = _layout(edition, place)
     problems: list[str] = []
-    splits, classes = {}, list(CIFAR10_CLASSES)
+    splits, sizes, classes = {}, {}, list(CIFAR10_CLASSES)
     for part, names in (("train", edition.train), ("test", edition.test)):
         try:
             if found == "PNG folders":
@@ -155,22 +160,20 @@ def _cifar(
         except BadInput as problem:
             problems.append(f"{part}: {problem}")
             continue
+        sizes[part] = len(y)
+        if protocol == "greg" and part == "train":
+            half = stratified(y, len(y) // 2, 0, edition.name)
+            x, y = x[half], y[half]
         splits[part] = Split(torch.from_numpy(as_rgb(x, size)), torch.from_numpy(y))
     raise_problems(f"{edition.name} in {str(place)!r}", problems)
     if edition.classes == 100 and found != "PNG folders":
         classes = _fine_names(place, allow_pickle)
-    have = {part: len(split) for part, split in splits.items()}
-    notes = deviations(edition.name, compared(edition.name, have, {"train": 50_000, "test": 10_000}), complete)
+    notes = deviations(edition.name, compared(edition.name, sizes, {"train": 50_000, "test": 10_000}), complete)
     site = Site(edition.name, edition.name, splits["train"], test=splits["test"])
-    source = {
-        "spec": edition.name,
-        "root": str(Path(root).expanduser().resolve()),
-        "protocol": protocol,
-        "size": size,
-        "augmentation": _AUGMENTATION[protocol],
-        "notes": notes,
-    }
-    return Federation(edition.name, [site], classes, edition.preprocessing[protocol], source)
+    source = {"spec": edition.name, **source_of(root, protocol, 0, notes), "size": size}
+    return Federation(
+        edition.name, [site], classes, edition.protocols[protocol][0], source, edition.protocols[protocol][1]
+    )
 
 
 def _batches(edition: _Edition, paths: list[Path], allow_pickle: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -232,7 +235,7 @@ def cifar_10_c(
 
     Severity s is rows (s-1) 10,000 to s 10,000 of every file. The same 10,000 pictures underlie every client, so
     one common stratified set of 500 of them is kept for testing at all clients, and nobody trains on it (S8) [R].
-    CIFAR-10's mean and deviation; flips and crops, each with probability one half [R].
+    FedDyn's mean and deviation of CIFAR-10, on which FedNN builds; flips and crops, each with probability one half [R].
 
     Args:
         root: the folder of gaussian_noise.npy, ... and labels.npy.
@@ -273,16 +276,8 @@ def cifar_10_c(
     raise_problems(f"cifar-10-c in {str(place)!r}", problems)
     missing += compared("cifar-10-c", {"labels": len(labels)}, {"labels": 50_000}, "rows")
     notes = deviations("cifar-10-c", missing, complete)
-    source = {
-        "spec": "cifar-10-c",
-        "root": str(Path(root).expanduser().resolve()),
-        "protocol": protocol,
-        "size": size,
-        "seed": seed,
-        "augmentation": "flip, crop 4, each with probability 0.5",
-        "notes": notes,
-    }
-    return Federation("cifar-10-c", sites, CIFAR10_CLASSES, _TEN["fedntd"], source)
+    source = {"spec": "cifar-10-c", **source_of(root, protocol, seed, notes), "size": size}
+    return Federation("cifar-10-c", sites, CIFAR10_CLASSES, _FEDDC, source, Protocol("feddyn"))
 
 
 def corruptions_layout(root: Path) -> str | None:

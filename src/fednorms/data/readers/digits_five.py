@@ -17,7 +17,7 @@ from fednorms.data.federation import Federation, Site, Split, raise_problems
 from fednorms.data.pickles import load_pickle
 from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.readers.divisions import even, sklearn_eighty_twenty
-from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home
+from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
 from fednorms.errors import BadInput
 
 PROTOCOLS = {
@@ -26,7 +26,11 @@ PROTOCOLS = {
     "fedwon-cross-device-1000": "FedWon, 1,000 clients: 7,438 images per domain over 200 clients, 28 px",
     "fednn": "FedNN's Digit: the first half of part 0 (371 images) per client, 32 px; its score is the pooled one",
     "full": "all 7,438 training images of each domain at one client, for partitioners",
+    "fedwon-val": "as fedwon, with images 743 to 1,485 of each domain's training part for validation",
+    "fednn-val": "as fednn, with the same validation images",
+    "fedwon-cross-device-val": "as fedwon-cross-device, with the same validation images, which then do not train",
 }
+_VALIDATION = slice(743, 1486)  # where learning rates are searched
 _CLIENTS = {"fedwon-cross-device": 20, "fedwon-cross-device-1000": 200}
 _SIZES = {"fedwon": 743, "fednn": 371}
 _DOMAIN = 7438  # training images per domain: all that USPS, the smallest, has
@@ -91,7 +95,8 @@ def digits_five(
     fednorms.errors.BadInput: digits-five: '/no/such/place' is not a folder; expected ...
     """
     chosen("digits-five", protocol, PROTOCOLS)
-    size = size or (32 if protocol == "fednn" else 28)
+    base, validated = protocol.removesuffix("-val"), protocol.endswith("-val")
+    size = size or (32 if base == "fednn" else 28)
     place = home("digits-five", root, ("digits-five", "digits_five", "digits", "data"), layout, _EXPECTED)
     found, problems, sites = {}, [], []
     for domain in _DOMAINS:
@@ -102,26 +107,20 @@ def digits_five(
     raise_problems(f"digits-five in {str(place)!r}", problems)
     notes = deviations("digits-five", _differences(found), complete) + _shortened(found)
     domains = {d.name: d for d in _DOMAINS}
-    for name in _FEDNN_ORDER if protocol == "fednn" else tuple(domains):
+    for name in _FEDNN_ORDER if base == "fednn" else tuple(domains):
         (x, y), (x_test, y_test) = found[name]
-        most = min(_SIZES.get(protocol, _DOMAIN), len(y))
-        train = _split(x[:most], y[:most], size)
-        test = _split(x_test, y_test, size)
-        sites += _sites(name, train, test, _CLIENTS.get(protocol, 1), seed)
+        at = np.arange(min(_SIZES.get(base, _DOMAIN), len(y)))
+        held = np.arange(len(y))[_VALIDATION] if validated else np.arange(0)
+        at = np.setdiff1d(at, held)
+        train, test = _split(x[at], y[at], size), _split(x_test, y_test, size)
+        val = _split(x[held], y[held], size) if len(held) else None
+        sites += _sites(name, train, val, test, _CLIENTS.get(base, 1), seed)
     return Federation(
         "digits-five",
         sites,
         [str(digit) for digit in range(10)],
         Preprocessing.centred(3),
-        {
-            "spec": "digits-five",
-            "root": str(Path(root).expanduser().resolve()),
-            "protocol": protocol,
-            "size": size,
-            "seed": seed,
-            "layout": layout(place),
-            "notes": notes,
-        },
+        {"spec": "digits-five", **source_of(root, protocol, seed, notes), "size": size, "layout": layout(place)},
     )
 
 
@@ -331,23 +330,26 @@ def as_rgb(x: np.ndarray, size: int) -> np.ndarray:
     """
     if x.ndim == 4 and x.shape[3] == 1:
         x = x[..., 0]
-    if x.shape[1:3] != (size, size):
-        wanted = (size, size)
-        small = [np.asarray(Image.fromarray(image).resize(wanted, Image.Resampling.BILINEAR)) for image in x]
-        x = np.stack(small) if small else np.empty((0, size, size, *x.shape[3:]), np.uint8)
-    colour = x.transpose(0, 3, 1, 2) if x.ndim == 4 else np.repeat(x[:, None], 3, axis=1)
-    return np.array(colour, dtype=np.uint8, order="C")
+    out = np.empty((len(x), 3, size, size), np.uint8)
+    if x.shape[1:3] == (size, size):
+        out[:] = x.transpose(0, 3, 1, 2) if x.ndim == 4 else x[:, None]
+        return out
+    for into, image in zip(out, x, strict=True):  # one by one: a data set at 224 pixels fills the memory
+        resized = np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
+        into[:] = resized.transpose(2, 0, 1) if resized.ndim == 3 else resized
+    return out
 
 
-def _sites(name: str, train: Split, test: Split, clients: int, seed: int) -> list[Site]:
+def _sites(name: str, train: Split, val: Split | None, test: Split, clients: int, seed: int) -> list[Site]:
     if clients == 1:
-        return [Site(name, name, train, test=test)]
+        return [Site(name, name, train, val, test)]
     digits = len(str(clients - 1))
     mine = even(len(train), clients, "digits-five", seed, name)
     tested = np.array_split(np.arange(len(test)), clients)
+    held = [val.subset(at) for at in np.array_split(np.arange(len(val)), clients)] if val else [None] * clients
     return [
-        Site(f"{name}-{i:0{digits}d}", name, train.subset(at), test=test.subset(tests))
-        for i, (at, tests) in enumerate(zip(mine, tested, strict=True))
+        Site(f"{name}-{i:0{digits}d}", name, train.subset(at), checks, test.subset(tests))
+        for i, (at, checks, tests) in enumerate(zip(mine, held, tested, strict=True))
     ]
 
 

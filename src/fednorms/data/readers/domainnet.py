@@ -12,6 +12,8 @@ from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.readers.divisions import shuffled
 from fednorms.data.readers.office import fedbn_federation, fedbn_lists
 from fednorms.data.readers.pictures import (
+    FEDBN,
+    FEDNN,
     MEMORY,
     Cache,
     Member,
@@ -19,10 +21,11 @@ from fednorms.data.readers.pictures import (
     absent,
     built,
     cross_device,
+    joined,
     present,
     text_list,
 )
-from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home
+from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
 from fednorms.errors import BadInput
 
 TEN_CLASSES = (
@@ -52,7 +55,6 @@ PROTOCOLS = {
 }
 _SHARES = {"fedwon": (0.05, 0.05), "greg": (0.3, 0.1)}
 _FOLDERS = {domain: (domain,) for domain in TEN_LISTS}
-_IMAGENET = Preprocessing((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _CLIENTS, _EACH, _TOP = 200, 380, 100
 _EXPECTED = (
     "ROOT/{clipart,infograph,painting,quickdraw,real,sketch}/{class}/* with {domain}_{train,test}.pkl (ten classes) "
@@ -145,27 +147,16 @@ def _official(
     notes = deviations("domainnet", problems, complete)
     found, parts = {}, {}
     for domain, two in lists.items():
-        n = len(two["train"])
-        found[domain] = Pictures(
-            [*two["train"].paths, *two["test"].paths], np.concatenate([two["train"].y, two["test"].y])
-        )
-        parts[domain] = {"train": np.arange(n), "test": np.arange(n, len(found[domain]))}
+        found[domain], parts[domain] = joined(two)
     if protocol == "greg-top100":
         members, kept, found = _top(found, parts, seed)
         names = [names[label] for label in kept]
+        norm, pixels, habits = Preprocessing(), size or 256, FEDBN
     else:
         members = [Member(domain, domain, parts[domain]) for domain in found]
-    greg = protocol == "greg-top100"
-    source = {
-        "root": str(Path(root).expanduser().resolve()),
-        "protocol": protocol,
-        "seed": seed,
-        "augmentation": "flip, rotation 30" if greg else "",
-        "notes": notes,
-    }
-    preprocessing = Preprocessing() if greg else _IMAGENET
-    size = size or (256 if greg else 224)
-    return built("domainnet", place, found, members, names, size, preprocessing, source, cache, memory_limit)
+        norm, pixels, habits = Preprocessing.imagenet(), size or 224, FEDNN
+    source = source_of(root, protocol, seed, notes)
+    return built("domainnet", place, found, members, names, pixels, norm, source, cache, memory_limit, protocol=habits)
 
 
 def _class_names(lists: Mapping[str, Mapping[str, Pictures]]) -> list[str]:

@@ -11,6 +11,8 @@ from fednorms.data.federation import Federation, raise_problems
 from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.readers.divisions import fractions, shuffled, sklearn_eighty_twenty, tenth_per_class
 from fednorms.data.readers.pictures import (
+    FEDBN,
+    FEDNN,
     MEMORY,
     Cache,
     Member,
@@ -20,9 +22,10 @@ from fednorms.data.readers.pictures import (
     class_folders,
     count_domains,
     has_domains,
+    joined,
     pickled_list,
 )
-from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home
+from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
 from fednorms.errors import BadInput
 
 CALTECH_CLASSES = (
@@ -54,7 +57,6 @@ _HOME_FOLDERS = {
     "Real World": ("Real World", "Real"),
 }
 _OFFICE31_FOLDERS = {name: (name,) for name in OFFICE31_COUNTS}
-_IMAGENET = Preprocessing((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 HOME_CLASSES = (
     "Alarm_Clock", "Backpack", "Batteries", "Bed", "Bike", "Bottle", "Bucket", "Calculator", "Calendar", "Candles",
@@ -165,8 +167,11 @@ def office_home(
     raise_problems(f"office-home in {str(place)!r}", [p for p in problems if "no folder" in p])
     notes = deviations("office-home", problems + count_domains(found, HOME_COUNTS), complete)
     members = [Member(d, d, tenth_per_class(p.y, seed, f"office-home {d}")) for d, p in found.items()]
-    source = _source(root, protocol, seed, notes)
-    return built("office-home", place, found, members, HOME_CLASSES, size, _IMAGENET, source, cache, memory_limit)
+    source = source_of(root, protocol, seed, notes)
+    norm = Preprocessing.imagenet()
+    return built(
+        "office-home", place, found, members, HOME_CLASSES, size, norm, source, cache, memory_limit, protocol=FEDNN
+    )
 
 
 def home_layout(root: Path) -> str | None:
@@ -209,8 +214,9 @@ def office_31(
     raise_problems(f"office-31 in {str(place)!r}", [p for p in problems if "no folder" in p])
     notes = deviations("office-31", problems + count_domains(found, OFFICE31_COUNTS), complete)
     members = [Member(d, d, fractions(p.y, val, test, seed, f"office-31 {d}")) for d, p in found.items()]
-    source = _source(root, protocol, seed, notes) | {"val": val, "test": test}
-    return built("office-31", place, found, members, OFFICE31_CLASSES, size, _IMAGENET, source, cache, memory_limit)
+    source = source_of(root, protocol, seed, notes) | {"val": val, "test": test}
+    norm = Preprocessing.imagenet()
+    return built("office-31", place, found, members, OFFICE31_CLASSES, size, norm, source, cache, memory_limit)
 
 
 def office31_layout(root: Path) -> str | None:
@@ -273,21 +279,13 @@ def fedbn_federation(
     m = min(len(parts["train"]) for parts in lists.values())
     members, found = [], {}
     for domain, parts in lists.items():
-        n, whole = len(parts["train"]), [*parts["train"].paths, *parts["test"].paths]
-        found[domain] = Pictures(whole, np.concatenate([parts["train"].y, parts["test"].y]))
-        tested = np.arange(n, len(whole))
-        if shares is None:
-            members.append(Member(domain, domain, {"train": np.arange(n), "test": tested}))
-            continue
-        first, last = int(shares[0] * m), int(shares[1] * m)
-        taken = {"train": np.arange(first), "val": np.arange(n - last, n), "test": tested}
-        members.append(Member(domain, domain, taken))
-    source = _source(root, protocol, seed, notes) | {"augmentation": "flip, rotation 30"}
-    return built(name, place, found, members, classes, size, Preprocessing(), source, cache, memory_limit)
-
-
-def _source(root: str | Path, protocol: str, seed: int, notes: list[str]) -> dict[str, object]:
-    return {"root": str(Path(root).expanduser().resolve()), "protocol": protocol, "seed": seed, "notes": notes}
+        found[domain], at = joined({"train": parts["train"], "test": parts["test"]})
+        if shares is not None:
+            n, first, last = len(at["train"]), int(shares[0] * m), int(shares[1] * m)
+            at = {"train": at["train"][:first], "val": at["train"][n - last :], "test": at["test"]}
+        members.append(Member(domain, domain, at))
+    source, plain = source_of(root, protocol, seed, notes), Preprocessing()
+    return built(name, place, found, members, classes, size, plain, source, cache, memory_limit, protocol=FEDBN)
 
 
 CALTECH = Reader(

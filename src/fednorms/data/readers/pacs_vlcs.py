@@ -12,7 +12,10 @@ from fednorms.data.federation import Federation, raise_problems
 from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.readers.divisions import greg, shuffled, tenth_per_class
 from fednorms.data.readers.pictures import (
+    FEDBN,
+    FEDNN,
     MEMORY,
+    PLAIN,
     Cache,
     Member,
     Pictures,
@@ -24,10 +27,11 @@ from fednorms.data.readers.pictures import (
     folder_of,
     has_domains,
     images_in,
+    joined,
     present,
     text_list,
 )
-from fednorms.data.readers.reader import Reader, chosen, deviations, home
+from fednorms.data.readers.reader import Reader, chosen, deviations, home, source_of
 from fednorms.errors import BadInput
 
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -66,7 +70,6 @@ _VLCS_FOLDERS = {
     "SUN09": ("SUN09", "SUN"),
     "VOC2007": ("VOC2007", "PASCAL"),
 }
-_IMAGENET = Preprocessing((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def pacs(
@@ -117,21 +120,8 @@ def pacs(
     else:
         members = _divided("pacs", found, protocol, seed, (0.5, 0.2), (25, 46))
     notes = deviations("pacs", problems, complete)
-    return _federation(
-        "pacs",
-        root,
-        place,
-        found,
-        members,
-        PACS_CLASSES,
-        protocol,
-        size,
-        seed,
-        imagenet_norm,
-        notes,
-        cache,
-        memory_limit,
-    )
+    source = source_of(root, protocol, seed, notes)
+    return _built("pacs", place, found, members, PACS_CLASSES, source, size, imagenet_norm, cache, memory_limit)
 
 
 def pacs_layout(root: Path) -> str | None:
@@ -185,21 +175,8 @@ def vlcs(
         problems += count_classes(domain, pictures, VLCS_CLASSES, VLCS_COUNTS[domain])
     notes = deviations("vlcs", problems, complete)
     members = _divided("vlcs", found, protocol, seed, (0.3, 0.3), (0, 0))
-    return _federation(
-        "vlcs",
-        root,
-        place,
-        found,
-        members,
-        VLCS_CLASSES,
-        protocol,
-        size,
-        seed,
-        imagenet_norm,
-        notes,
-        cache,
-        memory_limit,
-    )
+    source = source_of(root, protocol, seed, notes)
+    return _built("vlcs", place, found, members, VLCS_CLASSES, source, size, imagenet_norm, cache, memory_limit)
 
 
 def vlcs_layout(root: Path) -> str | None:
@@ -249,12 +226,7 @@ def _official(place: Path, base: Path) -> tuple[dict[str, Pictures], dict[str, d
                 raise BadInput(f"pacs: no list {name} in {str(place)!r}, which protocol 'official' needs")
             lists[part] = text_list(path, base, first=1)
         problems += absent(lists)
-        lists = {part: present(pictures) for part, pictures in lists.items()}
-        n = len(lists["train"])
-        found[domain] = Pictures(
-            [*lists["train"].paths, *lists["val"].paths], np.concatenate([lists["train"].y, lists["val"].y])
-        )
-        parts[domain] = {"train": np.arange(n), "val": np.arange(n, len(found[domain]))}
+        found[domain], parts[domain] = joined({part: present(pictures) for part, pictures in lists.items()})
     return found, parts, problems
 
 
@@ -277,43 +249,26 @@ def _numbered(place: Path) -> tuple[dict[str, Pictures], list[str]]:
     return found, problems
 
 
-def _federation(
+def _built(
     name: str,
-    root: str | Path,
     place: Path,
     found: Mapping[str, Pictures],
     members: Sequence[Member],
     classes: Sequence[str],
-    protocol: str,
+    source: Mapping[str, Any],
     size: int | None,
-    seed: int,
     imagenet_norm: bool | None,
-    notes: Sequence[str],
     cache: Cache,
     memory_limit: int,
 ) -> Federation:
-    fedbn = protocol.startswith("greg")
-    normalised = not fedbn if imagenet_norm is None else imagenet_norm
-    source: dict[str, Any] = {
-        "root": str(Path(root).expanduser().resolve()),
-        "protocol": protocol,
-        "seed": seed,
-        "imagenet_norm": normalised,
-        "augmentation": "flip, rotation 30" if fedbn else "",
-        "notes": list(notes),
-    }
-    return built(
-        name,
-        place,
-        found,
-        members,
-        classes,
-        (256 if fedbn else 224) if size is None else size,
-        _IMAGENET if normalised else Preprocessing(),
-        source,
-        cache,
-        memory_limit,
-    )
+    """256 pixels, flips, rotations and no normalisation for GReg, as FedBN; 224 pixels and ImageNet's for others."""
+    protocols = {"fednn": FEDNN, "official": PLAIN}
+    greg = source["protocol"].startswith("greg")
+    normalised = not greg if imagenet_norm is None else imagenet_norm
+    pixels = (256 if greg else 224) if size is None else size
+    norm = Preprocessing.imagenet() if normalised else Preprocessing()
+    source, habits = {**source, "imagenet_norm": normalised}, protocols.get(source["protocol"], FEDBN)
+    return built(name, place, found, members, classes, pixels, norm, source, cache, memory_limit, protocol=habits)
 
 
 PACS = Reader("pacs", "PACS: seven classes as art, cartoon, photo and sketch", pacs, PACS_PROTOCOLS, pacs_layout)

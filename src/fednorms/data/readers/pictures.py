@@ -15,11 +15,15 @@ from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.folders import EXTENSIONS, Prepared, read_images
 from fednorms.data.pickles import load_pickle
 from fednorms.data.preprocessing import Preprocessing
+from fednorms.data.protocol import Protocol
 from fednorms.data.readers.divisions import Parts
 from fednorms.data.readers.reader import compared
 from fednorms.errors import BadInput
 
 Cache = str | Path | bool | None
+PLAIN = Protocol()  # no augmentation, cross-entropy, accuracy
+FEDNN = Protocol("feddyn")  # crops and flips; FedNN does not say by how much: as FedDC, on which it builds [R]
+FEDBN = Protocol("flip_rotate")  # as FedBN, FedWon and GReg train on photographs
 MEMORY = 2 * 2**30  # bytes of images that are read into memory; more stay in the cache on disk
 
 
@@ -186,6 +190,19 @@ def present(pictures: Pictures) -> Pictures:
     return pictures[np.flatnonzero([path.is_file() for path in pictures.paths])]
 
 
+def joined(lists: Mapping[str, Pictures]) -> tuple[Pictures, Parts]:
+    """Several lists as one, and where each is in it.
+
+    >>> one, two = (Pictures([Path(name)], np.array([label])) for name, label in (("a", 1), ("b", 0)))
+    >>> both, parts = joined({"train": one, "test": two})
+    >>> both.y.tolist(), {part: at.tolist() for part, at in parts.items()}
+    ([1, 0], {'train': [0], 'test': [1]})
+    """
+    ends = np.cumsum([0, *map(len, lists.values())])
+    parts = {part: np.arange(a, b) for part, a, b in zip(lists, ends, ends[1:], strict=False)}
+    return Pictures([p for x in lists.values() for p in x.paths], np.concatenate([x.y for x in lists.values()])), parts
+
+
 def built(
     name: str,
     place: Path,
@@ -198,6 +215,7 @@ def built(
     cache: Cache = None,
     memory_limit: int = MEMORY,
     prepared: Prepared | None = None,
+    protocol: Protocol = PLAIN,
 ) -> Federation:
     """The federation of these members; only the images that some split holds are decoded, each once."""
     if not isinstance(size, int) or size < 1:
@@ -220,7 +238,8 @@ def built(
         }
         whole = (splits.get("train"), splits.get("val"), splits.get("test"))
         sites.append(Site(member.name, member.domain, *whole))
-    return Federation(name, sites, classes, preprocessing, {"spec": name, **source, "size": size})
+    told = {"prepared": prepared.name} if prepared else {}
+    return Federation(name, sites, classes, preprocessing, {"spec": name, "size": size, **told, **source}, protocol)
 
 
 def cross_device(domain: str, clients: int, each: int, pool: np.ndarray, test: np.ndarray) -> list[Member]:

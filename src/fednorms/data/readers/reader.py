@@ -72,7 +72,18 @@ def home(
     for place in places:
         if place.is_dir() and layout(place):
             return place
-    raise BadInput(f"{what}: {str(root)!r} does not hold this data set; expected {expected}")
+    there = sorted(p.name + "/" * p.is_dir() for p in root.iterdir() if not p.name.startswith("."))
+    holds = ", ".join(there[:6]) + (f" and {len(there) - 6} more" if len(there) > 6 else "") or "nothing"
+    raise BadInput(f"{what}: {str(root)!r} does not hold this data set; expected {expected}. It holds {holds}")
+
+
+def source_of(root: str | Path, protocol: str, seed: int, notes: Sequence[str]) -> dict[str, Any]:
+    """What a federation's source says of every data set.
+
+    >>> source_of("/data/pacs", "greg", 0, [])["protocol"]
+    'greg'
+    """
+    return {"root": str(Path(root).expanduser().resolve()), "protocol": protocol, "seed": seed, "notes": list(notes)}
 
 
 def deviations(what: str, problems: Sequence[str], complete: bool) -> list[str]:

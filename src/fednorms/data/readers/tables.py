@@ -1,4 +1,4 @@
-"""Data sets described by a table: Camelyon17, Fairface, Fed-ISIC2019, and any table of images, labels and centres."""
+"""Data sets described by a table: Camelyon17, Fairface, and any table of images, labels and centres."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
-from PIL import Image
 
 from fednorms.data.federation import Federation, raise_problems
-from fednorms.data.folders import EXTENSIONS, Prepared
+from fednorms.data.folders import EXTENSIONS
 from fednorms.data.preprocessing import Preprocessing
-from fednorms.data.readers.divisions import fractions, greg
-from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, absent, built
-from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home
+from fednorms.data.protocol import Protocol
+from fednorms.data.readers.divisions import greg
+from fednorms.data.readers.pictures import FEDBN, MEMORY, PLAIN, Cache, Member, Pictures, absent, built, joined
+from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
 from fednorms.data.splits import split
 from fednorms.errors import BadInput
 
@@ -26,23 +27,9 @@ CAMELYON_PROTOCOLS = {
 }
 RACES = ("East Asian", "Indian", "Black", "White", "Middle Eastern", "Latino_Hispanic", "Southeast Asian")
 FAIRFACE_PROTOCOLS = {"fednn": "FedNN: a client per race, target gender, official validation set for testing, 224 px"}
-ISIC_CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
-ISIC_CENTRES = ("BCN", "HAM vidir_molemax", "HAM vidir_modern", "HAM rosendahl", "MSK", "HAM vienna_dias")
-ISIC_COUNTS = ((9930, 2483), (3163, 791), (2691, 672), (1807, 452), (655, 164), (351, 88))
-# N / n_c over the 18,597 pooled training images, for the focal loss of FLamby (gamma 2).
-ISIC_WEIGHTS = tuple(18_597 / n for n in (3332, 9084, 2649, 712, 1950, 184, 201, 485))
-ISIC_PROTOCOLS = {
-    "flamby": "FLamby and FedWon's Table 11: six centres, official folds, colour constancy, 200 px; focal loss with "
-    "class weights N/n_c, balanced accuracy",
-}
 CENTRES_PROTOCOLS = {
     "own": "a table of your own (or FLamby's): image, label, centre, and fold or a division drawn here"
 }
-
-_IMAGENET = Preprocessing((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-_AUGMENT_ISIC = (
-    "scale 0.07, rotation 50, brightness 0.15, contrast 0.1, flips, shear 0.1, random crop 200, 1 to 8 holes of 16 px"
-)
 
 
 def camelyon17(
@@ -78,8 +65,8 @@ def camelyon17(
     for centre in sorted({row["center"] for row in rows}):
         mine = [row for row in rows if row["center"] == centre]
         paths = [place / "patches" / _patch(row) for row in mine]
-        labels = np.asarray([_whole(row["tumor"], "tumor") for row in mine], np.int64)
-        found[f"center{_whole(centre, 'center')}"] = Pictures(paths, labels, [row["patient"] for row in mine])
+        labels = np.asarray([whole_number(row["tumor"], "tumor") for row in mine], np.int64)
+        found[f"center{whole_number(centre, 'center')}"] = Pictures(paths, labels, [row["patient"] for row in mine])
     problems = compared("metadata.csv", {domain: len(p) for domain, p in found.items()}, CAMELYON_COUNTS)
     if protocol == "greg":
         parts = greg({d: p.y for d, p in found.items()}, 0.4, 0.4, seed, subsample=0.03)
@@ -89,12 +76,14 @@ def camelyon17(
     raise_problems(f"camelyon17 in {str(place)!r}", absent(used))
     notes = deviations("camelyon17", problems, complete)
     members = [Member(domain, domain, at) for domain, at in parts.items()]
-    augmentation = "flip, rotation 30" if protocol == "greg" else ""
-    source = _source(root, protocol, seed, notes) | {"augmentation": augmentation}
-    preprocessing = Preprocessing() if protocol == "greg" else _IMAGENET
-    size = size or (256 if protocol == "greg" else 96)
-    classes = ("normal", "tumor")
-    return built("camelyon17", place, found, members, classes, size, preprocessing, source, cache, memory_limit)
+    source, classes = source_of(root, protocol, seed, notes), ("normal", "tumor")
+    if protocol == "greg":
+        norm, pixels, habits = Preprocessing(), size or 256, FEDBN
+    else:
+        norm, pixels, habits = Preprocessing.imagenet(), size or 96, PLAIN
+    return built(
+        "camelyon17", place, found, members, classes, pixels, norm, source, cache, memory_limit, protocol=habits
+    )
 
 
 def camelyon_layout(root: Path) -> str | None:
@@ -147,131 +136,28 @@ def fairface(
         raise BadInput(f"fairface: unknown values in the tables: {', '.join(sorted(strange))}")
     for race in RACES:
         rows = {part: [row for row in table if row["race"] == race] for part, table in tables.items()}
-        everyone = [row for part in rows.values() for row in part]
-        labels = np.asarray([genders[row["gender"]] for row in everyone], np.int64)
-        found[race] = Pictures([place / row["file"] for row in everyone], labels)
-        n = len(rows["train"])
-        parts[race] = {"train": np.arange(n), "test": np.arange(n, len(everyone))}
-        if not everyone:
-            del found[race], parts[race]
+        if not any(rows.values()):
             problems.append(f"no row of race {race}")
+            continue
+        lists = {
+            part: Pictures(
+                [place / r["file"] for r in mine], np.asarray([genders[r["gender"]] for r in mine], np.int64)
+            )
+            for part, mine in rows.items()
+        }
+        found[race], parts[race] = joined(lists)
     raise_problems(f"fairface in {str(place)!r}", absent(found))
     notes = deviations("fairface", problems, complete)
     members = [Member(race, race, at) for race, at in parts.items()]
-    augmentation = "flip with probability 0.5, affine (rotation 10, translation 0.1, scale 0.9 to 1.1)"
-    source = _source(root, protocol, 0, notes) | {"augmentation": augmentation}
-    return built("fairface", place, found, members, tuple(genders), size, _IMAGENET, source, cache, memory_limit)
+    source, norm, habits = source_of(root, protocol, 0, notes), Preprocessing.imagenet(), Protocol("fairface")
+    return built(
+        "fairface", place, found, members, tuple(genders), size, norm, source, cache, memory_limit, protocol=habits
+    )
 
 
 def fairface_layout(root: Path) -> str | None:
     """Whether a folder is Fairface."""
     return "official" if (root / "fairface_label_train.csv").is_file() else None
-
-
-def fed_isic2019(
-    root: str | Path,
-    protocol: str = "flamby",
-    size: int = 200,
-    seed: int = 0,
-    complete: bool = True,
-    cache: Cache = None,
-    memory_limit: int = MEMORY,
-) -> Federation:
-    """Fed-ISIC2019: 23,247 pictures of skin lesions, eight diagnoses, six centres.
-
-    The shorter side becomes 224 pixels (bilinear, aspect kept), then "shades of grey" of power 6, with
-    e_c = (mean I_c^6)^(1/6), e <- e/|e|, I_c <- I_c / (sqrt(3) e_c), clipped where FLamby's code wraps around
-    (S6) [R]; then the middle square of `size` pixels. FLamby crops 200 pixels at random while training: take size=224
-    and a random crop for that. ImageNet's mean and deviation. Train with `loss = "focal"` and
-    `class_weights = list(ISIC_WEIGHTS)`, and compare balanced accuracy (S7).
-
-    Args:
-        root: the folder of ISIC_2019_Training_Input (or of its preprocessed copy) and a table with the columns
-            image, target, center and fold ("train" or "test"); without folds an 80/20 split is drawn and recorded.
-        protocol: one of `ISIC_PROTOCOLS`.
-        size: in pixels, at most 224.
-        seed: of the split where folds are missing.
-        complete: whether other counts than the published ones are an error.
-        cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; a larger federation stays in the cache.
-
-    Paper: Ogier du Terrail et al., FLamby, NeurIPS 2022.
-    """
-    chosen("fed-isic2019", protocol, ISIC_PROTOCOLS)
-    if not 1 <= size <= 224:
-        raise BadInput(f"fed-isic2019: size must be 1 to 224 pixels (the shorter side is 224), got {size}")
-    expected = "ROOT/ISIC_2019_Training_Input*/*.jpg and a table (csv) with image, target, center and fold"
-    place = home("fed-isic2019", root, ("fed_isic2019", "ISIC_2019"), isic_layout, expected)
-    table = next(path for path in _tables(place) if {"image", "target", "center"} <= set(_columns(path)))
-    rows = read_table(table, ("image", "target", "center"))
-    folder = _isic_images(place)
-    notes: list[str] = []
-    if "fold" not in rows[0]:
-        notes.append(f"{table.name} has no folds: an 80/20 split per centre was drawn with seed {seed}")
-    found, parts, problems = {}, {}, []
-    for i, centre in enumerate(ISIC_CENTRES):
-        mine = [row for row in rows if _whole(row["center"], "center") == i]
-        labels = np.asarray([_whole(row["target"], "target") for row in mine], np.int64)
-        found[centre] = Pictures([_with_suffix(folder / row["image"]) for row in mine], labels)
-        if "fold" in rows[0]:
-            folds = np.array([row["fold"] for row in mine])
-            parts[centre] = {part: np.flatnonzero(folds == part) for part in ("train", "test")}
-        else:
-            parts[centre] = fractions(labels, 0.0, 0.2, seed, centre)
-        have = {part: len(at) for part, at in parts[centre].items()}
-        problems += compared(centre, have, dict(zip(("train", "test"), ISIC_COUNTS[i], strict=True)))
-    raise_problems(f"fed-isic2019 in {str(place)!r}", absent(found))
-    notes = deviations("fed-isic2019", problems, complete) + notes
-    members = [Member(centre, centre, at) for centre, at in parts.items() if len(found[centre])]
-    source = _source(root, protocol, seed, notes) | {"augmentation": _AUGMENT_ISIC}
-    prepared = Prepared(f"shorter side 224, shades of grey 6, centre {size}", lambda image: lesion(image, size))
-    return built(
-        "fed-isic2019", place, found, members, ISIC_CLASSES, size, _IMAGENET, source, cache, memory_limit, prepared
-    )
-
-
-def isic_layout(root: Path) -> str | None:
-    """Whether a folder is Fed-ISIC2019."""
-    if not any(root.glob("ISIC_2019_Training_Input*")):
-        return None
-    tables = [path for path in _tables(root) if {"image", "target", "center"} <= set(_columns(path))]
-    return f"FLamby's table {tables[0].name}" if tables else None
-
-
-def lesion(image: Image.Image, size: int) -> Image.Image:
-    """A picture as Fed-ISIC2019 prepares it: shorter side 224, colour constancy, the middle square.
-
-    >>> lesion(Image.new("RGB", (600, 450), (120, 60, 30)), 200).size
-    (200, 200)
-    """
-    image = image.convert("RGB")
-    scale = 224 / min(image.size)
-    image = image.resize(
-        (max(224, int(image.width * scale)), max(224, int(image.height * scale))), Image.Resampling.BILINEAR
-    )
-    left, top = (image.width - size) // 2, (image.height - size) // 2
-    return Image.fromarray(shades_of_grey(np.asarray(image))).crop((left, top, left + size, top + size))
-
-
-def shades_of_grey(pixels: np.ndarray, power: int = 6) -> np.ndarray:
-    """Colour constancy: every channel divided by sqrt(3) times its share of the scene's colour.
-
-    >>> shades_of_grey(np.full((2, 2, 3), 90, np.uint8))[0, 0].tolist()
-    [90, 90, 90]
-    """
-    x = pixels.astype(np.float64)
-    scene = np.power(np.power(x, power).mean((0, 1)), 1 / power)
-    length = math.sqrt(float((scene**2).sum()))
-    if length == 0:
-        return pixels
-    scene = np.maximum(scene / length, 1e-6)
-    # A value such as 89.99999 is 90 in exact numbers; the cast cuts fractions off, as the original does.
-    return np.clip(x / (math.sqrt(3) * scene) + 1e-9, 0, 255).astype(np.uint8)
-
-
-def _isic_images(place: Path) -> Path:
-    folders = sorted(p for p in place.glob("ISIC_2019_Training_Input*") if p.is_dir())
-    return folders[0]
 
 
 def centres(
@@ -302,7 +188,7 @@ def centres(
     """
     chosen("centres", protocol, CENTRES_PROTOCOLS)
     root = Path(root).expanduser()
-    table = root if root.is_file() else next((p for p in _tables(root) if _centre_columns(p)), None)
+    table = root if root.is_file() else next((p for p in tables_in(root) if _centre_columns(p)), None)
     columns = _centre_columns(table) if table else None
     if table is None or columns is None:
         raise BadInput(f"centres: {str(root)!r} has no table (csv) with columns image, label and center")
@@ -346,19 +232,20 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 
 def centres_layout(root: Path) -> str | None:
     """Whether a folder has a table of centres."""
-    table = next((p for p in _tables(root) if _centre_columns(p)), None)
+    table = next((p for p in tables_in(root) if _centre_columns(p)), None)
     return f"table {table.name}" if table else None
 
 
 def _centre_columns(path: Path) -> dict[str, str] | None:
-    there = {name.lower(): name for name in _columns(path)}
+    there = {name.lower(): name for name in columns_of(path)}
     found = {what: next((there[n] for n in names if n in there), "") for what, names in _NAMES.items()}
     if not all(found[what] for what in ("image", "label", "center")):
         return None
     return {what: name for what, name in found.items() if name}
 
 
-def _tables(place: Path) -> list[Path]:
+def tables_in(place: Path) -> list[Path]:
+    """The tables of a folder: csv files, and FLamby's, which has no ending."""
     if not place.is_dir():
         return []
     return sorted(
@@ -366,22 +253,23 @@ def _tables(place: Path) -> list[Path]:
     )
 
 
-def _columns(path: Path) -> list[str]:
+def columns_of(path: Path) -> list[str]:
+    """The names of a table's columns; none if it is not a table."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            return next(csv.reader(file), [])
+            return next(csv.reader(file, delimiter=_delimiter(file)), [])
     except (OSError, UnicodeDecodeError, csv.Error):
         return []
 
 
 def read_table(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a csv file, which must have the needed columns."""
+    """The rows of a table (commas or tabs), which must have the needed columns."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file))
+            rows = list(csv.DictReader(file, delimiter=_delimiter(file)))
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
         raise BadInput(f"table {str(path)!r} cannot be read: {problem}") from None
-    columns = list(rows[0]) if rows else _columns(path)
+    columns = list(rows[0]) if rows else columns_of(path)
     if missing := [name for name in needed if name not in columns]:
         raise BadInput(f"table {str(path)!r} has no column {', '.join(missing)}; it has {', '.join(map(str, columns))}")
     if broken := next((i for i, row in enumerate(rows, 2) if any(row[name] is None for name in needed)), 0):
@@ -389,7 +277,19 @@ def read_table(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
     return rows
 
 
-def _whole(text: str, column: str) -> int:
+def _delimiter(file: TextIO) -> str:
+    """A comma, or a tab if the first line has one."""
+    first = file.readline()
+    file.seek(0)
+    return "\t" if "\t" in first else ","
+
+
+def whole_number(text: str, column: str) -> int:
+    """An entry as a number that counts something, as 3 or 3.0.
+
+    >>> whole_number("3.0", "center")
+    3
+    """
     try:
         value = float(text)
     except ValueError:
@@ -399,7 +299,12 @@ def _whole(text: str, column: str) -> int:
     return int(value)
 
 
-def _with_suffix(path: Path) -> Path:
+def with_suffix(path: Path) -> Path:
+    """An image's path, with .jpg where a table leaves the ending out.
+
+    >>> with_suffix(Path("ISIC_0000001")).name
+    'ISIC_0000001.jpg'
+    """
     return path if path.suffix.lower() in EXTENSIONS else path.with_name(f"{path.name}.jpg")
 
 
@@ -409,7 +314,7 @@ def _near(folder: Path, entry: str) -> Path:
         raise BadInput(f"the table names {entry!r}, which is not inside its folder")
     choices: list[Callable[[], Path | None]] = [
         lambda: folder / relative,
-        lambda: _with_suffix(folder / relative),
+        lambda: with_suffix(folder / relative),
         lambda: next((p for p in folder.glob(f"*/{relative.as_posix()}*") if p.suffix.lower() in EXTENSIONS), None),
     ]
     for choice in choices:
@@ -419,17 +324,10 @@ def _near(folder: Path, entry: str) -> Path:
     return folder / relative
 
 
-def _source(root: str | Path, protocol: str, seed: int, notes: list[str]) -> dict[str, object]:
-    return {"root": str(Path(root).expanduser().resolve()), "protocol": protocol, "seed": seed, "notes": notes}
-
-
 CAMELYON = Reader(
     "camelyon17", "Camelyon17 (WILDS): tumour or not, five hospitals", camelyon17, CAMELYON_PROTOCOLS, camelyon_layout
 )
 FAIRFACE = Reader("fairface", "Fairface: gender, seven groups", fairface, FAIRFACE_PROTOCOLS, fairface_layout)
-ISIC = Reader(
-    "fed-isic2019", "Fed-ISIC2019: eight skin lesions, six centres", fed_isic2019, ISIC_PROTOCOLS, isic_layout
-)
 CENTRES = Reader(
     "centres", "a table of images, labels and centres (FLamby's style)", centres, CENTRES_PROTOCOLS, centres_layout
 )

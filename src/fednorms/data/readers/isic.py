@@ -1,0 +1,182 @@
+"""Fed-ISIC2019: skin lesions from six centres, with the loss, the augmentation and the metric of FLamby."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from fednorms.data.federation import Federation, raise_problems
+from fednorms.data.folders import Prepared
+from fednorms.data.preprocessing import Preprocessing
+from fednorms.data.protocol import Protocol
+from fednorms.data.readers.divisions import fractions
+from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, absent, built
+from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
+from fednorms.data.readers.tables import columns_of, read_table, tables_in, whole_number, with_suffix
+from fednorms.errors import BadInput
+
+CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+CENTRES = ("BCN", "HAM vidir_molemax", "HAM vidir_modern", "HAM rosendahl", "MSK", "HAM vienna_dias")
+COUNTS = ((9930, 2483), (3163, 791), (2691, 672), (1807, 452), (655, 164), (351, 88))
+# N / n_c over the 18,597 pooled training images, for the focal loss of FLamby (gamma 2).
+WEIGHTS = tuple(18_597 / n for n in (3332, 9084, 2649, 712, 1950, 184, 201, 485))
+PROTOCOLS = {
+    "flamby": "FLamby and FedWon's Table 11: six centres, official folds, colour constancy, 200 of 224 px; focal loss "
+    "with class weights N/n_c, FLamby's augmentation, balanced accuracy",
+}
+_FLAMBY = Protocol("isic", "focal", WEIGHTS, "balanced_accuracy")
+_RAW = ("ISIC_2019_Training_Metadata.csv", "ISIC_2019_Training_GroundTruth.csv")
+_HAM = ("HAM10000_metadata", "HAM10000_metadata.csv", "HAM10000_metadata.tab")
+
+
+def fed_isic2019(
+    root: str | Path,
+    protocol: str = "flamby",
+    size: int = 200,
+    seed: int = 0,
+    complete: bool = True,
+    cache: Cache = None,
+    memory_limit: int = MEMORY,
+) -> Federation:
+    """Fed-ISIC2019: 23,247 pictures of skin lesions, eight diagnoses, six centres.
+
+    The shorter side becomes 224 pixels (bilinear, aspect kept), then "shades of grey" of power 6, with
+    e_c = (mean I_c^6)^(1/6), e <- e/|e|, I_c <- I_c / (sqrt(3) e_c), clipped where FLamby's code wraps around
+    (S6) [R]; the middle square of 224 pixels is stored, where FLamby keeps the longer side too. A network sees 200 of
+    them: a random square in training, the middle in tests. ImageNet's mean and deviation. The federation's protocol is
+    FLamby's: weighted focal loss (gamma 2), its augmentation, and balanced accuracy (S7).
+
+    Args:
+        root: the folder of ISIC_2019_Training_Input (or of its preprocessed copy) and FLamby's table with the columns
+            image, target, center and fold ("train" or "test"). Without folds an 80/20 split is drawn and recorded.
+            Without that table, the centres come from the raw metadata: the prefix of lesion_id (images without one are
+            left out), and for HAM the `dataset` of HAM10000_metadata.
+        protocol: one of `PROTOCOLS`.
+        size: what a network sees, in pixels; stored are 224/200 of it.
+        seed: of the split where folds are missing.
+        complete: whether other counts than the published ones are an error.
+        cache: the folder for decoded images; False for none.
+        memory_limit: in bytes; a larger federation stays in the cache.
+
+    Paper: Ogier du Terrail et al., FLamby, NeurIPS 2022.
+    """
+    chosen("fed-isic2019", protocol, PROTOCOLS)
+    if not isinstance(size, int) or size < 1:
+        raise BadInput(f"fed-isic2019: size must be a positive number of pixels, got {size!r}")
+    expected = (
+        "ROOT/ISIC_2019_Training_Input*/*.jpg and a table (csv) with image, target, center and fold, or "
+        f"{', '.join(_RAW)} and {_HAM[0]}"
+    )
+    place = home("fed-isic2019", root, ("fed_isic2019", "ISIC_2019"), layout, expected)
+    table = _split_table(place)
+    rows = read_table(table, ("image", "target", "center")) if table else list(_raw_rows(place))
+    folds = table is not None and "fold" in rows[0]
+    notes: list[str] = []
+    if not folds:
+        where = f"{table.name} has no folds" if table else "the raw metadata have no folds"
+        notes.append(f"{where}: an 80/20 split per centre was drawn with seed {seed}, which is not FLamby's")
+    folder = _images(place)
+    found, parts, problems = {}, {}, []
+    for i, centre in enumerate(CENTRES):
+        mine = [row for row in rows if whole_number(row["center"], "center") == i]
+        labels = np.asarray([whole_number(row["target"], "target") for row in mine], np.int64)
+        found[centre] = Pictures([with_suffix(folder / row["image"]) for row in mine], labels)
+        if folds:
+            said = np.array([row["fold"] for row in mine])
+            parts[centre] = {part: np.flatnonzero(said == part) for part in ("train", "test")}
+            have = {part: len(at) for part, at in parts[centre].items()}
+            problems += compared(centre, have, dict(zip(("train", "test"), COUNTS[i], strict=True)))
+        else:
+            parts[centre] = fractions(labels, 0.0, 0.2, seed, centre)
+            problems += compared("counts", {centre: len(mine)}, {centre: sum(COUNTS[i])})
+    raise_problems(f"fed-isic2019 in {str(place)!r}", absent(found))
+    notes = deviations("fed-isic2019", problems, complete) + notes
+    members = [Member(centre, centre, at) for centre, at in parts.items() if len(found[centre])]
+    side = max(size, size * 224 // 200)
+    prepared = Prepared(f"shorter side {side}, shades of grey 6, its middle", lambda image: lesion(image, side))
+    norm, source = Preprocessing.imagenet(crop=size), source_of(root, protocol, seed, notes) | {"size": size}
+    return built(
+        "fed-isic2019", place, found, members, CLASSES, side, norm, source, cache, memory_limit, prepared, _FLAMBY
+    )
+
+
+def layout(root: Path) -> str | None:
+    """Whether a folder is Fed-ISIC2019, and from what its centres come."""
+    if not any(root.glob("ISIC_2019_Training_Input*")):
+        return None
+    if table := _split_table(root):
+        return f"FLamby's table {table.name}"
+    there = all((root / name).is_file() for name in _RAW) and _ham_table(root) is not None
+    return "raw metadata, without FLamby's folds" if there else None
+
+
+def _split_table(place: Path) -> Path | None:
+    return next((path for path in tables_in(place) if {"image", "target", "center"} <= set(columns_of(path))), None)
+
+
+def _ham_table(place: Path) -> Path | None:
+    return next((place / name for name in _HAM if (place / name).is_file()), None)
+
+
+def _images(place: Path) -> Path:
+    return min(p for p in place.glob("ISIC_2019_Training_Input*") if p.is_dir())
+
+
+def _raw_rows(place: Path) -> Iterator[dict[str, str]]:
+    """Image, target and centre of every image that has a lesion_id, as FLamby makes them."""
+    ham = _ham_table(place)
+    assert ham is not None  # `layout` has seen it
+    part_of = {row["image_id"]: row["dataset"] for row in read_table(ham, ("image_id", "dataset"))}
+    truth = {row["image"]: row for row in read_table(place / _RAW[1], ("image", *CLASSES))}
+    number = {name: str(i) for i, name in enumerate(CENTRES)}
+    problems = []
+    for row in read_table(place / _RAW[0], ("image", "lesion_id")):
+        image, prefix = row["image"], row["lesion_id"][:3]
+        if not prefix:
+            continue
+        centre = f"HAM {part_of.get(image, '?')}" if prefix == "HAM" else prefix
+        said = [float(truth[image][name]) for name in CLASSES] if image in truth else []
+        if centre not in number:
+            problems.append(f"{image}: lesion_id {row['lesion_id']!r} belongs to no centre ({centre})")
+        elif sum(said) != 1 or max(said) != 1:
+            problems.append(f"{image}: {_RAW[1]} does not give it one of the eight diagnoses")
+        else:
+            yield {"image": image, "target": str(said.index(1.0)), "center": number[centre]}
+    raise_problems(f"fed-isic2019 in {str(place)!r}", problems)
+
+
+def lesion(image: Image.Image, side: int) -> Image.Image:
+    """A picture as Fed-ISIC2019 prepares it: shorter side `side`, colour constancy, the middle square.
+
+    >>> lesion(Image.new("RGB", (600, 450), (120, 60, 30)), 224).size
+    (224, 224)
+    """
+    image = image.convert("RGB")
+    scale = side / min(image.size)
+    wide, high = (max(side, int(n * scale)) for n in image.size)
+    image = image.resize((wide, high), Image.Resampling.BILINEAR)
+    left, top = (wide - side) // 2, (high - side) // 2
+    return Image.fromarray(shades_of_grey(np.asarray(image))).crop((left, top, left + side, top + side))
+
+
+def shades_of_grey(pixels: np.ndarray, power: int = 6) -> np.ndarray:
+    """Colour constancy: every channel divided by sqrt(3) times its share of the scene's colour.
+
+    >>> shades_of_grey(np.full((2, 2, 3), 90, np.uint8))[0, 0].tolist()
+    [90, 90, 90]
+    """
+    x = pixels.astype(np.float64)
+    scene = np.power(np.power(x, power).mean((0, 1)), 1 / power)
+    length = math.sqrt(float((scene**2).sum()))
+    if length == 0:
+        return pixels
+    scene = np.maximum(scene / length, 1e-6)
+    # A value such as 89.99999 is 90 in exact numbers; the cast cuts fractions off, as the original does.
+    return np.clip(x / (math.sqrt(3) * scene) + 1e-9, 0, 255).astype(np.uint8)
+
+
+READER = Reader("fed-isic2019", "Fed-ISIC2019: eight skin lesions, six centres", fed_isic2019, PROTOCOLS, layout)
