@@ -22,6 +22,7 @@ import torch
 
 from fednorms.core import broadcast, initial_state, server_update
 from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines.devices import numerics
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.store import ClientStore
 from fednorms.method import method
@@ -51,7 +52,7 @@ def play(
     if device.startswith("cuda"):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, numerics("float32", deterministic=True):
         engine = Graphs(task, federation, federation, ClientStore(limit, Path(folder)), slots=8)
         engine.room = engine.room if room is None else room
         state, seconds = engine.setup(initial_state(task)), []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -41,11 +42,41 @@ def stream(name: str) -> int:
     return seed_of("stream", name) & _MASK
 
 
-def _mix(x: Tensor) -> Tensor:
-    # A 32-bit integer finaliser (full avalanche) held in int64, so that it runs on every device.
-    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK
-    x = ((x ^ (x >> 15)) * 0x846CA68B) & _MASK
-    return x ^ (x >> 16)
+# Odd 64-bit constants with about as many ones as zeros, as signed numbers; products wrap around.
+_KEY, _STEP, _STREAM = -0x61C8864680B583EB, -0x4B47D0C5A1B5A8E5, 0x2545F4914F6CDD1D
+_FIRST, _SECOND = -0x00AE502812AA7333, -0x3B314601E57A13AD
+_constants: dict[tuple[str, int, torch.device], Tensor] = {}  # kept for good: recorded graphs read them
+
+
+def _finish(x: Tensor) -> Tensor:
+    # Two products with a fold between: the top bits depend on all bits of x.
+    x = x * _FIRST
+    return (x ^ (x >> 32)) * _SECOND
+
+
+def _positions(n: int, device: torch.device) -> Tensor:
+    # One well mixed number per position, so that a draw starts from them and needs few operations.
+    key = "positions", n, device
+    if key not in _constants:
+        x = torch.arange(1, n + 1, device=device) * _KEY
+        _constants[key] = _finish(x ^ (x >> 29))
+    return _constants[key]
+
+
+def _factors(device: torch.device) -> Tensor:
+    key = "factors", 2, device
+    if key not in _constants:
+        _constants[key] = torch.tensor([_KEY, _STEP], device=device)
+    return _constants[key]
+
+
+def _unit(x: Tensor, dtype: torch.dtype) -> Tensor:
+    # The top 23 bits and a half step: exact in float32, so never 0 and never 1 (whose Gumbel number would be infinite).
+    return ((x >> 41) & 0x7FFFFF).to(dtype).add_(0.5).mul_(2.0**-23)
+
+
+def _signed(number: int) -> int:
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def hashed_uniform(key: Tensor, number: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -56,11 +87,8 @@ def hashed_uniform(key: Tensor, number: int, shape: Sequence[int], dtype: torch.
     >>> torch.equal(a, hashed_uniform(key, 3, (2, 2), torch.float64)) and bool(((a > 0) & (a < 1)).all())
     True
     """
-    counter = torch.arange(math.prod(shape), device=key.device)
-    word = _mix(_mix(key[0] ^ number) ^ key[1])
-    bits = _mix(_mix(counter ^ word) + (key[0] & 0xFFFF))
-    # 24 bits and a half step: exactly representable in float32, never 0 and never 1.
-    return (((bits & _MASK) >> 8).to(dtype) + 0.5).mul_(2.0**-24).reshape(tuple(shape))
+    word = (key * _factors(key.device)).sum() + _signed(number * _STREAM)
+    return _unit(_finish(_positions(math.prod(shape), key.device) ^ word), dtype).reshape(tuple(shape))
 
 
 @contextmanager
@@ -111,3 +139,31 @@ def uniform(shape: Sequence[int], number: int, like: Tensor) -> Tensor:
         return torch.rand(tuple(shape), dtype=like.dtype, device=like.device).clamp_(2.0**-25, 1 - 2.0**-24)
     call = calls[number] = calls.get(number, -1) + 1
     return hashed_uniform(key, (number + 0x9E3779B9 * call) & _MASK, shape, like.dtype)
+
+
+def normals(like: Tensor, *names: object) -> Tensor:
+    """Standard normal numbers of a tensor's shape in float64, seeded by names: the same for every device and engine.
+
+    >>> torch.equal(normals(torch.zeros(3), "a", 1), normals(torch.zeros(3), "a", 1))
+    True
+    """
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(seed_of(*names)), dtype=torch.float64)
+
+
+def secret_normals(like: Tensor) -> Tensor:
+    """Standard normal numbers of a tensor's shape in float64 that nobody can repeat: from the operating system's bits.
+
+    Each is the sum of four, halved: the rounding of one alone would give away which sums were possible (Holohan and
+    Braghin, Secure random sampling in differential privacy, 2021).
+
+    >>> secret_normals(torch.zeros(2, 3)).shape
+    torch.Size([2, 3])
+    """
+    pairs = 2 * like.numel()
+    bits = torch.frombuffer(bytearray(os.urandom(16 * pairs)), dtype=torch.int64).reshape(2, pairs) if pairs else None
+    if bits is None:
+        return torch.zeros(like.shape, dtype=torch.float64)
+    radius, angle = ((bits & (2**53 - 1)).to(torch.float64) + 0.5) * 2.0**-53
+    radius = (-2 * radius.log()).sqrt()
+    both = torch.cat([radius * (2 * math.pi * angle).cos(), radius * (2 * math.pi * angle).sin()])
+    return both.reshape(4, -1).sum(0).div_(2).reshape(like.shape)

@@ -152,7 +152,7 @@ def test_slots_and_replays_give_the_loops_results(text):
         Training(batch_size=8, steps=3),
     ],
 )
-@pytest.mark.parametrize("text", ["scaffold", "fedrep"])
+@pytest.mark.parametrize("text", ["scaffold", "fedrep", "ditto"])
 def test_every_way_of_local_training(training, text):
     task, fast = setting(Graphs, text, slots=2, training=training)
     _, loop = setting(Loop, text, training=training)
@@ -210,9 +210,10 @@ def test_a_pass_before_training_meets_the_same_dropout_in_every_engine():
     assert_same(task, play(task, loop), play(task, fast), loop, fast)
 
 
-def test_data_that_do_not_fit_travel_with_their_client():
-    task, engine = setting(Graphs, "fedavg", slots=2, device=Host(memory=1000))
-    _, loop = setting(Loop, "fedavg")
+@pytest.mark.parametrize("text", ["fedavg", "ditto"])
+def test_data_that_do_not_fit_travel_with_their_client(text):
+    task, engine = setting(Graphs, text, slots=2, device=Host(memory=1000))
+    _, loop = setting(Loop, text)
     assert engine.resident is None
     assert_same(task, play(task, loop), play(task, engine), loop, engine)
 
@@ -301,3 +302,13 @@ def test_what_a_large_cohort_leaves_is_held_up_to_a_limit(text, monkeypatch):
     assert_same(task, play(task, loop), play(fast_task, fast), loop, fast)
     assert all(held <= limit for held, _, limit in seen)
     assert max(far for _, far, _ in seen) > 0
+
+
+def test_a_clients_second_model_is_recorded_too():
+    counts = []
+    for text in ("fedavg", "ditto"):
+        task, engine = setting(Graphs, text, slots=1)
+        play(task, engine)
+        counts.append(engine.device.recorded)
+        assert not engine.notes
+    assert counts[1] == 2 * counts[0]

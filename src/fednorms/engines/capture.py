@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -59,6 +60,10 @@ class Device(Protocol):
         """A host tensor that can be copied while the host goes on."""
         ...
 
+    def away(self, tensor: Tensor) -> Tensor:
+        """A copy in host memory, complete once the device has settled."""
+        ...
+
 
 class Cuda:
     """A CUDA device."""
@@ -92,9 +97,14 @@ class Cuda:
 
     def record(self, job: Job, stream: torch.cuda.Stream, pool: Any) -> Job:  # noqa: ANN401
         """Capture a job as a CUDA graph."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
-            job()
+        graph, collecting = torch.cuda.CUDAGraph(), gc.isenabled()
+        gc.disable()  # a graph of an earlier engine that is destroyed now would break the capture
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                job()
+        finally:
+            if collecting:
+                gc.enable()
         return graph.replay
 
     def settle(self) -> None:
@@ -116,6 +126,11 @@ class Cuda:
     def pinned(self, tensor: Tensor) -> Tensor:
         """Page-locked memory."""
         return tensor.pin_memory()
+
+    def away(self, tensor: Tensor) -> Tensor:
+        """A copy in page-locked memory, queued on the current stream."""
+        far = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format, pin_memory=True)
+        return far.copy_(tensor, non_blocking=True)
 
 
 class Host:
@@ -164,6 +179,10 @@ class Host:
     def pinned(self, tensor: Tensor) -> Tensor:
         """Host memory is near enough."""
         return tensor
+
+    def away(self, tensor: Tensor) -> Tensor:
+        """A copy, so that a test sees whether anything still looks at the original."""
+        return tensor.clone()
 
 
 def device_of(device: torch.device) -> Device:

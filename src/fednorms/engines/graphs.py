@@ -18,7 +18,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fednorms.core import arrive, base_phases, carry_of, diagnose, finish, noise_word, rate_of, second_model, step
+from fednorms.core import (
+    arrive,
+    base_phases,
+    carry_of,
+    diagnose,
+    finish,
+    noise_word,
+    rate_of,
+    recipe_phase,
+    second_model,
+    start_of_twin,
+    step,
+)
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.capture import Device, Job, device_of
 from fednorms.engines.exams import Exams, Sitting
@@ -33,7 +45,8 @@ from fednorms.noise import seed_of
 from fednorms.part import Part, Phase
 from fednorms.states import Broadcast, Carry, Client, ClientState, Task, Upload, context_of
 from fednorms.training import Optimiser, batch_plan
-from fednorms.tree import Packed, Tree
+from fednorms.tree import Packed, Tree, branch, join
+from fednorms.views import Context
 
 WARM_UPS = 3
 TRIED = (8, 16, 4)  # numbers of slots, each timed for one round; results do not depend on it
@@ -53,6 +66,7 @@ class Captured:
 class Slot:
     """Fixed memory for one client at a time, a stream, and the graphs captured in it."""
 
+    task: Task  # as its steps see it
     carry: Carry
     live: Tensor  # the block that holds the model in training
     origin: Tensor  # the block that holds the model at the start
@@ -64,6 +78,7 @@ class Slot:
     data: tuple[Tensor, Tensor] | None  # a client's own data, if not all clients' fit on the device
     sent: Broadcast | None = None  # whose down-links are in the slot
     graphs: dict[tuple[object, ...], Captured] = field(default_factory=dict)
+    twin: Slot | None = None  # for the client's second model, if the method has one
 
 
 class Graphs(Loop):
@@ -91,8 +106,6 @@ class Graphs(Loop):
         self.slots: dict[int, Slot] = {}
         self.streams: list[Any] = []
         self.first: dict[str, int] = {}
-        if task.twin:
-            self.notes.append(f"{task.twin.name}: the clients' second models train eagerly, outside the graphs")
         self.captures = 0
         self.near: dict[int, tuple[Split, Split]] = {}
         self.exams: Exams | None = None
@@ -106,7 +119,7 @@ class Graphs(Loop):
         None if they would take more than half of its free memory: then each client's data travel with it.
         """
         n = sum(len(data) for data in self.data.values())
-        pixels = n * math.prod(self.tested.shape)
+        pixels = n * math.prod(self.tested.stored_shape)
         room = self.device.free()
         plain = not self.task.hooks["batch"] and 8 * pixels * self.task.like.element_size() < room
         if plain:
@@ -210,7 +223,7 @@ class Graphs(Loop):
         self.streams += [self.device.stream() for _ in range(self.slot_count - len(self.streams))]
         self.device.fork(self.streams)
         room = sys.maxsize if score else self.room  # what is tested in a moment stays
-        waiting = Waiting(room, self.device.settle, self.task.like.device)
+        waiting = Waiting(room, self.device, self.task.like.device)
         finite: list[Tensor] = []
         for number, name in enumerate(cohort):
             client = self._client(self.sites[name], self.data[name])
@@ -266,16 +279,13 @@ class Graphs(Loop):
         context = context_of(task, sent.round, client)
         mine, model, early = arrive(task, sent, client, context)
         path = task.method.path(context)
-        seen = {**mine, task.twin.name: Tree()} if task.twin else mine  # a second model is trained apart, eagerly
+        seen = {**mine, task.twin.name: Tree()} if task.twin else mine  # a second model is trained apart
         slot = self._slot(number, sent, client, seen, model)
         self._fill(slot, sent, packed, client, seen, model)
-        inner = slot.carry
-        inner.key[:1].fill_(noise_word(task, context))
-        inner.key[1:].zero_()
-        slot.relative.fill_(context.relative)
-        slot.lr.fill_(context.lr)
-        outer = replace(inner, client=client, context=context, broadcast=sent, mine=mine, path=path, grad_steps={})
+        self._reset(slot, context)
+        outer = replace(slot.carry, client=client, context=context, broadcast=sent, mine=mine, path=path, grad_steps={})
         outer.steps = outer.exchanged_steps = outer.dropped = 0
+        outer.velocity = client.state.velocity if client.state else Tree()
         for count, phase in enumerate(base_phases(task, context)):
             self._phase(slot, outer, phase, count)
         return self._leave(slot, outer, early, model)
@@ -291,11 +301,43 @@ class Graphs(Loop):
         outer.loss_sum, outer.grad_sum = inner.loss_sum.clone(), inner.grad_sum.clone()
         if self.task.training.keep_momentum and inner.optimiser:
             outer.optimiser = replace(inner.optimiser, first_moment=inner.optimiser.first_moment.clone())
-        upload, state = finish(self.task, outer, early)
+        upload, state = finish(self.task, outer, early, self._second(slot, outer) if self.task.twin else None)
         state = replace(state, local=state.local.clone())  # a view would keep the whole block alive
         if not self.task.method.changes_updates:
             upload = replace(upload, model=Packed(upload.model, block[: self.layout.exchanged]))
         return upload, state
+
+    def _second(self, slot: Slot, outer: Carry) -> Tree:
+        """Train the client's second model in a slot of its own, anchored at the received one: `core.train_twin`."""
+        task, twin = self.task.beside, slot.twin or self._twin(slot, outer)
+        start, kept = start_of_twin(self.task, outer.mine), outer.mine[self.task.twin.name if self.task.twin else ""]
+        twin.origin.copy_(slot.origin)
+        twin.live.copy_(slot.origin)
+        copy_tree({n: t for n, t in self.layout.views(twin.live).items() if n in start}, start)
+        copy_tree(twin.integers, {**outer.start_buffers, **start})
+        self._reset(twin, outer.context)
+        v = replace(twin.carry, client=outer.client, context=outer.context, path=outer.path, grad_steps={})
+        v.velocity = branch(kept, "v")
+        self._phase(twin, v, recipe_phase(task), 0)
+        after = Tree({**self.layout.views(twin.live.clone()), **twin.integers.clone()})
+        assert twin.carry.optimiser is not None
+        moments = twin.carry.optimiser.first_moment.clone() if task.training.keep_momentum else Tree()
+        return join(model=after.pick(start), v=moments)
+
+    def _twin(self, slot: Slot, outer: Carry) -> Slot:
+        same, model = slot.carry, Tree({**outer.start, **outer.fixed, **outer.start_buffers})
+        task, stream = self.task.beside, slot.stream
+        slot.twin = self._new_slot(task, stream, outer.client, same.broadcast, same.mine, model, slot.data)
+        return slot.twin
+
+    def _reset(self, slot: Slot, context: Context) -> None:
+        """What a step reads about the client, the round and itself."""
+        slot.carry.key[:1].fill_(noise_word(self.task, context))
+        slot.carry.key[1:].zero_()
+        slot.relative.fill_(context.relative)
+        slot.lr.fill_(context.lr)
+        slot.carry.loss_sum.zero_()
+        _zero(slot.carry.grad_sum)
 
     # -- slots --------------------------------------------------------------------------------------------------
     def _slot(self, number: int, sent: Broadcast, client: Client, mine: dict[str, Tree], model: Tree) -> Slot:
@@ -303,30 +345,43 @@ class Graphs(Loop):
         if known and _shapes(known.carry) == _shapes_of(sent.parts, mine):
             return known
         # What parts send or keep may change shape from round to round; then the slot is made anew.
-        task, like = self.task, self.task.like
-        context = context_of(task, sent.round, client)
+        own = {k: v.clone() for k, v in mine.items()}
+        copied = replace(sent, parts={k: v.clone() for k, v in sent.parts.items()})
+        data = None if self.resident else self._room_for_data()
+        self.slots[number] = self._new_slot(self.task, self.streams[number], client, copied, own, model, data)
+        return self.slots[number]
+
+    def _new_slot(
+        self,
+        task: Task,
+        stream: object,
+        client: Client,
+        sent: Broadcast,
+        mine: dict[str, Tree],
+        model: Tree,
+        data: tuple[Tensor, Tensor] | None,
+    ) -> Slot:
+        like, context = task.like, context_of(task, sent.round, client)
         live, origin = self.layout.block(like), self.layout.block(like)
         integers = Tree({n: model[n].clone() for n in self.layout.integers})
         whole = Tree({**self.layout.views(live), **integers})
         start = Tree({**self.layout.views(origin), **integers})
-        carry = carry_of(task, sent, client, context, {k: v.clone() for k, v in mine.items()}, start)
+        carry = carry_of(task, sent, client, context, mine, start)
         carry.params, carry.buffers = whole.pick(carry.params), whole.pick(task.net.buffers)
         carry.fixed = whole.pick(carry.fixed)
-        carry.broadcast = replace(sent, parts={k: v.clone() for k, v in sent.parts.items()})
         carry.optimiser = Optimiser.fresh(task.training, carry.params.detach(), 0.0, like)
-        slot = Slot(
+        return Slot(
+            task=self.captured_task.beside if task.second else self.captured_task,
             carry=carry,
             live=live,
             origin=origin,
             integers=integers,
             relative=torch.ones_like(like),
             lr=torch.zeros_like(like),
-            stream=self.streams[number],
+            stream=stream,
             pool=self.device.pool(),
-            data=None if self.resident else self._room_for_data(),
+            data=data,
         )
-        self.slots[number] = slot
-        return slot
 
     def _room_for_data(self) -> tuple[Tensor, Tensor]:
         most = max(len(data) for data in self.data.values())
@@ -352,11 +407,9 @@ class Graphs(Loop):
         if slot.data:
             for room, tensor in zip(slot.data, self._on_device(client.data), strict=True):
                 room[: len(tensor)].copy_(tensor)
-        slot.carry.loss_sum.zero_()
-        _zero(slot.carry.grad_sum)
 
     def _phase(self, slot: Slot, outer: Carry, phase: Phase, number: int) -> None:
-        task, client, inner = self.task, outer.client, slot.carry
+        task, client, inner = slot.task, outer.client, slot.carry
         assert inner.optimiser is not None
         outer.active = task.net.trainable(phase.train, also_frozen=outer.context.evaluating)
         inner.optimiser.lr.fill_(rate_of(outer.context, phase))
@@ -364,8 +417,8 @@ class Graphs(Loop):
         if not (task.training.keep_momentum and number):
             _zero(inner.optimiser.first_moment)
         _zero(inner.optimiser.second_moment)
-        if task.training.keep_momentum and client.state and not number:
-            copy_tree(inner.optimiser.first_moment, client.state.velocity)
+        if task.training.keep_momentum and not number:
+            copy_tree(inner.optimiser.first_moment, outer.velocity)
         seed = seed_of("data", task.seed, outer.context.round, client.name, number)
         plan, dropped = batch_plan(len(client.data), task.training, phase, seed, needs_two=task.needs_two)
         outer.dropped += dropped
@@ -412,7 +465,7 @@ class Graphs(Loop):
                 tensor.requires_grad_(name in active)
             x, y = slot.data or self.resident or (at, at)
             rows = [plan.index_select(0, at).view(-1) for plan in plans]
-            step(self.captured_task, inner, [(x.index_select(0, r), y.index_select(0, r)) for r in rows], phase)
+            step(slot.task, inner, [(x.index_select(0, r), y.index_select(0, r)) for r in rows], phase)
             at.add_(1)
 
         saved = [(t, t.clone()) for t in self._written(slot)]

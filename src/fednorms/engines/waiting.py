@@ -6,22 +6,26 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
+from fednorms.engines.capture import Device
 from fednorms.states import ClientState, Upload
 from fednorms.tree import Packed, Tree
+
+Move = Callable[[Tensor], Tensor]
 
 
 @dataclass
 class Waiting:
     """Uploads and new states of a round, in the order of training.
 
-    Once they hold more than `limit` bytes on the device, all of them move to host memory in one go (`settle` waits for
-    the device first), so that a cohort of any size needs no more than that.
+    Once they hold more than `limit` bytes on the device, all of them move to host memory in one go, so that a cohort of
+    any size needs no more than that.
     """
 
     limit: int
-    settle: Callable[[], None]
-    device: torch.device
+    device: Device
+    where: torch.device  # where tensors come back to
     rows: list[tuple[str, Upload, ClientState]] = field(default_factory=list)
     near: int = 0  # where those on the device begin
     bytes_near: int = 0
@@ -34,9 +38,12 @@ class Waiting:
         self.bytes_near += _bytes(state.local) + _bytes(state.velocity)
         self.most_bytes_near = max(self.most_bytes_near, self.bytes_near)
         if self.bytes_near > self.limit:
-            self.settle()
-            far = torch.device("cpu")
-            self.rows[self.near :] = [(n, _upload_to(u, far), _state_to(s, far)) for n, u, s in self.rows[self.near :]]
+            self.device.settle()  # clients run on streams of their own
+            away = self.device.away
+            self.rows[self.near :] = [
+                (n, _upload_by(away, u), _state_by(away, s)) for n, u, s in self.rows[self.near :]
+            ]
+            self.device.settle()
             self.near, self.bytes_near = len(self.rows), 0
 
     def back(self, good: list[bool]) -> Iterator[tuple[str, Upload, ClientState]]:
@@ -45,19 +52,22 @@ class Waiting:
         for (name, upload, state), fine in zip(self.rows, good, strict=True):
             if fine:
                 first = name == min(names)
-                yield name, _upload_to(upload, self.device) if first else upload, _state_to(state, self.device)
+                yield name, _upload_by(self._home, upload) if first else upload, _state_by(self._home, state)
+
+    def _home(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.where)
 
 
 def _bytes(tree: Tree) -> int:
     return tree.block.untyped_storage().nbytes() if isinstance(tree, Packed) else tree.nbytes()
 
 
-def _upload_to(upload: Upload, device: torch.device) -> Upload:
-    parts = {name: tree.to(device) for name, tree in upload.parts.items()}
+def _upload_by(move: Move, upload: Upload) -> Upload:
+    parts = {name: tree.map(move) for name, tree in upload.parts.items()}
     model = upload.model
-    return replace(upload, model=model.moved(device) if isinstance(model, Packed) else model.to(device), parts=parts)
+    return replace(upload, model=model.moved(move) if isinstance(model, Packed) else model.map(move), parts=parts)
 
 
-def _state_to(state: ClientState, device: torch.device) -> ClientState:
-    parts = {name: tree.to(device) for name, tree in state.parts.items()}
-    return replace(state, local=state.local.to(device), parts=parts, velocity=state.velocity.to(device))
+def _state_by(move: Move, state: ClientState) -> ClientState:
+    parts = {name: tree.map(move) for name, tree in state.parts.items()}
+    return replace(state, local=state.local.map(move), parts=parts, velocity=state.velocity.map(move))

@@ -39,6 +39,7 @@ class FedProto(Part):
     """
 
     paper = "Tan et al. 2022"
+    uploads = True
     keeps_all_local = True
 
     lam: float = option(1.0, at_least=0.0)
@@ -99,4 +100,4 @@ def _nearest(logits: Tensor, features: Tensor, down: Tree, mine: Tree) -> Tensor
     score = -torch.cdist(features.flatten(1), down["prototype"]).square()
     allowed = down["known"] * mine.get("own", down["known"])
     never = score.amin(1, keepdim=True) - 20.0
-    return torch.where(allowed > 0, score, never) if allowed.any() else logits
+    return torch.where(allowed.any(), torch.where(allowed > 0, score, never), logits)
