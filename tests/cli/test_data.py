@@ -7,7 +7,10 @@ import json
 import numpy as np
 
 from fednorms.cli import main
-from fednorms.data.readers import pacs_vlcs
+from fednorms.cli.data import published
+from fednorms.data.readers import READERS, pacs_vlcs
+from fednorms.data.rules import rule
+from fednorms.transforms import CHAINS
 from tests.layouts import class_folders, gradient
 
 
@@ -24,6 +27,31 @@ def test_check_says_what_it_is_and_what_is_missing(tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["sites"][0] == {"site": "art_painting", "domain": "art_painting", "train": 24, "val": 9, "test": 21}
     assert set(report["protocols"]) == set(pacs_vlcs.PACS_PROTOCOLS)
+    assert "as its papers do: augmentation flip_rotate" in report["facts"]
+    assert set(report["tables"]) <= set(report["protocols"])
+
+
+def test_check_names_the_tables_that_can_be_reproduced():
+    for reader in READERS.values():
+        serves = published(reader)
+        assert set(serves) <= set(reader.protocols), "a table asks for a division that the reader does not have"
+        for names in serves.values():
+            assert len(set(names)) == len(names)
+    assert "fedwon-table-1" in published(READERS["digits-five"])["fedwon"]
+    assert published(READERS["npz"]) == {}
+
+
+def test_list_shows_partitions_and_transforms(capsys):
+    assert main(["list", "partitions", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["partitions"]}
+    assert "beta=0.3" in rows["dirichlet"]["options"]
+    for name in rows:
+        if name != "file:PATH":
+            assert str(rule(name)).startswith(name), "what is listed can be used"
+    assert main(["list", "transforms"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in CHAINS)
+    assert "rotate up to 30 degrees" in said
 
 
 def test_check_of_your_own_folders_and_arrays(tmp_path, capsys):

@@ -13,7 +13,7 @@ from fednorms.cli import main
 from fednorms.method import names
 from tests.cli.conftest import ENV, fednorms, start
 
-COMMANDS = ("run", "compare", "resume", "evaluate", "predict", "export", "adapt", "list", "describe")
+COMMANDS = ("run", "compare", "resume", "reproduce", "evaluate", "predict", "export", "adapt", "list", "describe")
 
 
 def ask(capsys, *args):

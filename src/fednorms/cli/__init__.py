@@ -15,6 +15,7 @@ _GROUPS = {
         "run": "train one method on a federation, and test it",
         "compare": "train several methods over several seeds, and print one table",
         "resume": "continue a run that was interrupted",
+        "reproduce": "run a published table, and set ours beside print",
     },
     "Use what was trained": {
         "evaluate": "test a run's models in any mode",

@@ -1,7 +1,8 @@
-"""`fednorms list`: methods, models and federations."""
+"""`fednorms list`: methods, models, federations, partitions and transforms."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from fednorms.cli.parsing import parse
 
 @dataclass
 class List:
-    """Show all methods, models or federations."""
+    """Show all methods, models, federations, partition rules or chains of transforms."""
 
-    what: tyro.conf.Positional[Literal["methods", "models", "federations"]]
+    what: tyro.conf.Positional[Literal["methods", "models", "federations", "partitions", "transforms"]]
     """What to show."""
     json: bool = False
     """Print one JSON object and nothing else."""
@@ -29,12 +30,22 @@ def list_(args: Sequence[str]) -> int:
     if given.what == "methods":
         _methods(as_json=given.json)
         return 0
-    header, rows = {"models": _models, "federations": _federations}[given.what]()
+    tables = {"models": _models, "federations": _federations, "partitions": _partitions, "transforms": _transforms}
+    header, rows = tables[given.what]()
     if given.json:
         print_json({given.what: [dict(zip(header, row, strict=True)) for row in rows]})
     else:
         stdout().print(grid(header, rows))
+        if hint := _USE.get(given.what):
+            stdout().print(f"\n{hint}", markup=False)
     return 0
+
+
+_USE = {
+    "partitions": 'Used as --partition "dirichlet(beta=0.3, clients=100)"; within=domain divides every domain by '
+    "itself, test=deal|alike|personal|whole says what becomes of test data.",
+    "transforms": "Used as --augment flip_rotate; by default a data set's papers decide. Tests see no transform.",
+}
 
 
 def _methods(*, as_json: bool) -> None:
@@ -67,3 +78,20 @@ def _federations() -> tuple[list[str], list[list[str]]]:
     from fednorms.data.registry import federations
 
     return ["name", "what it is"], [[name, what] for name, what in federations().items()]
+
+
+def _partitions() -> tuple[list[str], list[list[str]]]:
+    from fednorms.data.rules import RULES, rules
+
+    rows = []
+    for name, what in rules().items():
+        options = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(RULES[name]))  # type: ignore[arg-type]
+        rows.append([name, what, options])
+    rows.append(["file:PATH", "a division that `Partition.save` wrote, with its hash", ""])
+    return ["name", "what it does", "options"], rows
+
+
+def _transforms() -> tuple[list[str], list[list[str]]]:
+    from fednorms.transforms import CHAINS
+
+    return ["name", "what it does"], [[name, (chain.__doc__ or "").strip()] for name, chain in CHAINS.items()]

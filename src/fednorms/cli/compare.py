@@ -57,7 +57,7 @@ def compare(args: Sequence[str]) -> int:
     out = given.out or Path("runs") / f"compare-{slug(federation)}"
     total = len(given.methods) * given.seeds * recipe.rounds
     with Reporter("compare", total, silent=given.output.quiet or given.output.json) as reporter:
-        watch = CellWatch(reporter, recipe.rounds)
+        watch = CellWatch(reporter)
         try:
             comparison = run_comparison(
                 given.methods,

@@ -6,6 +6,7 @@ A further subcommand is one entry in `_COMMANDS`: the module and what it is for.
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -21,6 +22,7 @@ from fednorms.options import nearest
 
 if TYPE_CHECKING:
     from fednorms.data.federation import Federation
+    from fednorms.data.readers.reader import Reader
 
 _COMMANDS = {
     "check": ("data", "recognise a folder, and show its sites, classes and sizes and the tables it serves"),
@@ -79,7 +81,8 @@ def check(args: Sequence[str]) -> int:
             print(f"... and {len(rows) - 20} more sites")
     if report["protocols"]:
         print("\nIt serves (--protocol):")
-        console.print(grid(["protocol", "tables"], [[name, what] for name, what in report["protocols"].items()]))
+        rows = [[name, what, ", ".join(report["tables"].get(name, []))] for name, what in report["protocols"].items()]
+        console.print(grid(["protocol", "whose division", "fednorms reproduce"], rows))
     if report["problem"]:
         sys.stdout.flush()
         raise BadInput(report["problem"])
@@ -98,6 +101,7 @@ def _check_pack(path: Path) -> dict[str, Any]:
         "facts": [*facts, *_facts(found)],
         "sites": _sites(found),
         "protocols": {},
+        "tables": {},
         "problem": None,
     }
 
@@ -118,13 +122,15 @@ def _check_folder(root: Path, given: Check) -> dict[str, Any]:
                 f"{str(root)!r} is none of the data sets of `fednorms list federations`, and {problem}"
             ) from None
         what = "your own images, site/class/image (use it as folder:PATH)"
-        return {"what": what, "facts": _facts(found, False), "sites": _sites(found), "protocols": {}, "problem": None}
+        nothing: dict[str, Any] = {"protocols": {}, "tables": {}, "problem": None}
+        return {"what": what, "facts": _facts(found, False), "sites": _sites(found), **nothing}
     reader, layout = known[0]
     report: dict[str, Any] = {
         "what": f"{reader.name} ({layout})",
         "facts": [],
         "sites": [],
         "protocols": dict(reader.protocols),
+        "tables": published(reader),
         "problem": None,
     }
     options = {"protocol": given.protocol or None, "allow_pickle": given.allow_pickle or None}
@@ -138,9 +144,30 @@ def _check_folder(root: Path, given: Check) -> dict[str, Any]:
             return report
     size = f", images of {found.source['size']} pixels" if found.source.get("size") else ""
     notes = [] if report["problem"] else [f"note: {note}" for note in found.source.get("notes", [])]
-    report["facts"] = [f"protocol {found.source['protocol']}{size}", *_facts(found, False), *notes]
+    habits = [f"as its papers do: {', '.join(found.protocol.facts)}"] if found.protocol.facts else []
+    report["facts"] = [f"protocol {found.source['protocol']}{size}", *_facts(found, False), *habits, *notes]
     report["sites"] = _sites(found)
     return report
+
+
+def published(reader: Reader) -> dict[str, list[str]]:
+    """The tables that `fednorms reproduce` runs on each division of a data set, in the papers' order.
+
+    >>> from fednorms.data.readers import READERS
+    >>> all(protocol in READERS["pacs"].protocols for protocol in published(READERS["pacs"]))
+    True
+    """
+    from fednorms.tables.folders import home, known
+    from fednorms.tables.table import FILE, merged
+
+    first, serves = next(iter(reader.protocols)), dict[str, dict[str, None]]()
+    for name in known():
+        values = tomllib.loads((home() / name / FILE).read_text(encoding="utf-8"))
+        for setting in values.get("settings", []):
+            recipe = merged(values.get("recipe", {}), setting.get("recipe", {}))
+            if recipe.get("federation") == reader.name:
+                serves.setdefault(recipe.get("data", {}).get("protocol") or first, {})[name] = None
+    return {protocol: list(names) for protocol, names in serves.items()}
 
 
 def _facts(found: Federation, shape: bool = True) -> list[str]:

@@ -89,7 +89,7 @@ def _shown(default: object) -> str:
 
 
 _METAVARS = {
-    "class_weights": "none|balanced|W [W ...]",
+    "class_weights": "auto|none|balanced|W [W ...]",
     "head": "LAYER [LAYER ...]",
     "evaluate": "MODE [MODE ...]",
     "hold_out": "SITE [SITE ...]",

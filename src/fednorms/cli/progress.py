@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fednorms.cli.output import domains_line, per_cent, stderr
 from fednorms.runs.cells import CellEvent
+from fednorms.tables.estimate import duration
 
 LINES = 10  # how many lines a run prints where there is no terminal
 
@@ -94,14 +95,14 @@ class Reporter:
         began, first = self.clock
         if not first < self.done < self.total:
             return ""
-        return f"  {_duration((time.monotonic() - began) / (self.done - first) * (self.total - self.done))} left"
+        return f"  {duration((time.monotonic() - began) / (self.done - first) * (self.total - self.done))} left"
 
 
 class CellWatch:
     """Counts the rounds of all runs of a comparison for a reporter."""
 
-    def __init__(self, reporter: Reporter, rounds: int) -> None:
-        self.reporter, self.rounds = reporter, rounds
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
         self.done: dict[str, int] = {}
         self.finished = 0
 
@@ -113,19 +114,10 @@ class CellWatch:
             self.reporter.round_done(sum(self.done.values()), event.row, name)
             return
         self.finished += 1
-        self.done[name] = self.rounds  # also when it failed: nothing more comes
+        self.done[name] = event.rounds  # also when it failed: nothing more comes
         failed = event.outcome.error
         self.reporter.advance(sum(self.done.values()), f"{name}: {'failed' if failed else 'done'}")
         if failed:
             self.reporter.say(f"{name} failed: {failed}")
         if event.outcome.details:  # not one of our errors: say where it came from
             self.reporter.say(event.outcome.details.rstrip())
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return (
-        f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    )

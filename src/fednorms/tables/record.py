@@ -1,0 +1,180 @@
+"""A finished run of a table as one small file: its scores, its recipe, and where and when it was made."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean, median, pstdev
+from typing import Any
+
+import torch
+
+from fednorms.errors import BadInput, RunFailed
+from fednorms.runs.atomic import clear_errors, write_atomic
+from fednorms.runs.cells import Outcome
+from fednorms.runs.recipe import Recipe
+from fednorms.runs.result import Result
+from fednorms.version import __version__
+
+MOST_SITES = 20  # with more, a file keeps domains only
+# What decides where and how a run is made, and not what comes out.
+_MACHINE = {"version", "device", "engine", "fingerprint", "threads", "workers", "checkpoint_every", "state_limit_mb"}
+_MACHINE |= {"data.root", "data.complete", "data.allow_pickle"}
+_MACHINE |= {"evaluate_every"}  # who needs the score of every round asks for it beside
+
+Values = dict[str, Any]
+
+
+def same_run(stored: Mapping[str, Any], recipe: Recipe) -> bool:
+    """Whether a stored recipe means the same run, wherever it ran.
+
+    >>> same_run(plain(Recipe(rounds=3, device="cuda:1")), Recipe(rounds=3))
+    True
+    >>> same_run(plain(Recipe(rounds=3)), Recipe(rounds=4))
+    False
+    """
+    try:
+        then = Recipe.make(dict(stored))
+    except BadInput:  # of a version with other keys
+        return False
+    old, new = _essence(then), _essence(recipe)
+    # What the recipe leaves to the data set was written out when it ran.
+    return all(old[key] == value or value == "auto" for key, value in new.items())
+
+
+def _essence(recipe: Recipe) -> Values:
+    values = plain(recipe)
+    values |= {f"data.{key}": value for key, value in values.pop("data").items()}
+    return {key: value for key, value in values.items() if key not in _MACHINE}
+
+
+def plain(recipe: Recipe) -> Values:
+    """A recipe as plain values, without the folder of its data."""
+    values = recipe.model_dump(mode="json") | {"training": dict(vars(recipe.training))}
+    values["data"] = {k: v for k, v in values["data"].items() if k != "root"}
+    return values
+
+
+def shortened(result: Result) -> list[Values]:
+    """The rounds of a run with full scores in the last and the best-validation one, and means in the others."""
+    full = {result.rounds, result.best["round"] if result.best else 0}
+    return [
+        row if row["round"] in full else row | {"scores": {m: {"mean": s["mean"]} for m, s in row["scores"].items()}}
+        for row in result.history
+    ]
+
+
+def record(
+    outcome: Outcome, recipe: Recipe, domain_of: Mapping[str, str], *, curve: bool, about: Mapping[str, Any]
+) -> Values:
+    """What is stored of a run; `about` says which table, setting, row and data, and on which hardware."""
+    history, headline = outcome.history, outcome.headline
+    status = "done" if not outcome.error else "diverged" if outcome.kind == "Diverged" else "failed"
+    values: Values = {
+        **about,
+        "seed": recipe.seed,
+        "status": status,
+        "date": f"{datetime.now().astimezone():%Y-%m-%d}",
+        "version": __version__,
+        "torch": torch.__version__.partition("+")[0],
+    }
+    if outcome.error:
+        values["error"] = _without(outcome.error, recipe.data.root)
+    else:
+        values |= {
+            "headline": headline,
+            "rounds": int(history[-1]["round"]),
+            "last": _scores(history[-1], "test", domain_of),
+            "val": _scores(history[-1], "val", domain_of).get(headline),
+            "best": _best(outcome, domain_of),
+            "bytes": round(median((r["bytes_up"] + r["bytes_down"]) / max(1, r["clients"]) for r in history)),
+            "seconds": {
+                "total": round(sum(r["seconds"] for r in history), 3),
+                "round": round(median(r["seconds"] for r in history), 5),
+            },
+        }
+        if curve:
+            values["curve"] = _curves(history)
+    return values | {"recipe": plain(recipe)}
+
+
+def _best(outcome: Outcome, domain_of: Mapping[str, str]) -> Values | None:
+    if outcome.best is None:
+        return None
+    row = next(r for r in outcome.history if r["round"] == outcome.best["round"])
+    return {**outcome.best, "val": _short(outcome.best["val"]), "scores": _scores(row, "test", domain_of)}
+
+
+def _scores(row: Values, split: str, domain_of: Mapping[str, str]) -> Values:
+    found = {name.removesuffix(f"/{split}"): s for name, s in row["scores"].items() if name.endswith(f"/{split}")}
+    return {mode: compact(scores, domain_of) for mode, scores in found.items()}
+
+
+def compact(scores: Mapping[str, Any], domain_of: Mapping[str, str]) -> Values:
+    """The scores of one mode, as selectors need them: over clients, per domain, and per site if they are few."""
+    sites: Mapping[str, Any] = scores["sites"]
+    every = {"accuracy": [s["accuracy"] for s in sites.values()]}
+    every["balanced"] = [s["balanced_accuracy"] for s in sites.values()]
+    clients: Values = {
+        what: {"mean": _short(fmean(v)), "spread": _short(pstdev(v)), "worst": _short(min(v))}
+        for what, v in every.items()
+    }
+    clients["accuracy"]["pooled"] = _short(scores["pooled"])
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for name, site in sites.items():
+        groups.setdefault(domain_of.get(name, name), []).append(site)
+    out: Values = {
+        "clients": {"count": len(sites), **clients},
+        "domains": {name: _group(group) for name, group in groups.items()},
+    }
+    if len(sites) <= MOST_SITES:
+        out["sites"] = {name: _group([site]) for name, site in sites.items()}
+    return out
+
+
+def _group(sites: Sequence[Mapping[str, Any]]) -> Values:
+    return {
+        "accuracy": _short(fmean([s["accuracy"] for s in sites], weights=[s["samples"] for s in sites])),
+        "balanced": _short(fmean(s["balanced_accuracy"] for s in sites)),
+        "images": sum(s["samples"] for s in sites),
+    }
+
+
+def _curves(history: Sequence[Values]) -> Values:
+    curves: Values = {}
+    for row in history:
+        for name, scores in row["scores"].items():
+            curves.setdefault(name.removesuffix("/test"), []).append([row["round"], _short(scores["mean"])])
+    return curves
+
+
+def _short(share: float) -> float | None:
+    return round(share, 6) if math.isfinite(share) else None
+
+
+def _without(text: str, root: str) -> str:
+    return text.replace(root, "ROOT") if root else text
+
+
+def write_record(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a record, all of it or nothing; one line per key, so that differences between two files are readable."""
+    with clear_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"{json.dumps(key)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for key, v in values.items()]
+    write_atomic(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+def read_record(path: Path) -> Values | None:
+    """A record, None if there is none."""
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RunFailed(f"cannot read the result {path} ({error}): repair it, or remove it and run again") from error
+    if not isinstance(values, dict) or "status" not in values or "recipe" not in values:
+        raise RunFailed(f"{path} is no result of a run: remove it and run again")
+    return values

@@ -1,0 +1,165 @@
+"""A reproduced table on paper: RESULTS.md, results.csv and results.png."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fednorms.runs.atomic import clear_errors, write_atomic
+from fednorms.tables.estimate import duration
+from fednorms.tables.summary import APART, MISS, Entry, Section, Summary, number, order_of, ours_of
+
+NO_PICTURE = "no picture: matplotlib is missing; get it with `pip install 'fednorms[report]'`"
+
+
+def write(summary: Summary, folder: Path) -> list[Path]:
+    """Write the three files (the picture, if matplotlib is there) and return their paths."""
+    with clear_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / "RESULTS.md", folder / "results.csv"]
+    write_atomic(files[0], markdown(summary).encode())
+    write_atomic(files[1], csv_table(summary).encode())
+    try:
+        from fednorms.tables.picture import png
+
+        image = png(summary)
+    except ImportError:
+        return files
+    if image is not None:
+        write_atomic(folder / "results.png", image)
+        files.append(folder / "results.png")
+    return files
+
+
+def markdown(summary: Summary) -> str:
+    """The whole report as Markdown."""
+    table = summary.table
+    shown = [section for section in summary.sections if section.records]
+    lines = [f"# {_escape(table.heading)}", "", f"**{summary.verdict[0].upper()}{summary.verdict[1:]}.**", ""]
+    lines += [
+        f"Every cell: ours (mean ± sample standard deviation over seeds), and below it print and the difference. "
+        f"✗ misses print by more than {table.tolerance:g} points; better than print is no miss. † is not comparable.",
+        "",
+    ]
+    for section in shown:
+        lines += [f"## {_escape(section.title)}", "", *_grid(section), ""]
+        lines += [f"- † {_escape(column)}: {_escape(why)}" for column, why in section.apart.items()]
+        if section.order:
+            lines.append(f"- {_sentence(order_of(section))}")
+        lines += [*(f"- {_escape(line)}" for line in facts(section, table.selection)), ""]
+    missing = [section.title for section in summary.sections if not section.records]
+    if missing:
+        lines += [f"Not run yet: {_escape('; '.join(missing))}.", ""]
+    notes = [*table.notes, *summary.searches, *(_failure(r) for r in summary.failed)]
+    if summary.stale:
+        notes.append(f"{len(summary.stale)} results of another recipe than the table's now is are not used.")
+    if notes:
+        lines += ["## Notes", "", *(f"- {_escape(note)}" for note in notes), ""]
+    lines.append(f"Made with `fednorms reproduce {table.name}`.")
+    return "\n".join(lines) + "\n"
+
+
+def _grid(section: Section) -> list[str]:
+    lines = [["", *map(_escape, section.columns)], ["---", *["---:"] * len(section.columns)]]
+    for name, row in section.rows.items():
+        lines.append([_escape(name), *(_cell(row[c], section, c) for c in section.columns)])
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def _cell(entry: Entry, section: Section, column: str) -> str:
+    selector = section.selectors[column]
+    mark = " ✗" if entry.verdict == MISS else " †" if entry.verdict == APART else ""
+    text = ours_of(entry, selector) + mark
+    if entry.printed is None:
+        return text
+    text += f"<br>{number(entry.printed.mean, selector)}"
+    text += "" if entry.printed.std is None else f" ± {number(entry.printed.std, selector)}"
+    if entry.difference is not None:
+        sign = "+" if entry.difference >= 0 else "−"
+        text += f" ({sign}{number(abs(entry.difference), selector)})"
+    return text
+
+
+def facts(section: Section, selection: str) -> list[str]:
+    """What stands below a setting's table: data, seeds, selection, hardware, date, versions, time."""
+    records = section.records
+    seeds = sorted({r["recipe"]["seed"] for r in records})
+    rounds = "in the last round (no selection)"
+    if selection == "best-val":
+        without = [r for r in records if r["status"] == "done" and not r.get("best")]
+        rounds = "in the round with the best validation accuracy"
+        rounds += " (in the last round where there are no validation images)" if without else ""
+    done = [r for r in records if r["status"] == "done"]
+    total = sum(r["seconds"]["total"] for r in done)
+    side = sorted({r["jobs"] for r in records})
+    dates = sorted({r["date"] for r in records})
+    return [
+        *dict.fromkeys(data_line(r["data"]) for r in records),
+        f"seeds {', '.join(map(str, seeds))}; accuracy in per cent on test images, {rounds}",
+        "made " + _range(dates) + " on " + _all(records, "hardware") + f" ({_range(side)} at a time), fednorms "
+        f"{_all(records, 'version')}, torch {_all(records, 'torch')}",
+        f"{len(records)} runs took {duration(total)} in all"
+        + (f", {duration(total / len(done))} each in the mean" if done else ""),
+    ]
+
+
+def data_line(data: dict[str, Any]) -> str:
+    """The data of a run in one line."""
+    parts = ("train", "val", "test")
+    domains = [
+        f"{name} {'/'.join(f'{sizes[p]:,}' for p in parts if any(d[p] for d in data['domains'].values()))}"
+        for name, sizes in data["domains"].items()
+    ]
+    have = "/".join(p for p in parts if any(d[p] for d in data["domains"].values()))
+    few = "; ".join(domains) if len(domains) <= 12 else f"{len(domains)} domains"
+    unseen = f" and {data['unseen']} unseen sites" if data["unseen"] else ""
+    notes = "".join(f"; {note}" for note in data["notes"])
+    layout = f" ({data['layout']})" if data["layout"] else ""
+    return (
+        f"data: {data['federation']}{layout}, {data['clients']} clients{unseen}, {' x '.join(map(str, data['shape']))} "
+        f"pixels, {data['classes']} classes; {have} images: {few}; fingerprint {data['fingerprint']}{notes}"
+    )
+
+
+def csv_table(summary: Summary) -> str:
+    """One line per cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    head = ["setting", "row", "column", "selector", "ours", "std", "seeds", "diverged"]
+    writer.writerow([*head, "published", "published std", "difference", "verdict"])
+    for section in summary.sections:
+        for name, row in section.rows.items():
+            for column, entry in row.items():
+                printed = entry.printed
+                numbers = [_digits(entry.ours), _digits(entry.std), entry.seeds, entry.diverged]
+                numbers += [_digits(printed and printed.mean), _digits(printed and printed.std)]
+                where = [section.setting.name, name, column, section.setting.columns[column]]
+                writer.writerow([*where, *numbers, _digits(entry.difference), entry.verdict])
+    return text.getvalue()
+
+
+def _digits(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}".rstrip("0").rstrip(".")
+
+
+def _failure(record: dict[str, Any]) -> str:
+    return f"{record['row']} ({record['setting']}), seed {record['recipe']['seed']} failed: {record['error']}"
+
+
+def _all(records: Sequence[dict[str, Any]], key: str) -> str:
+    return " and ".join(dict.fromkeys(str(r[key]) for r in records))
+
+
+def _range(values: Sequence[object]) -> str:
+    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+
+def _sentence(text: str) -> str:
+    return _escape(text)
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*").replace("\n", " ").replace("<", "&lt;")

@@ -1,0 +1,373 @@
+"""reproduce: run what is left of a published table, and set what came out beside what was printed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fednorms.engines.devices import pick_device
+from fednorms.errors import BadInput
+from fednorms.runs.cells import Cell, CellEvent, Outcome, run_cells
+from fednorms.runs.compare import hardware as hardware_of
+from fednorms.runs.recipe import Recipe
+from fednorms.tables.estimate import duration, estimate
+from fednorms.tables.folders import open_table
+from fednorms.tables.lending import Neighbours
+from fednorms.tables.observer import Observer
+from fednorms.tables.plan import Found, Job, Shelf, chosen_rows, chosen_settings, found_in, pairs, recipe_for
+from fednorms.tables.record import record, shortened, write_record
+from fednorms.tables.search import Point, Search, open_search, point_slug, shown, tree
+from fednorms.tables.sources import Source, check_columns, find_root, look, missing_data, needs
+from fednorms.tables.summary import Summary, summarise
+from fednorms.tables.table import Row, Setting, Table
+
+
+@dataclass
+class Reproduction:
+    """A table with what has run of it; the repr is the table, ours beside print."""
+
+    table: Table
+    out: Path
+    summary: Summary
+    ran: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)  # setting, and the data it needs
+    failed: dict[str, str] = field(default_factory=dict)  # run, and why
+    files: list[Path] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return self.summary.text()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "name": self.table.name,
+            **self.summary.to_dict(),
+            "ran": self.ran,
+            "skipped": self.skipped,
+            "failed": self.failed,
+            "out": str(self.out),
+            "files": [str(f) for f in self.files],
+        }
+
+
+def reproduce(
+    name: str | Path,
+    data: str | Path | Sequence[str | Path] = (),
+    *,
+    seeds: int | None = None,
+    only: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    out: str | Path | None = None,
+    jobs: int = 1,
+    device: str = "auto",
+    search: bool = False,
+    report: bool = False,
+    allow_pickle: bool = False,
+    incomplete: bool = False,
+    observer: Observer | None = None,
+) -> Reproduction:
+    """Run what is left of a published table, and write RESULTS.md, results.csv and results.png into `out`.
+
+    `name` is one of `fednorms reproduce --list`, or a folder with a table.toml. `data` are folders of data sets, or
+    folders that hold several; settings whose data are missing are left out and named. `only` and `settings` choose
+    rows and settings, `seeds` says how many (default: the table's). Calling again goes on where it stopped: a finished
+    run is one file under OUT/results, and is not repeated. `search=True` stops after the searches on validation images
+    (see docs/reproduce.md); `report=True` runs nothing, takes over what tables beside OUT have run, and writes the
+    report. `allow_pickle` opens pickled archives of NumPy arrays, and `incomplete` accepts data sets
+    with other counts than the published ones; the report says what differs.
+
+    >>> reproduce("no-such-table")
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: no table "no-such-table": ...
+    """
+    table = open_table(name)
+    if jobs < 1 or (seeds is not None and seeds < 1):
+        raise BadInput(f"reproduce: jobs and seeds must be integers >= 1, got {jobs} and {seeds}.")
+    given = [data] if isinstance(data, str | Path) else list(data)
+    work = _Work(
+        table=table,
+        settings=chosen_settings(table, settings),
+        rows=chosen_rows(table, only),
+        seeds=list(range(seeds or table.seeds)),
+        shelf=Shelf(Path(out) if out is not None else default_out(table)),
+        given=[_folder(root) for root in given],
+        jobs=jobs,
+        device=pick_device(device),
+        reading={"allow_pickle": allow_pickle, "complete": not incomplete},
+        observer=observer or Observer(),
+    )
+    try:
+        return work.carry_out(search_only=search, report_only=report)
+    except KeyboardInterrupt:
+        work.report()
+        left = f"{work.finished} of {work.planned} runs finished"
+        raise KeyboardInterrupt(f"Interrupted with {left}; continue with the same command.") from None
+
+
+def default_out(table: Table) -> Path:
+    """Where results go if nobody says: runs/reproduce-NAME."""
+    return Path("runs") / f"reproduce-{table.name}"
+
+
+def _folder(root: str | Path) -> Path:
+    path = Path(root).expanduser()
+    if not path.exists():
+        raise BadInput(f"--data {root}: no such folder")
+    return path
+
+
+@dataclass
+class _Work:
+    """One call of `reproduce`."""
+
+    table: Table
+    settings: list[Setting]
+    rows: list[Row]
+    seeds: list[int]
+    shelf: Shelf
+    given: list[Path]
+    jobs: int
+    device: str
+    reading: dict[str, bool]
+    observer: Observer
+    planned: int = 0
+    finished: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, Source] = field(default_factory=dict)
+
+    def carry_out(self, search_only: bool, report_only: bool) -> Reproduction:
+        self.observer.say(self.table.heading)
+        searches = self._searches()
+        found = found_in(self.shelf, self.table, self._chosen(searches))
+        self._find_data(found)
+        if not report_only:
+            self._run_searches(searches)
+        if not search_only:
+            self._run_rows(searches, run=not report_only)
+        return self.report()
+
+    # -- what there is --------------------------------------------------------------------------------------------
+    @property
+    def hardware(self) -> str:
+        return hardware_of(self.device)
+
+    def _pairs(self) -> list[tuple[Setting, Row]]:
+        return list(pairs(self.table, self.settings, self.rows))
+
+    def _searches(self) -> dict[tuple[str, str], Search]:
+        return {
+            (setting.name, row.name): open_search(self.shelf, self.table, setting, row)
+            for setting, row in pairs(self.table)
+            if row.search
+        }
+
+    def _chosen(self, searches: dict[tuple[str, str], Search]) -> dict[tuple[str, str], dict[str, Any]]:
+        return {key: tree(s.chosen) for key, s in searches.items() if s.chosen is not None}
+
+    def _find_data(self, found: Found) -> None:
+        """Sort out the settings without data; an error if that leaves nothing to run and nothing to show."""
+        self.roots: dict[str, str] = {}
+        wanted = list(dict.fromkeys(name for s in self.settings if (name := needs(s, self.table))))
+        for name in wanted:
+            root = find_root(name, self.given)
+            if root is None and len(wanted) == len(self.given) == 1:
+                root = self.given[0]  # its reader says what is wrong with it
+            if root is not None:
+                self.roots[name] = str(root.resolve())
+        for setting in self.settings:
+            if (name := needs(setting, self.table)) and name not in self.roots:
+                self.skipped[setting.name] = name
+        if len(self.skipped) == len(self.settings):
+            if not found.done:
+                raise missing_data(self.table, self.settings, self.given)
+            self.observer.say("No data: what is there is reported, and nothing runs.")
+        for name, federation in self.skipped.items():
+            self.observer.say(f'setting "{name}" is skipped: it needs {federation} (--data ROOT)')
+
+    def _final(self, setting: Setting, recipe: Recipe) -> Recipe:
+        """A recipe as it runs here, with its data looked at."""
+        name = needs(setting, self.table)
+        reading: dict[str, Any] = self.reading | {"root": self.roots[name]} if name else {}
+        data = recipe.data.model_copy(update=reading)
+        here = recipe.model_copy(update={"data": data, "device": self.device}).resolved()
+        source = self._source(here)
+        adopted = here.adopting(source.protocol)
+        return adopted.model_copy(update={"fingerprint": source.fingerprint})
+
+    def _source(self, recipe: Recipe) -> Source:
+        key = _key(recipe)
+        if key not in self.sources:
+            self.sources[key] = look(recipe)
+        return self.sources[key]
+
+    # -- searches -------------------------------------------------------------------------------------------------
+    def _run_searches(self, searches: dict[tuple[str, str], Search]) -> None:
+        cells: list[Cell] = []
+        pending: list[Job] = []
+        doing: dict[tuple[str, int], tuple[Search, Point]] = {}
+        for setting, row in self._pairs():
+            search = searches.get((setting.name, row.name))
+            if search is None or setting.name in self.skipped:
+                continue
+            for point, seed in search.missing(self.seeds):
+                recipe = self._final(setting, search.recipe(point, seed))
+                if not self._source(recipe).validated:
+                    protocol = recipe.data.protocol or "its default protocol"
+                    raise BadInput(
+                        f'row "{row.name}", setting "{setting.name}": a search needs validation images, but '
+                        f"{recipe.federation} ({protocol}) has none. Give the setting data.val, or a protocol with "
+                        "validation images."
+                    )
+                search.about = self._about(setting, row, recipe)
+                path = self.shelf.search_run(setting, row, point_slug(point, seed))
+                label = f"{setting.name} / {row.name}, {shown(point)}"
+                cells.append(self._cell(label, recipe, path))
+                pending.append(Job(setting, row, recipe))
+                doing[label, seed] = (search, point)
+
+        def keep(cell: Cell, outcome: Outcome) -> bool:
+            search, point = doing[cell.label, cell.recipe.seed]
+            search.add(point, cell.recipe.seed, outcome, cell.recipe)
+            return not outcome.error or outcome.kind == "Diverged"
+
+        if cells:
+            self.observer.say(f"search on validation images: {len(cells)} runs")
+            self._say_time(pending, Found())
+            self._run("search", cells, keep)
+        for setting, row in self._pairs():
+            if (search := searches.get((setting.name, row.name))) and search.runs:
+                self.observer.say(search.sentence())
+
+    # -- the table's own runs -------------------------------------------------------------------------------------
+    def _run_rows(self, searches: dict[tuple[str, str], Search], run: bool) -> None:
+        chosen = self._chosen(searches)
+        found = found_in(self.shelf, self.table, chosen)
+        if found.stale:
+            some = ", ".join(found.stale[:3]) + (", ..." if len(found.stale) > 3 else "")
+            self.observer.say(f"{len(found.stale)} results are of another recipe than the table's: not used ({some})")
+        pending: list[Job] = []
+        total, neighbours = 0, Neighbours(self.shelf.out)
+        for setting, row in self._pairs():
+            key = (setting.name, row.name)
+            if setting.name in self.skipped or (row.search and key not in chosen):
+                continue
+            there = {r["recipe"]["seed"] for r in found.records(setting, row)}
+            total += len(self.seeds)
+            for seed in self.seeds:
+                if seed not in there:
+                    recipe = recipe_for(self.table, setting, row, seed, chosen.get(key, {}))
+                    job = Job(setting, row, self._final(setting, recipe))
+                    if not self._borrowed(job, neighbours):
+                        pending.append(job)
+        wrong = [p for s in {j.setting.name: j for j in pending}.values() for p in self._column_problems(s)]
+        if wrong:
+            raise BadInput(f"{self.table.name}: " + "; ".join(wrong))
+        self.observer.say(f"{total} runs: {total - len(pending)} finished, {len(pending)} to go")
+        if not pending or not run:
+            return
+        self._say_time(pending, found)
+        by_name = {(job.label, job.seed): job for job in pending}
+        cells = [self._cell(j.label, j.recipe, self.shelf.run(j.setting, j.row, j.seed)) for j in pending]
+
+        def keep(cell: Cell, outcome: Outcome) -> bool:
+            job = by_name[cell.label, cell.recipe.seed]
+            about = self._about(job.setting, job.row, cell.recipe)
+            sites = self._source(cell.recipe).sites
+            values = record(outcome, cell.recipe, sites, curve=job.setting.keeps_curve, about=about)
+            write_record(self.shelf.result(job.setting, job.row, job.seed), values)
+            if values["status"] == "failed":
+                self.failed[f"{cell.label}, seed {job.seed}"] = outcome.error
+            return values["status"] != "failed" and "model" not in job.setting.store
+
+        self._run(self.table.name, cells, keep)
+
+    def _borrowed(self, job: Job, neighbours: Neighbours) -> bool:
+        """Take over what another table has run already; a model that is to be kept must be trained here."""
+        if "model" in job.setting.store:
+            return False
+        about = {"table": self.table.name, "setting": job.setting.name, "row": job.row.name}
+        every_round, curve = self.table.selection == "best-val", job.setting.keeps_curve
+        values = neighbours.lend(job.recipe, curve=curve, every_round=every_round, about=about)
+        if values is not None:
+            write_record(self.shelf.result(job.setting, job.row, job.seed), values)
+        return values is not None
+
+    def _column_problems(self, job: Job) -> list[str]:
+        return check_columns(job.setting, self._source(job.recipe))
+
+    def _say_time(self, pending: list[Job], found: Found) -> None:
+        measure = self.observer.wants_estimate
+        guess = estimate(pending, found.every, self.hardware, self.jobs, measure=measure)
+        if guess.seconds is not None:
+            self.observer.say(f"about {duration(guess.seconds)} on {self.hardware} (from {guess.basis})")
+
+    # -- running --------------------------------------------------------------------------------------------------
+    def _cell(self, label: str, recipe: Recipe, path: Path) -> Cell:
+        """A run in its directory; what another recipe left there is removed, because nobody can go on with it."""
+        file = path / "recipe.toml"
+        try:
+            other = file.read_text(encoding="utf-8") != recipe.to_toml()
+        except OSError:
+            other = path.exists() and any(path.iterdir())
+        if other:
+            shutil.rmtree(path, ignore_errors=True)
+        return Cell(label, recipe, path, shortened)
+
+    def _run(self, title: str, cells: list[Cell], keep: Callable[[Cell, Outcome], bool]) -> None:
+        """Run cells; `keep` stores each outcome at once, and says whether the run's directory can go."""
+        by_name = {(cell.label, cell.recipe.seed): cell for cell in cells}
+        self.planned += len(cells)
+
+        def watch(event: CellEvent) -> None:
+            if event.outcome is not None:
+                cell = by_name[event.label, event.seed]
+                if keep(cell, event.outcome) and cell.path is not None:
+                    _remove(cell.path, self.shelf.out)
+                self.finished += 1
+            self.observer.watch(event)
+
+        self.observer.begin(title, sum(cell.recipe.rounds for cell in cells))
+        try:
+            run_cells(cells, self.jobs, watch=watch)
+        finally:
+            self.observer.end()
+
+    def _about(self, setting: Setting, row: Row, recipe: Recipe) -> dict[str, Any]:
+        return {
+            "table": self.table.name,
+            "setting": setting.name,
+            "row": row.name,
+            "hardware": self.hardware,
+            "jobs": self.jobs,
+            "data": self._source(recipe).facts,
+        }
+
+    # -- the end --------------------------------------------------------------------------------------------------
+    def report(self) -> Reproduction:
+        from fednorms.tables.report import write
+
+        searches = self._searches()
+        found = found_in(self.shelf, self.table, self._chosen(searches))
+        said = [s.sentence() for s in searches.values() if s.runs]
+        summary = summarise(self.table, found, said)
+        done = Reproduction(self.table, self.shelf.out, summary, self.finished, dict(self.skipped), dict(self.failed))
+        if found.every or found.failed:
+            done.files = write(summary, self.shelf.out)
+        return done
+
+
+def _key(recipe: Recipe) -> str:
+    return recipe.federation + recipe.data.model_copy(update={"augment": "auto"}).model_dump_json()
+
+
+def _remove(path: Path, top: Path) -> None:
+    """Remove a run's directory, and the folders above it that are then empty."""
+    shutil.rmtree(path, ignore_errors=True)
+    for folder in path.parents:
+        if folder == top or any(folder.iterdir()):
+            return
+        folder.rmdir()

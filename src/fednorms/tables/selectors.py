@@ -1,0 +1,146 @@
+"""Selectors: which number of a finished run stands in a column of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from fednorms.errors import BadInput
+from fednorms.evaluation.modes import Mode
+from fednorms.options import nearest
+
+_PLAIN = ("mean", "pooled", "domain-mean", "worst", "spread", "seconds", "bytes")
+_NAMED = ("domain", "domains", "site", "rounds-to")
+_COSTS = ("seconds", "bytes", "rounds-to")  # neither accuracies nor judged
+
+Stored = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Selector:
+    """What a column shows, read from its text form: [balanced ]WHAT[@MODE].
+
+    `mean` (over clients), `pooled` (over test images), `domain:NAME` (over its test images), `domains:A,B` (mean over
+    these domains), `domain-mean`, `site:NAME`, `worst` and `spread` (population standard deviation) over clients are
+    accuracies in per cent, of the method's headline mode or of MODE. `seconds` (median per round), `bytes` (up and down
+    per client and round) and `rounds-to:0.8` (first round whose mean reaches 0.8) are plain numbers.
+
+    >>> Selector.read("balanced domains:amazon,webcam@unseen")
+    Selector(kind='domains', names=('amazon', 'webcam'), balanced=True, mode='unseen')
+    >>> Selector.read("meen")
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: "meen" selects nothing: did you mean "mean"? Known: bytes, ...
+    """
+
+    kind: str
+    names: tuple[str, ...] = ()
+    balanced: bool = False
+    mode: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> Selector:
+        """Read the text form."""
+        body, at, mode = text.partition("@")
+        balanced = body.startswith("balanced ")
+        kind, colon, rest = body.removeprefix("balanced ").strip().partition(":")
+        names = tuple(name.strip() for name in rest.split(",")) if colon else ()
+        wrong = ""
+        if kind not in (*_PLAIN, *_NAMED):
+            wrong = nearest(kind, (*_PLAIN, *_NAMED))
+        elif kind in _NAMED and not (rest and all(names)):
+            wrong = f'write what is meant behind a colon, as in "{kind}:{"0.8" if kind == "rounds-to" else "NAME"}"'
+        elif kind in _PLAIN and colon:
+            wrong = f'"{kind}" takes no name'
+        elif kind in ("domain", "site", "rounds-to") and len(names) > 1:
+            wrong = f'"{kind}" takes one name' + (': write "domains:..."' if kind == "domain" else "")
+        elif kind == "rounds-to" and not _share(rest):
+            wrong = "the accuracy to reach is a share between 0 and 1, as in rounds-to:0.8"
+        elif balanced and kind in (*_COSTS, "pooled"):
+            wrong = f'"{kind}" has no balanced form'
+        elif at and (not mode or kind in ("seconds", "bytes")):
+            wrong = "behind @ stands an evaluation mode, of an accuracy"
+        if wrong:
+            raise BadInput(f'"{text}" selects nothing: {wrong}')
+        if mode:
+            Mode.read(mode)
+        return cls(kind, names, balanced, mode)
+
+    @property
+    def needs_curve(self) -> bool:
+        """Whether every round must be tested."""
+        return self.kind == "rounds-to"
+
+    @property
+    def is_cost(self) -> bool:
+        """Whether it is a number of seconds, bytes or rounds, which no tolerance in points can judge."""
+        return self.kind in _COSTS
+
+    @property
+    def less_is_better(self) -> bool:
+        """Whether a smaller number is the better one."""
+        return self.is_cost or self.kind == "spread"
+
+    def value(self, run: Stored, selection: str = "last") -> float | None:
+        """The number for a finished run as it is stored; None where it has no such score."""
+        if self.kind == "seconds":
+            return _number(run["seconds"]["round"])
+        if self.kind == "bytes":
+            return _number(run["bytes"])
+        if self.kind == "rounds-to":
+            return self._rounds_to(run)
+        best = run.get("best") if selection == "best-val" else None
+        scores: Stored = best["scores"] if best else run["last"]
+        found = scores.get(self._found(run, scores))
+        if found is None:
+            return None
+        share = self._share(found, "balanced" if self.balanced else "accuracy")
+        return None if share is None else 100 * share
+
+    def _found(self, run: Stored, scores: Stored) -> str:
+        """The stored mode that is meant: "adapted" is "adapted/own" if that is what was tested."""
+        wanted = self.mode or run["headline"]
+        if wanted in scores or "/" in wanted:
+            return wanted
+        return next((name for name in scores if name.startswith(f"{wanted}/")), "")
+
+    def _share(self, scores: Stored, what: str) -> float | None:
+        """What the selector picks of the scores of one mode."""
+        domains: Stored = scores["domains"]
+        if self.kind in ("mean", "pooled", "worst", "spread"):
+            return _number(scores["clients"][what].get(self.kind))
+        if self.kind == "site":
+            entry = scores.get("sites", {}).get(self.names[0])
+            return None if entry is None else _number(entry[what])
+        names = list(domains) if self.kind == "domain-mean" else list(self.names)
+        return _mean([domains[name][what] for name in names]) if all(n in domains for n in names) else None
+
+    def _rounds_to(self, run: Stored) -> float | None:
+        curves = run.get("curve", {})
+        curve = curves.get(self._found(run, curves), [])
+        goal = float(self.names[0])
+        return next((float(t) for t, mean in curve if mean is not None and mean >= goal), None)
+
+    def missing(self, sites: Mapping[str, str]) -> list[str]:
+        """Which of its names the sites (or their domains) do not have; for checks before anything runs."""
+        if self.kind not in ("domain", "domains", "site"):
+            return []
+        known = set(sites if self.kind == "site" else sites.values())
+        return [f"{self.kind}:{name}: {nearest(name, known)}" for name in self.names if name not in known]
+
+
+def _share(text: str) -> bool:
+    try:
+        return 0 < float(text) <= 1
+    except ValueError:
+        return False
+
+
+def _number(value: Any) -> float | None:  # noqa: ANN401
+    return None if value is None else float(value)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    there = [v for v in values if v is not None]
+    return fmean(there) if there and len(there) == len(values) else None

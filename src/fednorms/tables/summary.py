@@ -1,0 +1,270 @@
+"""Summary: the numbers of a table, ours beside print, with a verdict on each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from statistics import fmean, stdev
+from typing import Any
+
+from fednorms.tables.plan import Found
+from fednorms.tables.record import Values
+from fednorms.tables.selectors import Selector
+from fednorms.tables.table import Printed, Row, Setting, Table
+
+MISS, WITHIN, BETTER = "miss", "within", "better"
+APART, UNJUDGED, MISSING, DIVERGED, FAILED = "not comparable", "not judged", "missing", "diverged", "failed"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell: ours (mean and sample standard deviation over seeds), what was printed, and the verdict.
+
+    miss: worse than print by more than the tolerance; within; better; not comparable (the setting says why); not judged
+    (nothing printed, or a cost); missing (not run); diverged or failed (every seed).
+    """
+
+    ours: float | None
+    std: float | None
+    seeds: int
+    printed: Printed | None
+    verdict: str
+    diverged: int = 0
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus print."""
+        return None if self.ours is None or self.printed is None else self.ours - self.printed.mean
+
+    @property
+    def judged(self) -> bool:
+        """Whether it counts in "n of m"."""
+        return self.verdict in (MISS, WITHIN, BETTER)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One setting of the table."""
+
+    setting: Setting
+    rows: dict[str, dict[str, Entry]]
+    records: list[Values]
+    main: str
+    order: tuple[int, int] | None  # pairs of rows that stand in the printed order on the main column, and all pairs
+    apart: dict[str, str]  # columns that are not comparable, and why
+
+    @property
+    def title(self) -> str:
+        """As it stands above the table."""
+        return self.setting.title or self.setting.name
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns."""
+        return list(self.setting.columns)
+
+    @property
+    def selectors(self) -> dict[str, Selector]:
+        """What the columns show."""
+        return self.setting.selectors
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All cells."""
+        return (entry for row in self.rows.values() for entry in row.values())
+
+
+@dataclass
+class Summary:
+    """A table with all that has run of it."""
+
+    table: Table
+    sections: list[Section]
+    failed: list[Values] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
+    searches: list[str] = field(default_factory=list)
+
+    @property
+    def records(self) -> list[Values]:
+        """All finished runs."""
+        return [record for section in self.sections for record in section.records]
+
+    @property
+    def score(self) -> tuple[int, int]:
+        """Cells within the tolerance or better, and all cells that are judged."""
+        judged = [e for section in self.sections for e in section.entries if e.judged]
+        return sum(e.verdict != MISS for e in judged), len(judged)
+
+    @property
+    def verdict(self) -> str:
+        """The summary in one line."""
+        good, judged = self.score
+        if not judged:
+            return "no cell that has run can be judged against print"
+        return f"{good} of {judged} cells within {self.table.tolerance:g} points of print or better"
+
+    def text(self) -> str:
+        """The table as plain text."""
+        lines = [self.table.heading, ""]
+        for section in self.sections:
+            if not section.records:
+                continue
+            table = [["", *section.columns]]
+            table += [
+                [name, *(said(row[c], section.selectors[c]) for c in section.columns)]
+                for name, row in section.rows.items()
+            ]
+            widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+            lines += [section.title]
+            lines += ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
+            lines += [*([order_of(section)] if section.order else []), ""]
+        return "\n".join([*lines, self.verdict])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        good, judged = self.score
+        return {
+            "paper": self.table.paper,
+            "label": self.table.label,
+            "title": self.table.title,
+            "within": good,
+            "judged": judged,
+            "settings": [
+                {
+                    "name": s.setting.name,
+                    "title": s.title,
+                    "runs": len(s.records),
+                    "main": s.main,
+                    "order": None if s.order is None else {"same": s.order[0], "pairs": s.order[1]},
+                    "not_comparable": s.apart,
+                    "rows": {
+                        name: {column: _plain(entry) for column, entry in row.items()} for name, row in s.rows.items()
+                    },
+                }
+                for s in self.sections
+            ],
+            "stale": self.stale,
+            "searches": self.searches,
+        }
+
+
+def _plain(entry: Entry) -> dict[str, Any]:
+    printed = entry.printed
+    return {
+        "ours": entry.ours,
+        "std": entry.std,
+        "seeds": entry.seeds,
+        "published": None if printed is None else printed.mean,
+        "published_std": None if printed is None else printed.std,
+        "difference": entry.difference,
+        "verdict": entry.verdict,
+    }
+
+
+def summarise(table: Table, found: Found, searches: Sequence[str] = ()) -> Summary:
+    """Judge what has run of a table."""
+    sections = [_section(table, setting, found) for setting in table.settings]
+    failed = [record for records in found.failed.values() for record in records]
+    return Summary(table, sections, failed, list(found.stale), list(searches))
+
+
+def _section(table: Table, setting: Setting, found: Found) -> Section:
+    rows = [row for row in table.rows if row.stands_in(setting)]
+    records = [record for row in rows for record in found.records(setting, row)]
+    layouts = {str(r["data"].get("layout", "")).lower() for r in records}
+    apart = {
+        column: reason.why
+        for column, reason in setting.incomparable.items()
+        if not reason.when or any(reason.when.lower() in layout for layout in layouts)
+    }
+    entries = {
+        row.name: {c: _entry(table, setting, row, c, found, c in apart) for c in setting.columns} for row in rows
+    }
+    main = main_column(setting, apart)
+    return Section(setting, entries, records, main, order(entries, main, setting.selectors[main]), apart)
+
+
+def _entry(table: Table, setting: Setting, row: Row, column: str, found: Found, apart: bool) -> Entry:
+    selector = setting.selectors[column]
+    printed = row.published.get(setting.name, {}).get(column)
+    records = found.records(setting, row)
+    done = [r for r in records if r["status"] == "done"]
+    values = [v for r in done if (v := selector.value(r, table.selection)) is not None]
+    diverged = len(records) - len(done)
+    if not values:
+        failed = found.failed.get((setting.name, row.name))
+        verdict = DIVERGED if diverged else FAILED if failed and not done else MISSING
+        if diverged and printed and not apart and not selector.is_cost:
+            verdict = MISS
+        return Entry(None, None, 0, printed, verdict, diverged)
+    ours, std = fmean(values), stdev(values) if len(values) > 1 else None
+    if apart:
+        verdict = APART
+    elif printed is None or selector.is_cost:
+        verdict = UNJUDGED
+    else:
+        worse = (printed.mean - ours) * (-1 if selector.less_is_better else 1)
+        verdict = BETTER if worse < 0 else WITHIN if worse <= table.tolerance + 1e-9 else MISS
+    return Entry(ours, std, len(values), printed, verdict, diverged)
+
+
+def main_column(setting: Setting, apart: Collection[str] = ()) -> str:
+    """The column that ranks the rows: one called average or mean, else one that selects a mean, else the last.
+
+    Columns that are not comparable (`apart`) come into question only if no other does.
+
+    >>> setting = Setting(name="a", columns={"SVHN": "domain:svhn", "Avg": "mean", "Real": "domains:mnist,svhn"})
+    >>> main_column(setting), main_column(setting, {"Avg"})
+    ('Avg', 'Real')
+    """
+    called = [c for c in setting.columns if c.lower().strip(".") in ("avg", "average", "mean", "all")]
+    kinds = ("mean", "pooled", "domain-mean", "domains")
+    selected = [c for kind in kinds for c, selector in setting.selectors.items() if selector.kind == kind]
+    candidates = [*called, *selected]
+    return next((c for c in candidates if c not in apart), [*candidates, list(setting.columns)[-1]][0])
+
+
+def order(rows: dict[str, dict[str, Entry]], column: str, selector: Selector) -> tuple[int, int] | None:
+    """How many pairs of rows stand in the printed order on a column, and how many there are; equal print is no pair."""
+    both = [(e.printed.mean, e.ours) for r in rows.values() if (e := r[column]).printed and e.ours is not None]
+    pairs_of = [(p, q) for p, q in combinations(both, 2) if p[0] != q[0]]
+    if not pairs_of:
+        return None
+    return sum((p[0] - q[0]) * (p[1] - q[1]) > 0 for p, q in pairs_of), len(pairs_of)
+
+
+def order_of(section: Section) -> str:
+    """The order of rows in one line."""
+    assert section.order is not None
+    same, every = section.order
+    return f'order of rows on "{section.main}": {same} of {every} pairs as printed'
+
+
+def number(value: float, selector: Selector) -> str:
+    """A number in the unit of its column.
+
+    >>> number(98.76, Selector("mean")), number(0.0123, Selector("seconds")), number(14219210, Selector("bytes"))
+    ('98.8', '0.012', '14,219,210')
+    """
+    if selector.kind == "seconds":
+        return f"{value:.3f}"
+    return f"{value:,.0f}" if selector.is_cost else f"{value:.1f}"
+
+
+def ours_of(entry: Entry, selector: Selector) -> str:
+    """What came out, in words."""
+    if entry.ours is None:
+        return DIVERGED if entry.diverged else FAILED if entry.verdict == FAILED else "-"
+    text = number(entry.ours, selector) + ("" if entry.std is None else f" ± {number(entry.std, selector)}")
+    return text + (f" ({entry.diverged} diverged)" if entry.diverged else "")
+
+
+def said(entry: Entry, selector: Selector) -> str:
+    """A cell in one line: ours, print, difference and a mark for a miss."""
+    text = ours_of(entry, selector)
+    if entry.printed is not None:
+        text += f" | {number(entry.printed.mean, selector)}"
+        if entry.difference is not None:
+            text += f" | {entry.difference:+.1f}"
+    return text + (" ✗" if entry.verdict == MISS else " †" if entry.verdict == APART else "")

@@ -1,0 +1,117 @@
+"""`fednorms reproduce` in a process of its own: interrupted and continued, lists, and one message for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from fednorms.cli import main
+from tests.cli.conftest import fednorms, start
+from tests.tables import stored, table
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_interrupted_and_continued_by_the_same_command(tmp_path):
+    folder = table(tmp_path / "mini", change=("rounds = 2", "rounds = 20"))
+    out = tmp_path / "out"
+    command = ["reproduce", folder, "--out", out, "--seeds", "1", "--device", "cpu"]
+    process = start(*command)
+    for _ in range(2000):
+        if (out / "results/shift/fedavg/seed-0.json").exists():
+            break
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "runs finished; continue with the same command" in err
+    assert "Traceback" not in err
+    assert "2 runs: 0 finished, 2 to go" in err
+    assert "about " in err  # the time it will take
+    first = (out / "results/shift/fedavg/seed-0.json").read_bytes()
+    assert (out / "RESULTS.md").exists()
+
+    said = fednorms(*command, "--jobs", "2")  # now in processes
+    assert said.code == 0, said.err
+    assert (out / "results/shift/fedavg/seed-0.json").read_bytes() == first
+    assert "Digits that look different" in said.out
+    assert "of 2 cells within 3 points" in said.out
+    assert 'setting "pictures" is skipped: it needs pacs' in said.err
+    assert main([*map(str, command[:2]), "--out", str(tmp_path / "alone" / "out"), *command[4:], "--quiet"]) == 0
+    assert stored(out) == stored(tmp_path / "alone" / "out")  # interrupted or not, one process or several
+
+
+def test_json_is_one_object_with_every_cell(tmp_path, capsys):
+    folder = table(tmp_path / "mini")
+    args = ["reproduce", str(folder), "--out", str(tmp_path / "out"), "--only", "FedBN", "--json", "--device", "cpu"]
+    assert main(args) == 0
+    said = capsys.readouterr()
+    assert not said.err
+    found = json.loads(said.out)
+    cell = found["settings"][0]["rows"]["FedBN"]["Avg"]
+    assert cell["published"] == 0.1
+    assert cell["difference"] == pytest.approx(cell["ours"] - 0.1)
+    assert cell["verdict"] == "better"
+    assert found["settings"][0]["rows"]["FedAvg"]["Avg"]["ours"] is None
+    assert (found["within"], found["judged"], found["ran"]) == (1, 1, 1)
+    assert found["skipped"] == {"pictures": "pacs"}
+    assert len(found["files"]) == 3
+
+
+def test_a_failed_run_is_exit_code_1_and_the_table_still_comes(tmp_path, capsys):
+    folder = table(tmp_path / "mini", change=('method = "fedbn"', 'method = "fedbn"\nrecipe.class_weights = [1.0]'))
+    assert main(["reproduce", str(folder), "--out", str(tmp_path / "out"), "--device", "cpu"]) == 1
+    said = capsys.readouterr()
+    assert "shift / FedBN, seed 0 failed: " in said.out
+    assert "FedAvg" in said.out
+    assert (tmp_path / "out" / "RESULTS.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "--list"),
+        (["no-such-table"], 'no table "no-such-table"'),
+        (["TABLE", "--only", "FedBM"], 'did you mean "FedBN"'),
+        (["TABLE", "--settings", "shfit"], 'did you mean "shift"'),
+        (["TABLE", "--settings", "pictures"], "--data ROOT"),
+        (["TABLE", "--data", "/no/such/folder"], "no such folder"),
+        (["TABLE", "--device", "tpu"], "not available"),
+        (["TABLE", "--jobs", "0"], ">= 1"),
+    ],
+)
+def test_a_mistake_is_exit_code_2_and_one_message(tmp_path, capsys, args, words):
+    folder = table(tmp_path / "mini")
+    given = [str(folder) if a == "TABLE" else a for a in args]
+    assert main(["reproduce", *given, *(["--out", str(tmp_path / "out")] if args else [])]) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    assert words in said.err
+    assert "Traceback" not in said.err
+
+
+def test_the_list_shows_every_table_and_what_has_run(tmp_path, capsys, monkeypatch):
+    import fednorms.tables.listing as listing
+    from fednorms.tables import folders
+
+    table(tmp_path / "recipes" / "own-table-2")
+    table(tmp_path / "recipes" / "own-table-11", change=('label = "Mini"', 'label = "Maxi"'))
+    for module in (folders, listing):
+        monkeypatch.setattr(module, "home", lambda: tmp_path / "recipes")
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "own-table-2", "--quiet", "--device", "cpu", "--only", "FedAvg"]) == 0
+    capsys.readouterr()
+    assert main(["reproduce", "--list", "--json"]) == 0
+    two, eleven = json.loads(capsys.readouterr().out)["tables"]
+    assert (two["name"], eleven["name"], eleven["label"]) == ("own-table-2", "own-table-11", "Maxi")
+    assert two["data"] == eleven["data"] == ["none", "pacs"]
+    assert (two["runs"], two["done"], two["where"]) == (4, 1, os.path.join("runs", "reproduce-own-table-2"))
+    assert (eleven["runs"], eleven["done"]) == (4, 0)
+    assert main(["reproduce", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert "own-table-11" in out
+    assert "pacs" in out
