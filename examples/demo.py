@@ -35,7 +35,7 @@ def main() -> int:
             recipe=fn.Recipe(checkpoint_every=10, evaluate_every=2),
             out=out,
             jobs=min(2, os.cpu_count() or 1),
-            watch=CellWatch(reporter, ROUNDS),
+            watch=CellWatch(reporter),
         )
     report.write(comparison, out, federation)  # once more, with images of every site: these are public
     show(comparison)

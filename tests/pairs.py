@@ -34,6 +34,7 @@ FITTING = {
 NEUTRAL = {
     "adabn": "adabn",  # tests differently, trains as ever
     "agc": "agc(clip=inf)",
+    "dplocal": "dplocal(clip=inf, noise=0)",
     "ditto": "ditto",  # a second model beside the first
     "fedavg": "fedavg",
     "fedavgm": "fedavgm(beta=0)",

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from fednorms import noise
-from fednorms.errors import Diverged
+from fednorms.errors import BadInput, Diverged
 from fednorms.gradients import full_gradient, gradient_functions, seen_by, step_view, watch
 from fednorms.part import Part, Phase
 from fednorms.passes import LocalView, passes
+from fednorms.protection import protected, released
 from fednorms.reductions import combine
 from fednorms.states import (
     Batch,
@@ -173,16 +175,20 @@ def _accumulate(carry: Carry, g: Tree) -> None:
 
 
 # -- the end of a round ---------------------------------------------------------------------------------------------
-def finish(task: Task, carry: Carry, early: dict[str, Tree] | None = None) -> tuple[Upload, ClientState]:
-    """The client's upload and new state; `early` are the uploads of passes that rode in this call."""
+def finish(
+    task: Task, carry: Carry, early: dict[str, Tree] | None = None, second: Tree | None = None
+) -> tuple[Upload, ClientState]:
+    """The client's upload and new state; `early`: uploads of passes that rode in this call; `second`: what `train_twin`
+    would give, if the engine has trained it.
+    """
     net, after = task.net, carry.model()
     parts, uploads, model = dict(carry.mine), dict(early or {}), after.pick(net.exchanged)
     if task.twin:
-        parts[task.twin.name] = train_twin(task, carry, task.twin)
+        parts[task.twin.name] = second if second is not None else train_twin(task, carry, task.twin)
     for p, job in passes(task, "after"):
         view = LocalView(task, p, carry.client, after, carry.context, carry.broadcast, parts)
         parts[p.name], uploads[p.name] = job.client(view)
-    if task.method.having("finish") or task.method.having("send"):
+    if task.method.changes_updates or task.method.having("finish"):
         params, start = after.pick(net.sent_params), carry.start.pick(net.sent_params)
         delta = params - start
         mean_grad = Tree({k: carry.grad_sum[k] / n for k, n in carry.grad_steps.items() if k in params})
@@ -214,6 +220,8 @@ def finish(task: Task, carry: Carry, early: dict[str, Tree] | None = None) -> tu
             changed = p.send(changed, ends[p.name])
         if changed is not delta:
             model.update(start + changed)
+        for p in task.method.having("protect"):
+            model = protected(task, carry, model, uploads, p, ends[p.name])
     metrics: dict[str, float | Tensor] = {
         "loss": carry.loss_sum / max(carry.steps, 1),
         "steps": carry.steps,
@@ -226,14 +234,19 @@ def finish(task: Task, carry: Carry, early: dict[str, Tree] | None = None) -> tu
 
 def train_twin(task: Task, carry: Carry, p: Part) -> Tree:
     """A client's second model after this round: `beside` the first, from where it was, anchored at the received one."""
-    net, kept = task.net, carry.mine[p.name]
+    kept = carry.mine[p.name]
     received = Tree({**carry.fixed, **carry.start, **carry.start_buffers})
-    names = [n for n in (*net.trained, *net.buffers) if n not in net.owned]
-    model = Tree({**received, **(second_model(task, carry.mine) or net.initial.pick(names))})
+    model = Tree({**received, **start_of_twin(task, carry.mine)})
     v = carry_of(task.beside, carry.broadcast, carry.client, carry.context, carry.mine, model)
     v.start, v.start_buffers, v.velocity, v.watch = carry.start, carry.start_buffers, branch(kept, "v"), carry.watch
     train(task.beside, v, [recipe_phase(task)])
-    return join(model=v.model().pick(names), v=_velocity(task, v))
+    return join(model=v.model().pick(start_of_twin(task, carry.mine)), v=_velocity(task, v))
+
+
+def start_of_twin(task: Task, mine: dict[str, Tree]) -> Tree:
+    """Where a client's second model starts a round: where it was, or the initial model; parts' own tensors apart."""
+    net = task.net
+    return second_model(task, mine) or net.initial.pick(n for n in (*net.trained, *net.buffers) if n not in net.owned)
 
 
 def second_model(task: Task, mine: dict[str, Tree]) -> Tree:
@@ -291,9 +304,13 @@ def draws(task: Task, carry: Carry, phases: Iterable[Phase]) -> Iterator[tuple[l
         seed = noise.seed_of(kind, task.seed, carry.context.round, carry.client.name, number)
         plan, dropped = batch_plan(len(data), task.training, phase, seed, needs_two=task.needs_two)
         carry.dropped += dropped
-        for i in range(0, len(plan) - phase.draws + 1, phase.draws):
-            batches = [data.batch(rows) for rows in plan[i : i + phase.draws]]
-            yield [(x.to(device), y.to(device)) for x, y in batches], phase
+        steps = len(plan) // phase.draws
+        stream = data.stream(plan[: steps * phase.draws])
+        try:
+            for _ in range(steps):
+                yield [(x.to(device), y.to(device)) for x, y in islice(stream, phase.draws)], phase
+        except BadInput as problem:  # an image that cannot be decoded
+            raise BadInput(f'Client "{carry.client.name}": {problem}') from None
 
 
 # -- the server -----------------------------------------------------------------------------------------------------
@@ -305,7 +322,7 @@ def server_update(task: Task, state: ServerState, uploads: list[Upload] | Combin
     If no part changes the update, the mean itself is the new model: one participant gives back its model bit for bit.
     """
     got = uploads if isinstance(uploads, Combined) else combine(task, uploads)
-    new, parts = Tree({**state.model, **got.model}), dict(state.parts)
+    parts = dict(state.parts)
     riding = dict([*passes(task, "before"), *passes(task, "after")])
     views = {}
     for p in task.method.parts:
@@ -315,6 +332,9 @@ def server_update(task: Task, state: ServerState, uploads: list[Upload] | Combin
         if p in riding:
             parts[p.name] = riding[p].server(up, views[p.name])
             views[p.name] = replace(views[p.name], mine=parts[p.name])
+    for p in task.method.having("release"):
+        got = released(task, state, got, p, views[p.name])
+    new = Tree({**state.model, **got.model})
     for hook, names in (("server", task.net.sent_params), ("stats", task.net.statistics)):
         before = state.model.pick(names)
         delta = plain = got.model.pick(names) - before

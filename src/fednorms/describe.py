@@ -53,6 +53,8 @@ ACTS_ON = {
     "grad": "gradient",
     "decay": "loss",
     "send": "sent update",
+    "protect": "sent update",
+    "release": "server step",
     "server": "server step",
     "stats": "server statistics",
     "trips": "exchanges",

@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import keyword
+import math
 import pkgutil
 import re
 from collections.abc import Hashable
@@ -43,18 +44,32 @@ class Method:
                 ("decide how to predict", [p.name for p in self.parts if p.evaluation().predict]),
                 ("train a second model per client", [p.name for p in self.having("twin")]),
                 ("normalise the input", [p.name for p in self.parts if p.normalises_input]),
+                ("protect what is sent", [p.name for p in self.having("protect")]),
             ]
             if len(rivals) > 1
         ]
-        if changing := [p.name for p in self.having("send")]:
+        if changing := [p.name for p in (*self.having("send"), *self.having("protect"))]:
             problems += [
                 f"{p.name} needs the clients' plain updates, which {' and '.join(changing)} changes before they are "
                 "sent: keep one of them"
                 for p in self.parts
                 if p.uses_even_mean or p.needs_plain_updates
             ]
+        problems += [problem for p in self.having("protect") for problem in self._unprotected(p)]
         if problems:
             raise BadInput(f'Method "{self}": ' + "; ".join(problems) + ".")
+
+    def _unprotected(self, p: Part) -> list[str]:
+        """What stands against the promise of a part that protects what is sent."""
+        found = [
+            f"{q.name} sends tensors of its own, which {p.name} does not protect: keep one of them"
+            for q in self.parts
+            if q.uploads or any(job.when in ("setup", "evaluate") for job in q.passes())
+        ]
+        mechanism = p.mechanism()
+        if mechanism and mechanism.noise and math.isinf(mechanism.clip):
+            found.append(f"{p.name} needs a finite clip for its noise, or noise=0")
+        return found
 
     def __add__(self, other: Method | Part) -> Method:
         return Method(self.parts + (other.parts if isinstance(other, Method) else (other,)))
@@ -64,6 +79,15 @@ class Method:
 
     def __repr__(self) -> str:
         return f"method({str(self)!r})"
+
+    @property
+    def changes_updates(self) -> bool:
+        """Whether a client sends something else than its model as it trained it.
+
+        >>> method("fednova").changes_updates, method("fedprox").changes_updates
+        (True, False)
+        """
+        return bool(self.having("send") or self.having("protect"))
 
     def having(self, hook: str) -> list[Part]:
         """The parts that implement a hook, in order.
@@ -103,6 +127,11 @@ class Method:
         >>> method("fedbn").weighting(), method("fedprox").weighting(), method("fedbn").weighting("size")
         ('uniform', 'size', 'size')
         """
+        if chosen == "size" and (even := [p.name for p in self.having("release")]):
+            raise BadInput(
+                f'Method "{self}": {even[0]} needs equal weights, because a client with more data would count for more '
+                'than its noise hides. Choose weighting="uniform" or "auto".'
+            )
         if chosen:
             return chosen
         wanted = {p.weighting: p.name for p in self.parts if p.weighting}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fednorms.options import option as option
 from fednorms.options import validate
 from fednorms.tree import Tree
-from fednorms.views import Begin, Context, End, Gradient, Local, Round, Step
+from fednorms.views import Begin, Context, End, Gradient, Local, Mechanism, Round, Step
 
 if TYPE_CHECKING:
     from fednorms.data import Federation
@@ -117,6 +117,7 @@ class Part:
     uses_mean_gradient: ClassVar[bool] = False  # `finish` reads `mean_grad`
     uses_even_mean: ClassVar[bool] = False  # `server` reads `even`
     needs_plain_updates: ClassVar[bool] = False  # its maths holds only for updates that nobody changed before sending
+    uploads: ClassVar[bool] = False  # sends something of its own beside the model's update
 
     # -- model ------------------------------------------------------------------------------------------------
     def surgery(self, model: nn.Module, head: list[str]) -> list[Change] | None:
@@ -197,7 +198,15 @@ class Part:
         """Change the update of the parameters before it leaves; in order."""
         return delta
 
+    def protect(self, update: Tree, e: End) -> Tree:
+        """Change all that is sent of the model, parameters and statistics, after every `send`; at most one part."""
+        return update
+
     # -- server -----------------------------------------------------------------------------------------------
+    def release(self, update: Tree, r: Round) -> Tree:
+        """Change the mean of what was protected, before every server step, even if nobody came; at most one part."""
+        return update
+
     def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
         """Transform the mean update of the parameters and the own state; a chain in order."""
         return delta, r.mine
@@ -210,6 +219,10 @@ class Part:
     def passes(self) -> list[Pass]:
         """Extra client computations."""
         return []
+
+    def mechanism(self) -> Mechanism | None:
+        """What differential privacy `protect` and `release` give, for the accountant."""
+        return None
 
     def trips(self, net: Net) -> tuple[int, int]:
         """Exchanges of a round beside the model's own, and the bytes they carry each way; for `describe`."""

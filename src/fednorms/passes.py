@@ -19,11 +19,12 @@ from fednorms.views import Context, Step
 
 
 def prepare(task: Task, s: Step, seen_by: Callable[[Part], Step]) -> Batch:
-    """A raw batch as the model gets it: scaled to [0, 1], through the parts' `batch`, normalised."""
+    """A raw batch as the model gets it: scaled to [0, 1], through the parts' `batch`, cut to size, normalised."""
     s.x = x = task.preprocessing.unit(s.x, dtype=task.like.dtype)
-    y = s.y
+    y, s.window = s.y, task.preprocessing.window(*x.shape[-2:])
     for p in task.hooks["batch"]:
         x, y = p.batch(x, y, seen_by(p))
+    x = task.preprocessing.cropped(x)  # what no part has cut out
     if not any(p.normalises_input for p in task.hooks["batch"]):
         x = task.preprocessing.normalise(x)
     return x, y
@@ -75,7 +76,7 @@ class LocalView:
         """Training images in [0, 1], in batches, before any normalisation."""
         for rows in torch.arange(len(self.client.data)).split(256):
             x = self.client.data.batch(rows)[0].to(self.task.like.device)
-            yield self.task.preprocessing.unit(x, dtype=self.task.like.dtype)
+            yield self.task.preprocessing.cropped(self.task.preprocessing.unit(x, dtype=self.task.like.dtype))
 
     def layer_inputs(
         self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None

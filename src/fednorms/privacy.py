@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fednorms.accounting import example
 from fednorms.core import broadcast, initial_state, load, own_state
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.loop import Loop
@@ -57,6 +58,7 @@ class Privacy:
     kept: tuple[str, ...] = ()
     kept_bytes: int = 0
     obstacle: str = ""
+    guarantee: str = ""  # differential privacy, in words
 
     @property
     def secure_aggregation(self) -> bool:
@@ -74,6 +76,7 @@ class Privacy:
             "secure_aggregation": self.secure_aggregation,
             "deployable": not self.obstacle,
             "obstacle": self.obstacle,
+            "differential_privacy": self.guarantee,
         }
 
     def __repr__(self) -> str:
@@ -82,9 +85,10 @@ class Privacy:
         for x in self.leaving:
             mark = "  (!) statistics of the data" if x.statistics else ""
             lines.append(f"  {x.when:<16}{x.sender:<14}{x.nbytes:>12,}   {x.what}: {_some(x.names)}{mark}")
+        told = "test scores" if self.guarantee else "the training loss, test scores"
         lines += [
             "",
-            "  always          the number of training images, the training loss, test scores",
+            f"  always          the number of training images, {told}",
             f"  stays           {self.kept_bytes:,} bytes{': ' + _some(self.kept) if self.kept else ''}; every image",
             "",
             "  (!) Such tensors are computed from a site's images directly, not learnt; a few numbers per channel or",
@@ -93,6 +97,11 @@ class Privacy:
             f" (secure aggregation {'possible' if self.secure_aggregation else 'impossible'} in principle).",
             f"  Runs across machines: {'no: ' + self.obstacle if self.obstacle else 'yes'}.",
         ]
+        if self.guarantee:
+            lines += ["", *(f"  {line}" for line in self.guarantee.splitlines())]
+            lines.append(
+                "  Numbers of images, test scores and the choice of the best round are not counted in epsilon."
+            )
         return "\n".join(lines)
 
 
@@ -147,7 +156,7 @@ def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small
         f"{part}/{k}": t for part, tree in (client.state.parts if client.state else {}).items() for k, t in tree.items()
     }
     stays = Tree({**kept, **own})
-    return Privacy(str(chosen), net.name, leaving, tuple(stays), stays.nbytes(), why)
+    return Privacy(str(chosen), net.name, leaving, tuple(stays), stays.nbytes(), why, example(chosen))
 
 
 def _owns_buffers(net: Net, p: Part) -> bool:

@@ -12,6 +12,7 @@ from fednorms.runs.compare import Comparison, compare
 from fednorms.runs.driver import RoundEvent, resume, run
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
+from fednorms.tables.reproduce import Reproduction, reproduce
 from fednorms.training import Training
 from fednorms.tree import Tree
 from fednorms.version import __version__
@@ -28,6 +29,7 @@ __all__ = [
     "Pass",
     "Phase",
     "Recipe",
+    "Reproduction",
     "Result",
     "RoundEvent",
     "Route",
@@ -53,6 +55,7 @@ __all__ = [
     "part",
     "partition",
     "predict",
+    "reproduce",
     "resume",
     "run",
 ]

@@ -36,6 +36,8 @@ class Task:
     weighting: Weighting | None = None
     needs_two: bool = False  # batch normalisation cannot take a batch of one
     second: bool = False  # trains the clients' second models: see `Part.twin`
+    cohort: float = 0.0  # how many clients a round is expected to have; 0: all
+    deployed: bool = False  # across machines: see `Context`
 
     @property
     def method(self) -> Method:
@@ -157,6 +159,8 @@ def context_of(task: Task, t: int, client: Client | None, *, evaluating: bool = 
         mean_steps=training.steps
         or training.epochs * math.ceil(task.samples / max(task.clients, 1) / training.batch_size),
         seed=task.seed,
+        cohort=task.cohort or task.clients,
+        deployed=task.deployed,
     )
 
 

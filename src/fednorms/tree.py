@@ -200,10 +200,10 @@ class Packed(Tree):
 
         return {k: same_place(t) if t.is_floating_point() else t for k, t in self.items()}
 
-    def moved(self, device: torch.device) -> Packed:
-        """The same tree on another device."""
-        block = self.block.to(device)
-        return self if block is self.block else Packed({k: t.to(device) for k, t in self.over(block).items()}, block)
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Packed:
+        """The same tree with its block, and its integers, copied elsewhere."""
+        block = move(self.block)
+        return Packed({k: t if t.is_floating_point() else move(t) for k, t in self.over(block).items()}, block)
 
 
 def _packed_mean(trees: list[Packed], shares: list[float]) -> Tree:

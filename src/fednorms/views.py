@@ -31,6 +31,13 @@ class Context:
     evaluating: bool = False
     mean_steps: int = 1  # E ceil(mean n / B): the steps that a client of average size takes in a round
     seed: int = 0  # the run's
+    cohort: float = 1.0  # how many clients a round is expected to have
+    deployed: bool = False  # across machines, where somebody may know the seed
+
+    def normals(self, what: str, like: Tensor, *, system: bool) -> Tensor:
+        """Standard normal numbers of a tensor's shape: by `what`, seed, round and client, or unpredictable ones."""
+        drawn = noise.secret_normals(like) if system else noise.normals(like, what, self.seed, self.round, self.client)
+        return drawn.to(like)
 
     def chance(self, what: str) -> float:
         """A number in (0, 1) that depends on `what`, seed, round and client alone: the same for every method."""
@@ -76,6 +83,7 @@ class Step:
     part: str = ""
     down: Tree = field(default_factory=Tree)
     mine: Tree = field(default_factory=Tree)
+    window: tuple[int, int] = (0, 0)  # height and width that the network takes of an image, see `Preprocessing.crop`
     hessian: Callable[[Tree, Tree, int], Tree] = _no_hessian
     """In `oracle`: (params, v, draw) -> the Hessian of the local loss at `params` on that batch, times v."""
 
@@ -143,6 +151,16 @@ class Round:
     total: int
     context: Context
     even: Tree = field(default_factory=Tree)  # the unweighted mean update, for parts with `uses_even_mean`
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A Gaussian mechanism: updates no longer than `clip`, noise of std `noise * clip` on their sum, or on each."""
+
+    clip: float
+    noise: float
+    delta: float
+    where: Literal["server", "client"]
 
 
 class Local(Protocol):

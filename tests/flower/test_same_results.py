@@ -20,11 +20,11 @@ from fednorms.flower.server import serve
 from fednorms.method import load_all, method, names
 from fednorms.runs.driver import execute
 from fednorms.tree import Tree
-from tests.flower.desk import Desk, config_of, nodes_for, reference, run, same_result, travelled
+from tests.flower.desk import Desk, config_of, nodes_for, reference, repeatable_form, run, same_result, travelled
 
 load_all()
 SAMPLE = ["fedavg", "scaffold + fedbn", "hbn", "fedrdn", "fedfa + fednova", "ditto"]
-OTHERS = [n for n in names() if n not in SAMPLE and not obstacle(method(n))]
+OTHERS = [repeatable_form(n) for n in names() if n not in SAMPLE and not obstacle(method(n))]
 
 
 def equals_the_loop(text, folder, **changes):

@@ -131,3 +131,31 @@ def test_unknown_names_are_answered_with_the_nearest_and_the_list():
 def test_a_federation_that_exists_cannot_be_made_otherwise(digits):
     with pytest.raises(BadInput, match="made already: seed, size"):
         federation(digits, size=8, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "said"),
+    [
+        ("digits-shift", {"size": "big"}, "size must be a whole number of pixels, got 'big'"),
+        ("digits-shift", {"size": True}, "size must be a whole number of pixels, got True"),
+        ("digits-shift", {"seed": "x", "val": "y"}, "seed must be a whole number, got 'x'"),
+        ("pacs", {"root": 3}, "root must be a folder, got 3"),
+        ("pacs", {"root": ".", "complete": "no"}, "complete must be True or False, got 'no'"),
+        (3, {}, "federation: expected a name or a path, got 3"),
+    ],
+)
+def test_options_of_the_wrong_kind_are_bad_input(spec, options, said):
+    with pytest.raises(BadInput, match=said):
+        federation(spec, **options)
+
+
+def test_a_folder_that_is_something_else_is_shown(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    (tmp_path / "photo").mkdir()
+    with pytest.raises(BadInput, match=r"does not hold this data set; expected .* It holds a\.png, photo/$"):
+        federation("pacs", root=tmp_path)
+    for label in ("cat", "dog"):
+        (tmp_path / "classes" / label).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "classes" / label / "0.png")
+    with pytest.raises(BadInput, match="Put all classes of a site into a folder of its own"):
+        federation(tmp_path / "classes")

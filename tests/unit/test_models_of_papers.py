@@ -89,6 +89,15 @@ def test_counts_of_torchvisions_models(name, classes, expected):
         assert count(models.get_model(name, weights=None, num_classes=classes)) == expected
 
 
+@pytest.mark.parametrize(("name", "body", "head"), [("levit_128s", 7.0, 2 * 385), ("mobilevit_s", 4.9, 641)])
+def test_counts_of_timms_models(name, body, head):
+    """Millions as GReg's Table 4 has them, and so many parameters per class: LeViT has two classifiers."""
+    timm = pytest.importorskip("timm")
+    ten, eleven = (count(timm.create_model(name, pretrained=False, num_classes=n)) for n in (10, 11))
+    assert eleven - ten == head
+    assert round((ten - 10 * head) / 1e6, 1) == body
+
+
 @pytest.mark.parametrize(("height", "width"), [(6, 6), (7, 7), (12, 7), (1, 3), (13, 5)])
 def test_the_grid_of_alexnet_is_adaptive_pooling(height, width):
     x = torch.randn(2, 3, height, width, dtype=torch.float64)

@@ -77,8 +77,8 @@ class SiteScore:
 class Scores:
     """Scores on all sites, and which model (`mode`) and which statistics they belong to.
 
-    `mean` and `std` (population form) are over sites, unweighted; `pooled` is over all samples; `domains` are means
-    over the sites of a domain.
+    `mean` and `std` (population form) are over sites, unweighted; `pooled` is over all samples; `domains` are over
+    all samples of a domain.
 
     >>> a, b = Tally(2), Tally(2)
     >>> a.add(torch.eye(2), torch.tensor([0, 1])); b.add(torch.eye(2), torch.tensor([1, 1]))
@@ -101,11 +101,11 @@ class Scores:
 
     @property
     def domains(self) -> dict[str, float]:
-        """Mean accuracy over the sites of each domain."""
-        groups: dict[str, list[float]] = {}
+        """Accuracy over all samples of each domain: clients that share a test set out score as the whole set does."""
+        groups: dict[str, list[SiteScore]] = {}
         for site, score in self.sites.items():
-            groups.setdefault(self.domain_of[site], []).append(score.accuracy)
-        return {d: sum(v) / len(v) for d, v in groups.items()}
+            groups.setdefault(self.domain_of[site], []).append(score)
+        return {d: sum(s.accuracy * s.samples for s in v) / sum(s.samples for s in v) for d, v in groups.items()}
 
     @property
     def mean(self) -> float:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from fednorms.data import Federation, Preprocessing
+from fednorms.data import Federation, Preprocessing, Protocol
 from fednorms.runs.facts import Facts, SiteFacts
 
 
@@ -29,6 +29,7 @@ class Card:
     test: int
     counts: tuple[int, ...] = ()
     order: int = 0
+    protocol: Protocol = field(default_factory=Protocol)
 
     @classmethod
     def of(cls, federation: Federation, *, counts: bool, order: int) -> Card:
@@ -48,11 +49,12 @@ class Card:
             test=sizes.get("test", 0),
             counts=tuple(site.counts(federation.num_classes).get("train", [])) if counts else (),
             order=order,
+            protocol=federation.protocol,
         )
 
     def to_json(self) -> str:
         """As text, for a message."""
-        return json.dumps({**vars(self), "preprocessing": self.preprocessing.to_dict()})
+        return _text(self)
 
     @classmethod
     def from_json(cls, text: str) -> Card:
@@ -66,6 +68,7 @@ class Card:
             ("images", "x".join(map(str, self.shape)), "x".join(map(str, other.shape))),
             ("pixels", self.dtype, other.dtype),
             ("preprocessing", self.preprocessing.to_dict(), other.preprocessing.to_dict()),
+            ("protocol's choices", self.protocol.to_dict(), other.protocol.to_dict()),
         ):
             if ours != theirs:
                 return f'its {what} are {ours}, those of "{other.site}" {theirs}'
@@ -83,6 +86,7 @@ class Agreement:
     clients: int
     samples: int
     counts: tuple[int, ...] = ()
+    protocol: Protocol = field(default_factory=Protocol)
 
     @classmethod
     def of(cls, cards: Iterable[Card], clients: int) -> Agreement:
@@ -98,6 +102,7 @@ class Agreement:
             clients=clients,
             samples=sum(card.train for card in known),
             counts=tuple(sum(row) for row in zip(*(card.counts for card in known if card.counts), strict=True)),
+            protocol=first.protocol,
         )
 
     def facts(self, sites: Iterable[SiteFacts] = ()) -> Facts:
@@ -113,11 +118,12 @@ class Agreement:
             sites=named or (SiteFacts("all sites", "all sites", images=images),),
             clients=tuple(s.name for s in named) or tuple(str(i) for i in range(self.clients)),
             samples=self.samples,
+            protocol=self.protocol,
         )
 
     def to_json(self) -> str:
         """As text, for a message."""
-        return json.dumps({**vars(self), "preprocessing": self.preprocessing.to_dict()})
+        return _text(self)
 
     @classmethod
     def from_json(cls, text: str) -> Agreement:
@@ -125,7 +131,16 @@ class Agreement:
         return cls(**_values(text))
 
 
+def _text(values: Card | Agreement) -> str:
+    plain = {"preprocessing": values.preprocessing.to_dict(), "protocol": values.protocol.to_dict()}
+    return json.dumps({**vars(values), **plain})
+
+
 def _values(text: str) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(text)
     lists: dict[str, Any] = {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
-    return values | lists | {"preprocessing": Preprocessing.from_dict(values["preprocessing"])}
+    made = {
+        "preprocessing": Preprocessing.from_dict(values["preprocessing"]),
+        "protocol": Protocol.from_dict(values.get("protocol", {})),
+    }
+    return values | lists | made

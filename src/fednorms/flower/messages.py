@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -12,6 +13,7 @@ from fednorms.states import Broadcast, Upload
 from fednorms.tree import Tree
 
 ABOUT, MODEL, FIXED, PART, METRICS = "about", "model", "fixed", "part:", "metrics"
+SILENT = {"loss": math.nan, "steps": 0.0, "dropped": 0.0}  # how the training went, if a site does not tell
 About = dict[str, str | int | float | bool | list[str]]
 
 
@@ -58,9 +60,9 @@ def unpack_broadcast(
     )
 
 
-def pack_upload(upload: Upload, words: About) -> RecordDict:
-    """An upload as records."""
-    metrics = {name: float(value) for name, value in upload.metrics.items()}
+def pack_upload(upload: Upload, words: About, *, telling: bool = True) -> RecordDict:
+    """An upload as records; `telling` also how the training went: its loss, and how many steps there were."""
+    metrics = {name: float(value) for name, value in upload.metrics.items()} if telling else {}
     content = RecordDict(
         {ABOUT: ConfigRecord(dict(words)), MODEL: array_record(upload.model), METRICS: MetricRecord(metrics)}
     )
@@ -78,7 +80,7 @@ def unpack_upload(
         weight=weight,
         model=found[MODEL],
         parts={name: found[PART + name] for name in parts if PART + name in found},
-        metrics={name: float(str(metrics[name])) for name in ("loss", "steps", "dropped")},
+        metrics={name: float(str(metrics.get(name, silent))) for name, silent in SILENT.items()},
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from logging import INFO
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
+from fednorms.accounting import Guarantee
 from fednorms.engines.devices import numerics
 from fednorms.engines.loop import repeatable
-from fednorms.engines.sampling import Participation
 from fednorms.errors import BadInput
 from fednorms.evaluation.modes import headline
 from fednorms.flower import settings
@@ -32,7 +33,7 @@ from fednorms.runs.losses import Loss
 from fednorms.runs.opened import task_of
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
-from fednorms.runs.session import Session, modes_of
+from fednorms.runs.session import Session, modes_of, participation_of
 
 
 def server_app(model: Callable[[], nn.Module] | None = None, loss: Loss | None = None) -> ServerApp:
@@ -76,21 +77,25 @@ def serve(
 def open_session(recipe: Recipe, roster: Roster, model: nn.Module | None = None, loss: Loss | None = None) -> Session:
     """A session whose engine asks the sites of a roster."""
     facts = _facts(recipe, roster)
+    recipe = recipe.adopting(facts.protocol)
     if model is None:
         channels, height, _ = facts.shape
         start = {"pretrained": recipe.pretrained, "weights": recipe.weights or None}
         model = build(recipe.model, facts.num_classes, channels, height, recipe.seed, **start)  # type: ignore[arg-type]
     task = task_of(recipe, facts, model, loss)
     task.method.weighting(task.weighting)
+    participation = participation_of(recipe, task.method)
+    participation.cohort(roster.names, recipe.seed, 0)
+    # Every site reads the seed in the run's config, so that who takes part is no secret.
+    guarantee = Guarantee.of(task.method, participation, roster.names, recipe.seed, secret=False)
+    task = replace(task, cohort=participation.expected(len(roster.names)), deployed=True)
     engine = Remote(task, roster, recipe.threads, recipe.on_divergence)
-    participation = Participation.read(recipe.participation)
-    participation.cohort(engine.clients, recipe.seed, 0)
     first = headline(task)
     modes = modes_of(recipe, task, first, engine.tested)
     if any(mode.model == "unseen" for mode in modes):
         raise BadInput('"unseen" cannot be tested across machines: every site here is a client.')
     engine.tests = [(m, "test") for m in modes if m.model != "after_local"] + [(first, "val")]
-    return Session(recipe, engine.tested, task, engine, participation, modes, first)
+    return Session(recipe, engine.tested, task, engine, participation, modes, first, guarantee)
 
 
 def _facts(recipe: Recipe, roster: Roster) -> Facts:

@@ -72,7 +72,7 @@ def _part_of_federation(
         )
     site = found.site(name) if name else found.clients[number]
     site = replace(site, attributes={**site.attributes, **attributes})
-    return Federation(found.name, [site], found.classes, found.preprocessing)
+    return Federation(found.name, [site], found.classes, found.preprocessing, protocol=found.protocol)
 
 
 class Host:
@@ -91,7 +91,7 @@ class Host:
         root = Path(str(node["state"])) if "state" in node else default_root()
         self.generations = Generations(root.expanduser(), fingerprint(recipe), self.site.name)
         here = recipe.resolved().model_copy(update={"pretrained": False, "weights": ""})  # weights come from the server
-        self.task = task_of(here, agreement.facts(), model, loss)
+        self.task = replace(task_of(here, agreement.facts(), model, loss), deployed=True)
         self.engine = Loop(self.task, federation, federation, ClientStore(2**60), here.threads, "stop")
         self.device = self.task.like.device
         for p in self.task.method.parts:

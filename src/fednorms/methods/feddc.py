@@ -30,6 +30,7 @@ class FedDC(Part):
     """
 
     paper = "Gao et al. 2022"
+    uploads = True
     weighting = "uniform"
     reduction = "uniform"
     uses_even_mean = True

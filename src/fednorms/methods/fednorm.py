@@ -34,6 +34,7 @@ class FedNorm(Part):
     """
 
     paper = "Bernecker et al. 2022"
+    uploads = True
     reduction = "grouped"
 
     @override

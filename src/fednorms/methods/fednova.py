@@ -25,6 +25,7 @@ class FedNova(Part):
     """
 
     paper = "Wang et al. 2020"
+    uploads = True
 
     mu: float = option(0.0, at_least=0.0)
 

@@ -41,6 +41,7 @@ class FedPLVM(Part):
     """
 
     paper = "Wang et al. 2024"
+    uploads = True
 
     lam: float = option(1.0, at_least=0.0)
     alpha: float = option(0.25, above=0.0)

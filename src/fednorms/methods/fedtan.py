@@ -32,6 +32,7 @@ class FedTAN(Part):
     """
 
     paper = "Wang et al. 2024"
+    uploads = True  # statistics of every layer, while all clients step together
     weighting = "uniform"
     requires = frozenset({"joint"})
 

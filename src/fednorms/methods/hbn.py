@@ -32,6 +32,7 @@ class HBN(Part):
     """
 
     paper = "HBN 2025"
+    uploads = True
 
     rate: float = option(0.002, at_least=0.0, at_most=1.0)
     variant: Literal["paper", "author"] = option("paper", choices=("paper", "author"))

@@ -32,6 +32,7 @@ class Scaffold(Part):
     """
 
     paper = "Karimireddy et al. 2020"
+    uploads = True
     reduction = "uniform"
     uses_mean_gradient = True
 

@@ -91,9 +91,10 @@ def adapt(
     opened = open_run(path, which, model=model, loss=loss)
     task, facts = opened.task, opened.facts
     shape = (facts.shape[0], size, size) if size else facts.shape
+    stored = shape if size else facts.stored_shape
     if size:
         task.net.probe(shape, facts.num_classes)
-    site = site_from_folder(folder, facts.classes, shape[1:], shape[0], test=test, seed=opened.recipe.seed)
+    site = site_from_folder(folder, facts.classes, stored[1:], stored[0], test=test, seed=opened.recipe.seed)
     if site.train is None:
         raise BadInput(f"{folder} has no training images to adapt to: put some in folder/class or folder/train/class.")
     start_from = choose(task, facts, opened.test_broadcast, opened.clients)
@@ -142,7 +143,7 @@ def _models(
 
 
 def _notes(opened: OpenRun, epochs: int) -> list[str]:
-    notes: list[str] = []
+    notes = opened.facts.preparation
     if not statistics_names(opened.task.net):
         only = "" if epochs else "; nothing was adapted (give epochs to fine-tune)"
         notes.append(

@@ -22,6 +22,7 @@ from fednorms.errors import FednormsError, RunFailed
 from fednorms.runs.directory import RunDirectory
 from fednorms.runs.driver import RoundEvent, execute
 from fednorms.runs.recipe import Data, Recipe
+from fednorms.runs.result import Result
 from fednorms.runs.session import open_federation
 
 
@@ -32,6 +33,8 @@ class Cell:
     label: str
     recipe: Recipe
     path: Path | None = None
+    shorten: Callable[[Result], list[dict[str, Any]]] | None = None
+    """What is needed of a run's history: that of many runs with many sites would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Outcome:
     history: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
     details: str = ""
+    kind: str = ""  # the class of the error: "Diverged", "BadInput", ...
+    best: dict[str, Any] | None = None  # round and score of the best validation
 
     @property
     def scores(self) -> dict[str, dict[str, Any]]:
@@ -77,16 +82,24 @@ def run_cell(cell: Cell, federation: Federation | None, model: nn.Module | None,
 
     torch.set_num_threads(recipe.threads or before)
     try:
-        data = federation if federation is not None else _opened(recipe.federation, recipe.data.model_dump_json())
+        data = federation if federation is not None else opened(recipe)
         result = execute(recipe, out=cell.path, federation=data, model=model, callback=after_round)
-        return Outcome(cell.label, recipe.seed, recipe.training.lr, result.headline, result.history)
+        history = cell.shorten(result) if cell.shorten else result.history
+        return Outcome(cell.label, recipe.seed, recipe.training.lr, result.headline, history, best=result.best)
     except FednormsError as error:
-        return Outcome(cell.label, recipe.seed, recipe.training.lr, error=str(error))
+        kind = type(error).__name__
+        return Outcome(cell.label, recipe.seed, recipe.training.lr, error=str(error), kind=kind)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        return Outcome(cell.label, recipe.seed, recipe.training.lr, error=reason, details=traceback.format_exc())
+        kind, where = type(error).__name__, traceback.format_exc()
+        reason = f"{kind}: {error}"
+        return Outcome(cell.label, recipe.seed, recipe.training.lr, error=reason, details=where, kind=kind)
     finally:
         torch.set_num_threads(before)
+
+
+def opened(recipe: Recipe) -> Federation:
+    """The federation of a recipe; the latest one stays open, because runs of the same data follow each other."""
+    return _opened(recipe.federation, recipe.data.model_dump_json())
 
 
 @lru_cache(maxsize=1)

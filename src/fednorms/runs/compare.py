@@ -328,7 +328,8 @@ def _checked(cells: list[Cell], federation: Federation, model: nn.Module | None)
     if cells[0].path is None:
         return cells
     found = federation.fingerprint()
-    marked = [with_changes(c, recipe=c.recipe.model_copy(update={"fingerprint": found})) for c in cells]
+    recorded = {"fingerprint": found}
+    marked = [with_changes(c, recipe=c.recipe.adopting(federation.protocol).model_copy(update=recorded)) for c in cells]
     for cell in marked:
         assert cell.path is not None
         RunDirectory(cell.path).create(cell.recipe.to_toml(), resume=True)
@@ -363,12 +364,17 @@ def _about(cells: list[Cell], federation: Federation, seeds: list[int]) -> dict[
         ),
         "made": (
             f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}, fednorms {__version__}, torch {torch.__version__}, "
-            f"{_hardware(recipe.device)}, {recipe.threads} thread{'s' * (recipe.threads > 1)} per run"
+            f"{hardware(recipe.device)}, {recipe.threads} thread{'s' * (recipe.threads > 1)} per run"
         ),
     }
 
 
-def _hardware(device: str) -> str:
+def hardware(device: str) -> str:
+    """The machine in words: the GPU, if it is used, and the processor.
+
+    >>> "cores" in hardware("cpu")
+    True
+    """
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

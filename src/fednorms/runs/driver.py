@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -14,7 +15,7 @@ from torch import nn
 from fednorms.core import broadcast, initial_state, server_update
 from fednorms.data import Federation
 from fednorms.engines.devices import numerics
-from fednorms.engines.loop import repeatable
+from fednorms.engines.loop import Trained, repeatable
 from fednorms.engines.store import ClientStore
 from fednorms.errors import BadInput
 from fednorms.evaluation.scores import Scores, SiteScore
@@ -197,6 +198,7 @@ def play(session: Session, directory: RunDirectory | None, callback: Callback | 
         state, best, history = engine.setup(initial_state(task)), None, []
         if directory:
             directory.cut_metrics(0)
+    notes = session.notes + notes
     result = Result.of(session, history, best, notes, directory.path if directory else None)
     while state.round < recipe.rounds:
         started = time.perf_counter()
@@ -204,11 +206,11 @@ def play(session: Session, directory: RunDirectory | None, callback: Callback | 
         last = state.round + 1 == recipe.rounds
         due = last or (state.round + 1) % recipe.evaluate_every == 0
         sent = broadcast(task, state)
-        done = engine.train(sent, cohort, score=due and any(m.model == "after_local" for m in session.modes))
+        scored = due and any(m.model == "after_local" for m in session.modes)
+        done = engine.train(sent, cohort, score=scored) if cohort else Trained([])
         uploads = done.uploads
-        state = (
-            server_update(task, state, done.combined or uploads) if uploads else replace(state, round=state.round + 1)
-        )
+        moves = uploads or task.method.having("release")  # noise hides whether anybody came
+        state = server_update(task, state, done.combined or uploads) if moves else replace(state, round=state.round + 1)
         scores = _test(session, state, cohort, done.after_local, last) if due else {}
         row: dict[str, Any] = {
             "round": state.round,
@@ -218,15 +220,17 @@ def play(session: Session, directory: RunDirectory | None, callback: Callback | 
             "dropped": sum(int(u.metrics["dropped"]) for u in uploads),
             "diverged": done.diverged,
             **({"lost": done.lost} if done.lost else {}),
+            **({"epsilon": session.guarantee.epsilon(state.round)} if session.guarantee else {}),
             "bytes_down": len(cohort) * (sent.model.pick(task.net.exchanged).nbytes() + _bytes(sent.parts)),
             "bytes_up": sum(u.model.nbytes() + _bytes(u.parts) for u in uploads),
             "scores": {k: s.to_dict() for k, s in scores.items()},
             "seconds": time.perf_counter() - started,
         }
         val = scores.get(f"{session.headline}/val")
-        better = val is not None and (best is None or val.mean > best["val"])
-        if val is not None and better:
-            best = {"round": state.round, "val": val.mean}
+        reached = None if val is None else val.balanced_accuracy if recipe.metric == "balanced_accuracy" else val.mean
+        better = reached is not None and (best is None or reached > best["val"])
+        if better:
+            best = {"round": state.round, "val": reached}
         if directory:
             directory.append_metrics(row)
             kept = engine.with_measurements(state, cohort) if better or last else state
@@ -265,7 +269,8 @@ def _test(
 
 
 def _mean(values: list[float], weights: list[float]) -> float | None:
-    return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights) if values else None
+    found = sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights) if values else math.nan
+    return None if math.isnan(found) else found
 
 
 def _bytes(parts: dict[str, Tree]) -> int:

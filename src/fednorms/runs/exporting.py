@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ def write_model(
     shape = shape or opened.facts.shape
     task, notes = opened.task, list(chosen.notes)
     part = next(iter(input_normalisers(task)), None)
-    preprocessing = opened.facts.preprocessing
+    preprocessing = replace(opened.facts.preprocessing, crop=None)  # an exported model takes images of its own size
     if part and chosen.measured_here:
         preprocessing = Preprocessing()
         notes.append(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fednorms.data import Federation, Preprocessing
+from fednorms.data import Federation, Preprocessing, Protocol
 from fednorms.errors import RunFailed
 from fednorms.runs.atomic import write_atomic
 from fednorms.runs.directory import RunDirectory
@@ -52,7 +52,21 @@ class Facts:
     sites: tuple[SiteFacts, ...]
     clients: tuple[str, ...]
     samples: int
+    stored: tuple[int, int, int] | None = None  # the shape of images before their middle is cut out, if that differs
+    prepared: str = ""  # what a data set's reader does to pictures beside resizing them
+    protocol: Protocol = field(default_factory=Protocol)
     partition: Mapping[str, Any] = field(default_factory=dict)  # rule, seed and hash, if the data were divided anew
+
+    @property
+    def stored_shape(self) -> tuple[int, int, int]:
+        """The shape of images as they are stored, and as files are read."""
+        return self.stored or self.shape
+
+    @property
+    def preparation(self) -> list[str]:
+        """What a user of files should know, if they were not just resized for training."""
+        said = f"The training images were prepared ({self.prepared}), and files are only resized: prepare them alike."
+        return [said] if self.prepared else []
 
     @property
     def num_classes(self) -> int:
@@ -70,6 +84,8 @@ class Facts:
         return cls.from_dict(
             federation.to_dict()
             | {"dtype": _dtype(federation), "clients": list(clients), "samples": session.task.samples}
+            | {"stored": list(federation.stored_shape) if federation.stored_shape != federation.shape else None}
+            | {"prepared": federation.source.get("prepared", "")}
             | {"partition": federation.source.get("partition", {})}
         )
 
@@ -84,6 +100,9 @@ class Facts:
             "sites": [{**vars(s), "attributes": dict(s.attributes), "images": dict(s.images)} for s in self.sites],
             "clients": list(self.clients),
             "samples": self.samples,
+            "stored": None if self.stored is None else list(self.stored),
+            "prepared": self.prepared,
+            "protocol": self.protocol.to_dict(),
             "partition": dict(self.partition),
         }
 
@@ -91,6 +110,7 @@ class Facts:
     def from_dict(cls, values: Mapping[str, Any]) -> Facts:
         """The inverse of `to_dict`."""
         channels, height, width = values["shape"]
+        stored = values.get("stored")
         return cls(
             name=values["name"],
             classes=tuple(values["classes"]),
@@ -100,6 +120,9 @@ class Facts:
             sites=tuple(SiteFacts(**site) for site in values["sites"]),
             clients=tuple(values["clients"]),
             samples=values["samples"],
+            stored=None if stored is None else (stored[0], stored[1], stored[2]),
+            prepared=values.get("prepared", ""),
+            protocol=Protocol.from_dict(values.get("protocol", {})),
             partition=values.get("partition", {}),
         )
 

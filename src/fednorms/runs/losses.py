@@ -39,14 +39,14 @@ def focal(logits: Tensor, y: Tensor, weight: Tensor | None = None, gamma: float 
 LOSSES = {"cross_entropy": cross_entropy, "focal": focal}
 
 
-def base_loss(name: str, weights: list[float] | Literal["none", "balanced"], federation: Federation) -> Loss:
-    """The loss that a recipe names, with its class weights."""
+def base_loss(name: str, weights: list[float] | Literal["auto", "none", "balanced"], federation: Federation) -> Loss:
+    """The loss that a recipe names, with its class weights (`Recipe.adopting` has decided what "auto" is)."""
     if name not in LOSSES:
         raise BadInput(
             f'Unknown loss "{name}": {nearest(name, LOSSES)}. From Python, pass any function of (logits, y).'
         )
     chosen = LOSSES[name]
-    if weights == "none":
+    if weights == "none" or weights == "auto":
         return chosen
     if weights == "balanced":
         labels = torch.cat([s.train.y for s in federation.clients if s.train is not None])

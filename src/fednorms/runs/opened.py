@@ -17,7 +17,6 @@ from fednorms.engines.devices import dtype_of
 from fednorms.engines.store import ClientStore
 from fednorms.errors import BadInput
 from fednorms.evaluation.modes import MEASURED, tested_state
-from fednorms.method import method as read_method
 from fednorms.models import build
 from fednorms.net import Net
 from fednorms.passes import passes
@@ -133,7 +132,7 @@ def open_run(
         facts = Facts.of(Session.open(recipe, federation, model, loss or cross_entropy))
     task = task_of(recipe, facts, model, loss)
     _check_fit(task, found.server, path)
-    lost = recipe.loss if recipe.loss not in LOSSES and loss is None else ""
+    lost = recipe.loss if recipe.loss not in ("auto", *LOSSES) and loss is None else ""
     states = found.server, found.clients
     return OpenRun(directory, recipe, facts, task, *states, which, list(found.notes), federation, model, lost)
 
@@ -165,12 +164,13 @@ def _checkpoint(directory: RunDirectory, recipe: Recipe, which: Which) -> Checkp
 
 def task_of(recipe: Recipe, facts: Facts, model: nn.Module | None = None, loss: Loss | None = None) -> Task:
     """The task of a recipe on a federation of which only the facts are known."""
+    recipe = recipe.adopting(facts.protocol)
     channels, height, _ = facts.shape
     if model is None:
         model = build(recipe.model, facts.num_classes, channels, height, recipe.seed)
     net = Net(
         model,
-        read_method(recipe.method),
+        recipe.whole_method(),
         head=recipe.head or None,
         name=recipe.model,
         dtype=dtype_of(recipe.precision),
@@ -204,7 +204,7 @@ def _check_fit(task: Task, state: ServerState, path: str | Path) -> None:
 def _loss(recipe: Recipe, facts: Facts) -> Loss:
     """The recipe's loss, for fine-tuning; one that only the run's script knows is replaced by cross-entropy."""
     chosen = LOSSES.get(recipe.loss, cross_entropy)
-    if recipe.class_weights == "none":
+    if recipe.class_weights == "none" or recipe.class_weights == "auto":
         return chosen
     if recipe.class_weights == "balanced":
         counts = torch.tensor([s.images["train"] for s in facts.sites if "train" in s.images]).sum(0)

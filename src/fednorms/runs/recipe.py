@@ -8,16 +8,19 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from fednorms.data.protocol import Protocol
 from fednorms.data.rules import rule
 from fednorms.engines.devices import Precision, pick_device
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.sampling import Participation
 from fednorms.errors import BadInput
 from fednorms.evaluation.modes import Mode
+from fednorms.method import Method
 from fednorms.method import method as read_method
 from fednorms.options import nearest
 from fednorms.runs.toml import dumps
 from fednorms.training import Training
+from fednorms.transforms.chains import CHAINS
 from fednorms.version import __version__
 
 
@@ -44,6 +47,9 @@ class Data(BaseModel):
     """Fraction of each site's images for testing."""
     hold_out: list[str] = []
     """Sites or domains that do not train and are tested as unseen."""
+    augment: str = "auto"
+    """Transforms of training images: a chain, as "flip_rotate" (see `fednorms list transforms`), "none", or "auto":
+    as the data set's papers do."""
     partition: str = ""
     """Divide the training sites anew, as "dirichlet(beta=0.3, clients=100)" or "file:PATH" (default: as they are)."""
 
@@ -51,6 +57,14 @@ class Data(BaseModel):
     @classmethod
     def _readable(cls, text: str) -> str:
         return str(rule(text)) if text and not text.startswith("file:") else text
+
+    @field_validator("augment")
+    @classmethod
+    def _chain(cls, name: str) -> str:
+        known = ("auto", "none", *CHAINS)
+        if name not in known:
+            raise BadInput(f'Unknown chain of transforms "{name}" in data.augment: {nearest(name, known)}')
+        return name
 
 
 class Recipe(BaseModel):
@@ -79,10 +93,13 @@ class Recipe(BaseModel):
     """Weights of client models: by data size, equal, or as the method's paper says."""
     training: Training = Training()
     data: Data = Data()
-    loss: str = "cross_entropy"
-    """Base loss: cross_entropy, or focal (gamma 2)."""
-    class_weights: list[float] | Literal["none", "balanced"] = "none"
-    """Weight of each class in the loss; balanced: n / (classes * n_c) over all training data."""
+    loss: str = "auto"
+    """Base loss: cross_entropy, focal (gamma 2), or auto: that of the data set's papers, else cross_entropy."""
+    class_weights: list[float] | Literal["auto", "none", "balanced"] = "auto"
+    """Weight of each class in the loss; balanced: n / (classes * n_c) over all training data; auto: as the data set's
+    papers do, with their loss."""
+    metric: Literal["auto", "accuracy", "balanced_accuracy"] = "auto"
+    """Which score chooses the best validation round and is reported first; auto: that of the data set's papers."""
     head: list[str] = []
     """Names of the classifier's layers, if they cannot be found."""
     pretrained: bool = False
@@ -145,6 +162,43 @@ class Recipe(BaseModel):
             measured = device == "cpu" and self.threads == 1  # which changes no bit, so it need not be recorded
             engine = "graphs" if device.startswith("cuda") and fast else "auto" if measured else "loop"
         return self.model_copy(update={"device": device, "engine": engine})
+
+    def adopting(self, protocol: Protocol) -> Recipe:
+        """With every "auto" that the data set decides written out, so that it is recorded.
+
+        >>> Recipe().adopting(Protocol("flip")).data.augment, Recipe().adopting(Protocol()).loss
+        ('flip', 'cross_entropy')
+        """
+        augments = any(p.name == "augment" for p in read_method(self.method).parts)
+        augment = protocol.augment if self.data.augment == "auto" and not augments else self.data.augment
+        loss = protocol.loss if self.loss == "auto" else self.loss
+        weights = self.class_weights
+        if weights == "auto":  # they belong to their loss
+            weights = list(protocol.class_weights) if protocol.class_weights and loss == protocol.loss else "none"
+        return self.model_copy(
+            update={
+                "data": self.data.model_copy(update={"augment": "none" if augment == "auto" else augment}),
+                "loss": loss,
+                "class_weights": weights,
+                "metric": protocol.metric if self.metric == "auto" else self.metric,
+            }
+        )
+
+    def whole_method(self) -> Method:
+        """The method as it trains: with the part `augment` in front if `data.augment` names a chain.
+
+        >>> str(Recipe(method="fedbn", data={"augment": "flip"}).whole_method())
+        "augment(chain='flip') + fedbn"
+        """
+        chosen, chain = read_method(self.method), self.data.augment
+        if chain in ("auto", "none"):
+            return chosen
+        if any(p.name == "augment" for p in chosen.parts):
+            raise BadInput(
+                f'Images would be augmented twice: by data.augment = "{chain}" and by the method "{chosen}". '
+                "Leave one of them out."
+            )
+        return read_method(f"augment(chain='{chain}')") + chosen
 
     def to_toml(self) -> str:
         """The complete recipe as TOML."""

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 NO_PICTURE = "no picture: matplotlib is missing; get it with `pip install 'fednorms[report]'` and compare again"
 
 # Okabe and Ito's colours, told apart by every kind of colour vision; lines differ in dashes and markers as well.
-_COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8c8c8c")
-_DASHES = ("-", "--", "-.", ":")
-_MARKERS = "osD^vPX*"
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8c8c8c")
+DASHES = ("-", "--", "-.", ":")
+MARKERS = "osD^vPX*"
 
 
 def markdown(comparison: Comparison) -> str:
@@ -169,15 +169,15 @@ def _curves(axis: Axes, comparison: Comparison) -> None:
     for number, (label, curve) in enumerate(curves.items()):
         if not curve:
             continue
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = COLOURS[number % len(COLOURS)]
         t, mean = list(curve), [100 * e.mean for e in curve.values()]
         axis.plot(
             t,
             mean,
             color=colour,
-            linestyle=_DASHES[number // len(_COLOURS) % len(_DASHES)],
+            linestyle=DASHES[number // len(COLOURS) % len(DASHES)],
             linewidth=2,
-            marker=_MARKERS[number % len(_MARKERS)],
+            marker=MARKERS[number % len(MARKERS)],
             markersize=5,
             markevery=max(1, len(t) // 6),
             label=f"{label}  {100 * ends[label]:.0f} %",

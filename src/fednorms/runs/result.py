@@ -38,18 +38,23 @@ class Result:
     best: Row | None = None  # round and accuracy of the best validation
     notes: list[str] = field(default_factory=list)
     path: Path | None = None
+    privacy: Row | None = None  # epsilon, delta and what they mean, for a method with differential privacy
     _session: Session | None = None
     _state: ServerState | None = None
 
     @classmethod
     def of(cls, session: Session, history: list[Row], best: Row | None, notes: list[str], path: Path | None) -> Result:
         """A result at the start of a run, or where one is continued."""
-        return cls(session.recipe.method, session.recipe, str(session.headline), history, best, notes, path)
+        done = int(history[-1]["round"]) if history else 0
+        privacy = session.guarantee.to_dict(done) if session.guarantee else None
+        return cls(session.recipe.method, session.recipe, str(session.headline), history, best, notes, path, privacy)
 
     def add(self, row: Row, best: Row | None) -> None:
         """Take in one more round."""
         self.history.append(row)
         self.best = best
+        if self.privacy:
+            self.privacy["epsilon"] = row["epsilon"]
 
     def close(self, session: Session, state: ServerState) -> None:
         """The run is over: remember the models."""
@@ -111,6 +116,7 @@ class Result:
             "bytes_up": sum(r["bytes_up"] for r in self.history),
             "bytes_down": sum(r["bytes_down"] for r in self.history),
             "diverged": sum(len(r["diverged"]) for r in self.history),
+            **({"privacy": self.privacy} if self.privacy else {}),
             "notes": self.notes,
             "recipe": self.recipe.model_dump(mode="json") | {"training": dict(vars(self.recipe.training))},
         }
@@ -118,14 +124,20 @@ class Result:
     def __repr__(self) -> str:
         if not self.history:
             return f"Result({self.method}: no round yet)"
-        s = self.scores()
+        s, balanced = self.scores(), self.recipe.metric == "balanced_accuracy"
         lines = [
             f"{self.method} on {self.recipe.federation}, {self.recipe.model}, {self.rounds} rounds, "
             f"seed {self.recipe.seed}",
             f"  {self.headline} test accuracy {100 * s['mean']:.1f} % (std over sites {100 * s['std']:.1f}, "
             f"worst {s['worst_domain']} {100 * s['worst']:.1f})",
+            *(
+                [f"  balanced accuracy {100 * s['balanced_accuracy']:.1f} %, by which this data set is judged"]
+                * balanced
+            ),
             "  " + "  ".join(f"{d} {100 * a:.1f}" for d, a in s["domains"].items()),
         ]
+        if self.privacy:
+            lines.append("  epsilon {epsilon:.3g} at delta {delta:g}: {neighbours}".format(**self.privacy))
         if self.best:
             best = self.scores(which="best")
             lines.append(f"  at the best validation (round {self.best['round']}): {100 * best['mean']:.1f} %")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
 
-from fednorms.data import Federation
+from fednorms.accounting import Guarantee
+from fednorms.data import Federation, Protocol
 from fednorms.data.partition import partition
 from fednorms.data.registry import federation as read_federation
 from fednorms.engines.devices import dtype_of
@@ -20,7 +21,7 @@ from fednorms.engines.store import ClientStore
 from fednorms.engines.workers import Workers
 from fednorms.errors import BadInput
 from fednorms.evaluation.modes import Mode, headline
-from fednorms.method import method as read_method
+from fednorms.method import Method
 from fednorms.models import build
 from fednorms.net import Net
 from fednorms.runs.losses import Loss, base_loss
@@ -39,6 +40,7 @@ class Session:
     participation: Participation
     modes: list[Mode]
     headline: Mode
+    guarantee: Guarantee | None = None  # of differential privacy
 
     @classmethod
     def open(
@@ -51,13 +53,14 @@ class Session:
     ) -> Session:
         """Build everything a recipe names; objects given here replace what it would build."""
         recipe = recipe.resolved()
-        method = read_method(recipe.method)
         if recipe.data.partition and recipe.federation.startswith("custom:"):
             raise BadInput(
                 f'A federation of your own is divided before the run: fednorms.partition(federation, "'
                 f'{recipe.data.partition}"), and data.partition is left out.'
             )
         given = open_federation(recipe) if federation is None else federation
+        recipe = recipe.adopting(given.protocol)
+        method = recipe.whole_method()
         training = given
         for p in method.parts:
             training = p.arrange(training)
@@ -85,12 +88,33 @@ class Session:
             needs_two=needs_two,
         )
         method.weighting(task.weighting)  # two parts that insist on different weightings are an error now
-        participation = Participation.read(recipe.participation)
-        participation.cohort([s.name for s in training.clients], recipe.seed, 0)
+        participation = participation_of(recipe, method)
+        names = [s.name for s in training.clients]
+        participation.cohort(names, recipe.seed, 0)
+        task = replace(task, cohort=participation.expected(len(names)))
+        guarantee = Guarantee.of(method, participation, names, recipe.seed)
         store = ClientStore(recipe.state_limit_mb * 2**20, spill)
         engine = open_engine(recipe, task, training, given, store)
         first = headline(task)
-        return cls(recipe, given, task, engine, participation, modes_of(recipe, task, first, given), first)
+        modes = modes_of(recipe, task, first, given)
+        return cls(recipe, given, task, engine, participation, modes, first, guarantee)
+
+    @property
+    def notes(self) -> list[str]:
+        """What was taken from the data set's protocol: what the method's text does not say."""
+        recipe, protocol = self.recipe, self.federation.protocol
+        same = Protocol(
+            protocol.augment if recipe.data.augment == protocol.augment else "none",
+            protocol.loss if recipe.loss == protocol.loss else "cross_entropy",
+            protocol.class_weights if recipe.class_weights == list(protocol.class_weights) else (),
+            protocol.metric if recipe.metric == protocol.metric else "accuracy",
+        )
+        return [f"as the data set's protocol says: {', '.join(same.facts)}"] if same.facts else []
+
+
+def participation_of(recipe: Recipe, method: Method) -> Participation:
+    """Who takes part; a method that adds noise for privacy also lives through rounds in which tosses choose nobody."""
+    return replace(Participation.read(recipe.participation), empty=bool(method.having("release")))
 
 
 def open_engine(recipe: Recipe, task: Task, training: Federation, testing: Federation, store: ClientStore) -> Loop:

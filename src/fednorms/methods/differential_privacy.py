@@ -1,0 +1,117 @@
+"""Client-level differential privacy: bound what a client can change, and hide it in noise."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from typing_extensions import override
+
+from fednorms.part import Part, option, part
+from fednorms.tree import Tree
+from fednorms.views import Context, End, Mechanism, Round
+
+if TYPE_CHECKING:
+    from fednorms.net import Net
+
+Draws = Literal["auto", "seeded", "system"]
+DRAWS = ("auto", "seeded", "system")
+
+
+@part("dpcentral")
+class CentralDP(Part):
+    """Clip a client's update to the length C; add noise N(0, (z C / m)^2) to their sum over m.
+
+    What a client sends of the model, parameters and running statistics, is one vector d_k; it becomes
+    d_k min(1, C / |d_k|), and the server goes on with (sum d_k + N(0, (z C)^2)) / m. m is how many clients a round is
+    expected to have, not how many came, and all weigh the same; so one client moves the sum by C at most. C is `clip`,
+    z is `noise`. Whoever sees only the server's models learns little about any client: epsilon, at `delta`, is in the
+    metrics. The server itself sees the clipped updates. Paper: McMahan et al., Learning differentially private
+    recurrent language models, ICLR 2018. Acts after all parts on what is sent, before all others on the server. No
+    state, nothing more to send; counters of batches stay as they were. Statistics take part of C: `silobn`, `fedbn`
+    or `gn` leave all of it to the parameters. Noise is drawn from the run's seed, across machines ("auto") from the
+    operating system.
+
+    >>> CentralDP(clip=0.5, noise=1.1)
+    dpcentral(clip=0.5, noise=1.1)
+    """
+
+    paper = "McMahan et al. 2018"
+    weighting = "uniform"
+
+    clip: float = option(1.0, above=0.0)
+    noise: float = option(1.0, at_least=0.0)
+    delta: float = option(1e-5, above=0.0, at_most=0.5)
+    draws: Draws = option("auto", choices=DRAWS)
+
+    @override
+    def missing(self, net: Net) -> str | None:
+        return None if net.exchanged else "tensor that is sent"
+
+    @override
+    def mechanism(self) -> Mechanism | None:
+        return Mechanism(self.clip, self.noise, self.delta, "server")
+
+    @override
+    def protect(self, update: Tree, e: End) -> Tree:
+        return _clipped(update, self.clip)
+
+    @override
+    def release(self, update: Tree, r: Round) -> Tree:
+        if math.isinf(self.clip):
+            return update
+        m = r.context.cohort
+        total = update if r.sampled == m else update * (r.sampled / m)
+        return _noisy(total, self.noise * self.clip / m, r.context, self.draws)
+
+
+@part("dplocal")
+class LocalDP(Part):
+    """Clip a client's update to the length C and add noise N(0, (z C)^2) to it before it leaves the client.
+
+    As `dpcentral`, but d_k min(1, C / |d_k|) + N(0, (z C)^2) is what is sent, so that nobody has to be trusted, at the
+    price of far more noise in the mean of m clients: z C / sqrt(m) instead of z C / m. Two updates of one client differ
+    by 2 C at most, for which epsilon counts; it grows with the rounds that a client takes part in. Paper: Wei et al.,
+    Federated learning with differential privacy: algorithms and performance analysis, 2020. Acts after all parts on
+    what is sent. No state, nothing more to send. Noise is drawn from the run's seed, across machines ("auto") from the
+    site's operating system.
+
+    >>> LocalDP(noise=0.1)
+    dplocal(noise=0.1)
+    """
+
+    paper = "Wei et al. 2020"
+
+    clip: float = option(1.0, above=0.0)
+    noise: float = option(1.0, at_least=0.0)
+    delta: float = option(1e-5, above=0.0, at_most=0.5)
+    draws: Draws = option("auto", choices=DRAWS)
+
+    @override
+    def missing(self, net: Net) -> str | None:
+        return None if net.exchanged else "tensor that is sent"
+
+    @override
+    def mechanism(self) -> Mechanism | None:
+        return Mechanism(self.clip, self.noise, self.delta, "client")
+
+    @override
+    def protect(self, update: Tree, e: End) -> Tree:
+        return _noisy(_clipped(update, self.clip), self.noise * self.clip, e.context, self.draws)
+
+
+def _clipped(update: Tree, most: float) -> Tree:
+    if math.isinf(most):
+        return update
+    length = update.to(torch.float64).sqnorm().sqrt()
+    # A little shorter than allowed, so that rounding cannot make it longer.
+    factor = torch.where(length > most, most / length * (1 - 1e-6), torch.ones_like(length))
+    return update.map(lambda t: t * factor.to(t))
+
+
+def _noisy(update: Tree, std: float, c: Context, draws: Draws) -> Tree:
+    if std == 0 or math.isnan(std):  # no noise, of no or of any length
+        return update
+    system = draws == "system" or (draws == "auto" and c.deployed)
+    return Tree({k: t + std * c.normals(f"privacy {k}", t, system=system) for k, t in update.items()})
