@@ -112,7 +112,7 @@ def test_ctrl_c_is_130_and_says_how_to_go_on(folder, tmp_path):
     assert last.startswith("fednorms: Interrupted after round ")
     assert last.endswith(f"; continue with: fednorms resume {run}")
     done = int(last.split("round ")[1].split(";")[0])
-    assert 2 <= done <= len(without_times(run)) <= done + 1
+    assert 1 <= done <= len(without_times(run)) <= done + 1  # the second round may be written, but not checkpointed
 
 
 def wait_for_round(run, process, wanted):
