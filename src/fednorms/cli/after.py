@@ -23,7 +23,7 @@ Which = Literal["last", "best"]
 class Evaluate:
     """Test a run's models in any mode; the data it was trained on must be there."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The run's directory."""
     modes: Annotated[list[str] | None, tyro.conf.arg(metavar="MODE [MODE ...]", help_behavior_hint="")] = None
     """Which model and statistics, as "personal" or "global/batch"; without it, those of the recipe.
@@ -61,9 +61,9 @@ def evaluate(args: Sequence[str]) -> int:
 class Predict:
     """Classify images with the model of a run; the data it was trained on are not needed."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The run's directory."""
-    images: tyro.conf.Positional[list[Path]]
+    images: Annotated[tyro.conf.Positional[list[Path]], tyro.conf.arg(metavar="IMAGE [IMAGE ...]")]
     """Image files, or folders of images."""
     site: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: the model for all)")] = None
     """Use the model of this site."""
@@ -111,7 +111,7 @@ def _write_csv(path: Path, found: list[after.Prediction]) -> None:
 class Export:
     """Write a model as plain weights (safetensors) with its classes and preprocessing, to use without a run."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The run's directory."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """A new directory for the model."""
@@ -143,9 +143,9 @@ class Adapt:
     Images lie in FOLDER/class/image. A part is held out to test the model before and after.
     """
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The run's directory."""
-    folder: tyro.conf.Positional[Path]
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
     """The new site's images."""
     epochs: int = 0
     """Epochs of fine-tuning (0: statistics only, for which no label is used)."""

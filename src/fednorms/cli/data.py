@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -51,7 +51,7 @@ def data(args: Sequence[str]) -> int:
 class Check:
     """Recognise a data set on disk (or a pack), and show its sites, classes, sizes and the tables it serves."""
 
-    root: tyro.conf.Positional[str]
+    root: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ROOT")]
     """The folder or file."""
     protocol: str = ""
     """Count the sites of this division (default: the data set's first)."""
@@ -189,9 +189,9 @@ def _sites(found: Federation) -> list[dict[str, Any]]:
 class Pack:
     """Write a federation to one file: `fednorms run --federation pack:OUT` uses it, here or on another machine."""
 
-    root: tyro.conf.Positional[str]
+    root: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ROOT")]
     """The folder of a data set or of your own images, or the name of an embedded federation."""
-    out: tyro.conf.Positional[str]
+    out: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="OUT")]
     """The file to write; it should end in .fnpack."""
     protocol: str = ""
     """Whose division of a data set (default: its first; see `fednorms data check ROOT`)."""

@@ -24,7 +24,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 class Show:
     """Show the sites of a federation: sizes, labels, and how much labels and images differ between them."""
 
-    federation: tyro.conf.Positional[str]
+    federation: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FEDERATION")]
     """A name (see `fednorms list federations`), a folder or a pack."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(default: no picture)")] = None
     """Draw sample images, labels and sizes into this file."""

@@ -32,7 +32,7 @@ Train across machines with Flower; data stay where they are.
 class Init:
     """Write a Flower project: apps, recipe, a README of five commands, and a script that makes certificates."""
 
-    folder: tyro.conf.Positional[Path]
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
     """A new folder for the project."""
     sites: Annotated[list[str], tyro.conf.arg(metavar="SITE [SITE ...]")]
     """Names of the sites."""
@@ -59,7 +59,7 @@ class Init:
 class Check:
     """Check a site's data folder against a project, before it joins; nothing is sent."""
 
-    project: tyro.conf.Positional[Path]
+    project: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="PROJECT")]
     """The project's folder."""
     data: Path
     """The site's folder of CLASS/image."""
@@ -73,7 +73,7 @@ class Check:
 class Export:
     """At a site: write its own model, from a copy of the server's run and the state on the site's disk."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The server's run directory, or a copy of it."""
     site: str
     """The site's name."""

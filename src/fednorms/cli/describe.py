@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import tyro
 
@@ -16,7 +17,7 @@ from fednorms.describe import describe as describe_method
 class Describe:
     """Show what a method does to a model: routes of tensors, bytes sent and kept, forward passes, round trips."""
 
-    method: tyro.conf.Positional[str]
+    method: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="METHOD")]
     """Parts joined by +, as in "scaffold + fedbn"."""
     model: str = "cnn-small"
     """A name (see `fednorms list models`), torchvision:NAME or timm:NAME."""

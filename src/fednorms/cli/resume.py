@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -18,7 +19,7 @@ from fednorms.runs.recipe import Recipe
 class Resume:
     """Continue a run from its last checkpoint; it ends as if it had never been interrupted."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The run's directory."""
     output: Output = field(default_factory=Output)
 
