@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -56,17 +56,26 @@ def _finish(x: Tensor) -> Tensor:
 
 def _positions(n: int, device: torch.device) -> Tensor:
     # One well mixed number per position, so that a draw starts from them and needs few operations.
-    key = "positions", n, device
-    if key not in _constants:
-        x = torch.arange(1, n + 1, device=device) * _KEY
-        _constants[key] = _finish(x ^ (x >> 29))
-    return _constants[key]
+    def made(size: int) -> Tensor:
+        x = torch.arange(1, size + 1, device=device) * _KEY
+        return _finish(x ^ (x >> 29))
+
+    return _constant("positions", 1 << max(10, (n - 1).bit_length()), device, made)[:n]
 
 
 def _factors(device: torch.device) -> Tensor:
-    key = "factors", 2, device
+    return _constant("factors", 2, device, lambda size: torch.tensor([_KEY, _STEP], device=device))
+
+
+def _constant(name: str, size: int, device: torch.device, made: Callable[[int], Tensor]) -> Tensor:
+    key = name, size, device
     if key not in _constants:
-        _constants[key] = torch.tensor([_KEY, _STEP], device=device)
+        new = made(size)
+        if device.type == "cuda":
+            if torch.cuda.is_current_stream_capturing():  # lives in that graph only
+                return new
+            torch.cuda.current_stream(device).synchronize()  # other streams read it too
+        _constants[key] = new
     return _constants[key]
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from fednorms.core import broadcast, initial_state, server_update
 from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines import exams
 from fednorms.engines.capture import Host
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.loop import Loop
@@ -96,6 +97,7 @@ def test_scores_are_those_of_the_loop(text):
         ("silobn", ["personal", "global/own", "global/batch"]),
         ("fedbabu", ["global", "adapted"]),
         ("fedrep", ["personal", "adapted"]),
+        ("fedavg + finetune(epochs=2, factor=1.0)", ["global", "adapted", "adapted/global"]),
     ],
 )
 def test_every_mode_has_the_loops_scores(text, modes):
@@ -174,3 +176,19 @@ def test_test_images_that_would_crowd_the_device_stay_where_they_are():
     _, (fast,), engine = scores(Graphs, "fedbn", device=Host(memory=200_000))
     assert_same(plain, fast)
     assert not engine.exams.piles
+
+
+def test_a_model_that_draws_in_tests_is_tested_from_the_sites_seeds():
+    """Sampled gates of AGN: the loop repeats itself, and so must recorded tests, though they would draw anew."""
+    _, (plain,), _ = scores(Loop, "agn(eval_mode=sample)")
+    _, (fast,), engine = scores(Graphs, "agn(eval_mode=sample)", device=Host())
+    assert_same(plain, fast)
+    assert any("draws random numbers in tests" in note for note in engine.notes)
+
+
+def test_images_of_changing_cohorts_do_not_pile_up():
+    task, engine = setting(Graphs, "fedavg", federation(tests=[4] * 9), device=Host())
+    state = engine.setup(initial_state(task))
+    for name in engine.clients:
+        engine.train(broadcast(task, state), [name], score=True)
+    assert len(engine.exams.piles) == exams.PILES

@@ -20,6 +20,7 @@ from fednorms.errors import BadInput, Diverged, RunFailed
 from fednorms.method import method, names
 from fednorms.net import Net
 from fednorms.part import REGISTRY, Part, part
+from fednorms.reductions import reductions
 from fednorms.states import Task
 from fednorms.training import Training
 from fednorms.tree import Packed, Tree, mean
@@ -312,3 +313,25 @@ def test_a_clients_second_model_is_recorded_too():
         counts.append(engine.device.recorded)
         assert not engine.notes
     assert counts[1] == 2 * counts[0]
+
+
+@pytest.mark.parametrize("text", ["fedplvm", "fednorm", "fedproto", "fedrdn"])
+def test_what_is_not_only_summed_stays_near(text):
+    """A list of prototypes, or a mean over those who sent a tensor, is no sum that could start from one of them."""
+    task, engine = setting(Graphs, text, device=Host())
+    engine.room = 1
+    how = reductions(task)
+    kept = []
+
+    class Watched(Waiting):
+        def add(self, name, upload, state):
+            kept.append({k: [id(t) for t in tree.values()] for k, tree in upload.parts.items()})
+            super().add(name, upload, state)
+            now = {k: [id(t) for t in tree.values()] for k, tree in self.rows[-1][1].parts.items()}
+            for part_name, ids in kept[-1].items():
+                assert (now[part_name] == ids) == (how[part_name] in ("list", "grouped") or not ids)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "Waiting", Watched)
+        play(task, engine, rounds=2)
+    assert kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -62,6 +62,10 @@ class Device(Protocol):
 
     def away(self, tensor: Tensor) -> Tensor:
         """A copy in host memory, complete once the device has settled."""
+        ...
+
+    def borrow(self, tensors: Iterable[Tensor], stream: Any) -> None:  # noqa: ANN401
+        """Say that `stream` reads these tensors: their memory is not reused before it has."""
         ...
 
 
@@ -132,6 +136,12 @@ class Cuda:
         far = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format, pin_memory=True)
         return far.copy_(tensor, non_blocking=True)
 
+    def borrow(self, tensors: Iterable[Tensor], stream: torch.cuda.Stream) -> None:
+        """Note the stream at each tensor on the device."""
+        for tensor in tensors:
+            if tensor.is_cuda:
+                tensor.record_stream(stream)
+
 
 class Host:
     """The CPU as a device without streams: a recorded job is the job itself. Same scheduling, same buffers, no GPU."""
@@ -183,6 +193,9 @@ class Host:
     def away(self, tensor: Tensor) -> Tensor:
         """A copy, so that a test sees whether anything still looks at the original."""
         return tensor.clone()
+
+    def borrow(self, tensors: Iterable[Tensor], stream: None) -> None:
+        """Nothing runs later than it is asked for."""
 
 
 def device_of(device: torch.device) -> Device:

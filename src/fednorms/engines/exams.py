@@ -6,7 +6,7 @@ one site with four thousand. Nothing on the host waits for the device until all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,11 @@ from fednorms.tree import Tree
 
 SIZES = (32, 128, 512, 2048)  # images per recorded batch; the smallest that holds what is left
 WARM_UPS = 3
+PILES = 4  # sets of sites whose images stay on the device
+
+
+class DrawsInTests(Exception):
+    """A model answers the same images differently each time."""
 
 
 @dataclass(frozen=True)
@@ -88,47 +93,64 @@ class Exams:
         self.block = layout.block(task.like)
         self.model = Tree()
         self.parts: tuple[dict[str, Tree], dict[str, Tree]] = {}, {}  # what parts sent down, and have at the site
-        self.graphs: dict[tuple[int, torch.dtype], Recorded] = {}
+        self.graphs: dict[tuple[object, ...], Recorded] = {}
         self.sizes: tuple[int, ...] = SIZES
 
     def pile(self, splits: list[Split]) -> Pile | None:
         """The images of these splits, kept on the device after their first use; None if they would crowd it."""
         key = tuple(map(id, splits))
-        if key not in self.piles:
+        if key in self.piles:
+            self.piles[key] = self.piles.pop(key)  # the last used is the last to go
+        else:
             pixels = sum(len(split) for split in splits) * splits[0].batch(torch.arange(1))[0][0].nbytes
             if 16 * pixels > self.device.free():
                 return None
             self.piles[key] = Pile.of(splits, self.task.like.device)
+            if len(self.piles) > PILES:  # cohorts that are tested right after training differ from round to round
+                self.device.settle()
+                del self.piles[next(iter(self.piles))]
         return self.piles[key]
 
     def shared(self, mode: Mode) -> bool:
         """Whether a mode tests the server's own tensors at every site, so that nothing need be asked of the sites."""
         task = self.task
-        same = mode.model in ("global", "unseen") or not task.personal
+        same = mode.model in ("global", "unseen") or (mode.model == "personal" and not task.personal)
         return same and mode.statistics == "global" and not self.uses_states and not task.method.having("begin")
 
-    def scores(self, sittings: Sequence[Sitting], pile: Pile) -> list[SiteScore]:
-        """Test every sitting on its part of the pile."""
+    def scores(self, sittings: Iterable[Sitting], pile: Pile) -> list[SiteScore]:
+        """Test one sitting per site of the pile, in its order; each is made when its turn comes, on our stream."""
         right = torch.zeros(len(pile.y), dtype=torch.bool, device=pile.y.device)
         loss = torch.zeros(len(pile.y), dtype=torch.float64, device=pile.y.device)
         self.device.fork([self.stream])
-        with self.device.on(self.stream), torch.no_grad():
-            for group in self._groups(sittings):
-                self._load(sittings[group[0]])
-                for start, stop in _joined(pile.rows(place) for place in group):
-                    self._sit(sittings[group[0]], pile, start, stop, right, loss)
-        self.device.join([self.stream])
+        try:
+            with self.device.on(self.stream):
+                for sitting, start, stop in self._neighbours(sittings, pile):
+                    with torch.no_grad():
+                        self._load(sitting)
+                        self._sit(sitting, pile, start, stop, right, loss)
+        finally:
+            self.device.join([self.stream])
         return self._scores(pile, right, loss)
 
-    def _groups(self, sittings: Sequence[Sitting]) -> list[list[int]]:
-        """Sittings that test the very same tensors."""
-        groups: dict[tuple[int, ...], list[int]] = {}
+    def _neighbours(self, sittings: Iterable[Sitting], pile: Pile) -> Iterator[tuple[Sitting, int, int]]:
+        """Sittings with their rows; neighbours that test the very same tensors are one."""
+        current: Sitting | None = None
+        begun = 0
         for place, sitting in enumerate(sittings):
-            trees = [sitting.model]
-            if self.uses_states:
-                trees += [*sitting.mine.values(), *sitting.sent.parts.values()]
-            groups.setdefault(tuple(id(t) for tree in trees for t in tree.values()), []).append(place)
-        return list(groups.values())
+            start = pile.rows(place)[0]
+            if current is not None and self._tensors(current) == self._tensors(sitting):
+                continue
+            if current is not None:
+                yield current, begun, start
+            current, begun = sitting, start
+        if current is not None:
+            yield current, begun, pile.ends[-1]
+
+    def _tensors(self, sitting: Sitting) -> list[int]:
+        trees = [sitting.model]
+        if self.uses_states:
+            trees += [*sitting.mine.values(), *sitting.sent.parts.values()]
+        return [id(t) for tree in trees for t in tree.values()]
 
     def _load(self, sitting: Sitting) -> None:
         """Copy a model, and the parts' states where a test reads them, to where the graphs look for them."""
@@ -168,14 +190,15 @@ class Exams:
             start += n
 
     def _recorded(self, sitting: Sitting, pile: Pile, size: int) -> Recorded:
-        key = size, pile.x.dtype
-        if key in self.graphs:
-            return self.graphs[key]
-        x, y = pile.x.new_zeros(size, *pile.x.shape[1:]), pile.y.new_zeros(size)
-        right = torch.zeros(size, dtype=torch.bool, device=y.device)
-        loss = torch.zeros(size, dtype=torch.float64, device=y.device)
         task, model, (down, mine) = self.task, self.model, self.parts
         context = context_of(task, sitting.sent.round, sitting.client, evaluating=True)
+        key = size, pile.x.dtype, tuple(sorted(task.method.path(context).items()))
+        if key in self.graphs:
+            return self.graphs[key]
+        some = torch.arange(size, device=pile.y.device) % len(pile.y)  # any images, to see what the model does
+        x, y = pile.x.index_select(0, some), pile.y.index_select(0, some)
+        right = torch.zeros(size, dtype=torch.bool, device=y.device)
+        loss = torch.zeros(size, dtype=torch.float64, device=y.device)
         sent = Broadcast(sitting.sent.round, Tree(), down)
 
         def job() -> None:
@@ -187,9 +210,15 @@ class Exams:
             right.copy_(hit)
             loss.copy_(nats)
 
+        seen = []
         for _ in range(WARM_UPS):
             job()
+            seen.append(loss.clone())
         self.device.settle()
+        if not torch.equal(seen[-2], seen[-1]):
+            raise DrawsInTests(
+                "the model draws random numbers in tests, so that sites are tested one by one, each from its own seed"
+            )
         self.graphs[key] = Recorded(self.record(job, self.stream, self.pool), x, y, right, loss)
         return self.graphs[key]
 
@@ -198,21 +227,7 @@ class Exams:
         counts = torch.zeros(2, sites * self.classes, dtype=torch.long, device=cells.device)
         counts[0].index_add_(0, cells, right.long())
         counts[1].index_add_(0, cells, torch.ones_like(cells))
-        sums = torch.zeros(sites, dtype=torch.float64, device=cells.device).index_add_(0, pile.site, loss)
-        found, losses = counts.view(2, sites, self.classes).cpu(), sums.cpu()  # here the host waits
+        found = counts.view(2, sites, self.classes).cpu()  # here the host waits
+        # On the host, where sums have an order.
+        losses = torch.zeros(sites, dtype=torch.float64).index_add_(0, pile.site.cpu(), loss.cpu())
         return [Tally(self.classes, found[:, k], losses[k]).score() for k in range(sites)]
-
-
-def _joined(ranges: Iterator[tuple[int, int]] | Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges of rows, neighbours made one.
-
-    >>> _joined([(0, 2), (2, 5), (7, 8)])
-    [(0, 5), (7, 8)]
-    """
-    out: list[tuple[int, int]] = []
-    for start, stop in ranges:
-        if out and out[-1][1] == start:
-            out[-1] = out[-1][0], stop
-        else:
-            out.append((start, stop))
-    return out

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -33,7 +33,7 @@ from fednorms.core import (
 )
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.capture import Device, Job, device_of
-from fednorms.engines.exams import Exams, Sitting
+from fednorms.engines.exams import DrawsInTests, Exams, Sitting
 from fednorms.engines.layout import Layout, copy_tree
 from fednorms.engines.loop import Loop, Trained
 from fednorms.engines.store import ClientStore
@@ -43,6 +43,7 @@ from fednorms.evaluation.modes import Mode, depends_on_batch, model_for
 from fednorms.evaluation.scores import SiteScore
 from fednorms.noise import seed_of
 from fednorms.part import Part, Phase
+from fednorms.reductions import reductions
 from fednorms.states import Broadcast, Carry, Client, ClientState, Task, Upload, context_of
 from fednorms.training import Optimiser, batch_plan
 from fednorms.tree import Packed, Tree, branch, join
@@ -159,17 +160,26 @@ class Graphs(Loop):
         pile = exams.pile(splits) if mode.statistics != "batch" and not depends_on_batch(self.task) else None
         if pile is None:
             return super().score_sites(jobs, split, mode)
-        sittings = []
+        try:
+            found = exams.scores(self._sittings(exams, jobs, splits, mode), pile)
+        except DrawsInTests as why:
+            self._note(str(why))
+            return super().score_sites(jobs, split, mode)
+        return dict(zip([site.name for _, site in jobs], found, strict=True))
+
+    def _sittings(
+        self, exams: Exams, jobs: Sequence[tuple[Broadcast, Site]], splits: Sequence[Split], mode: Mode
+    ) -> Iterator[Sitting]:
         for (sent, site), data in zip(jobs, splits, strict=True):
             if exams.shared(mode):
-                sittings.append(Sitting(sent, Client(site.name, data), sent.model, {}))
+                yield Sitting(sent, Client(site.name, data), sent.model, {})
                 continue
             client = self._client(site, site.train if site.train is not None else self._near(data))
+            self.device.borrow(_tensors(client.state), exams.stream)
             # Only fine-tuning can draw from torch's own generator.
             with self._at("test", sent.round, site.name) if mode.model == "adapted" else nullcontext():
                 model, mine = model_for(self.task, sent, client, mode)
-            sittings.append(Sitting(sent, client, model, mine))
-        return dict(zip([site.name for _, site in jobs], exams.scores(sittings, pile), strict=True))
+            yield Sitting(sent, client, model, mine)
 
     def _score_uploads(
         self, sent: Broadcast, trained: Sequence[tuple[str, Upload, ClientState]]
@@ -185,11 +195,14 @@ class Graphs(Loop):
             pile = self._exams().pile([test for _, _, test in tested])
         if pile is None:
             return {c.name: self._score_upload(sent, c, upload, self._near(test)) for c, upload, test in tested}
-        sittings = []
-        for client, upload, _ in tested:
-            here, model, mine = self._model_after(sent, client, upload)
-            sittings.append(Sitting(here, client, model, mine))
-        return dict(zip([c.name for c, _, _ in tested], self._exams().scores(sittings, pile), strict=True))
+        sittings = (
+            Sitting(here, c, m, mine) for c, u, _ in tested for here, m, mine in [self._model_after(sent, c, u)]
+        )
+        try:
+            return dict(zip([c.name for c, _, _ in tested], self._exams().scores(sittings, pile), strict=True))
+        except DrawsInTests as why:
+            self._note(str(why))
+            return {c.name: self._score_upload(sent, c, upload, self._near(test)) for c, upload, test in tested}
 
     def _exams(self) -> Exams:
         if self.exams is None:
@@ -223,7 +236,8 @@ class Graphs(Loop):
         self.streams += [self.device.stream() for _ in range(self.slot_count - len(self.streams))]
         self.device.fork(self.streams)
         room = sys.maxsize if score else self.room  # what is tested in a moment stays
-        waiting = Waiting(room, self.device, self.task.like.device)
+        whole = frozenset(name for name, how in reductions(self.task).items() if how in ("list", "grouped"))
+        waiting = Waiting(room, self.device, self.task.like.device, whole)
         finite: list[Tensor] = []
         for number, name in enumerate(cohort):
             client = self._client(self.sites[name], self.data[name])
@@ -231,6 +245,8 @@ class Graphs(Loop):
                 upload, state = self._one(number % self.slot_count, sent, packed, client)
                 moved = [upload.model, state.local, second_model(self.task, state.parts), *upload.parts.values()]
                 finite.append(_finite(moved, self.task.like))
+            # The store may let a state go, and its memory with it, before the stream has read it.
+            self.device.borrow(_tensors(client.state), self.streams[number % self.slot_count])
             waiting.add(name, upload, state)
         self.device.join(self.streams)
         fine = torch.stack(finite).tolist() if finite else []  # the one moment at which the host waits
@@ -491,10 +507,12 @@ class Graphs(Loop):
             raise
         except RuntimeError as error:
             self.device.settle()
-            note = f"{_culprit(error)} cannot be captured in a CUDA graph and runs eagerly: {_first_line(error)}"
-            if note not in self.notes:
-                self.notes.append(note)
+            self._note(f"{_culprit(error)} cannot be captured in a CUDA graph and runs eagerly: {_first_line(error)}")
             return job
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     def _written(self, slot: Slot) -> list[Tensor]:
         """All that a step changes."""
@@ -507,6 +525,11 @@ class Graphs(Loop):
 def _zero(tree: Tree) -> None:
     if tree:
         torch._foreach_zero_(list(tree.values()))
+
+
+def _tensors(state: ClientState | None) -> list[Tensor]:
+    trees = [state.local, state.velocity, *state.parts.values()] if state else []
+    return [t for tree in trees for t in tree.values()]
 
 
 def _shapes_of(*groups: Mapping[str, Tree]) -> list[dict[str, torch.Size]]:

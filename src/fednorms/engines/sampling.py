@@ -55,7 +55,9 @@ class Participation:
         (2, 2.5)
         """
         if self.kind == "fixed":
-            return self.rate if isinstance(self.rate, int) else max(int(self.rate * clients), 1)
+            return (
+                self.rate if isinstance(self.rate, int) else max(int(self.rate * clients + 1e-9), 1)
+            )  # 0.29 * 100 is a hair below 29
         return self.rate * clients if self.kind == "bernoulli" else clients
 
     def cohort(self, clients: Sequence[str], seed: int, t: int) -> list[str]:

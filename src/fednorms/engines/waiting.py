@@ -26,6 +26,7 @@ class Waiting:
     limit: int
     device: Device
     where: torch.device  # where tensors come back to
+    stay: frozenset[str] = frozenset()  # parts whose uploads stay near: they are not only summed
     rows: list[tuple[str, Upload, ClientState]] = field(default_factory=list)
     near: int = 0  # where those on the device begin
     bytes_near: int = 0
@@ -41,7 +42,7 @@ class Waiting:
             self.device.settle()  # clients run on streams of their own
             away = self.device.away
             self.rows[self.near :] = [
-                (n, _upload_by(away, u), _state_by(away, s)) for n, u, s in self.rows[self.near :]
+                (n, self._upload_by(away, u), _state_by(away, s)) for n, u, s in self.rows[self.near :]
             ]
             self.device.settle()
             self.near, self.bytes_near = len(self.rows), 0
@@ -52,7 +53,12 @@ class Waiting:
         for (name, upload, state), fine in zip(self.rows, good, strict=True):
             if fine:
                 first = name == min(names)
-                yield name, _upload_by(self._home, upload) if first else upload, _state_by(self._home, state)
+                yield name, self._upload_by(self._home, upload) if first else upload, _state_by(self._home, state)
+
+    def _upload_by(self, move: Move, upload: Upload) -> Upload:
+        parts = {name: tree if name in self.stay else tree.map(move) for name, tree in upload.parts.items()}
+        model = upload.model
+        return replace(upload, model=model.moved(move) if isinstance(model, Packed) else model.map(move), parts=parts)
 
     def _home(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.where)
@@ -60,12 +66,6 @@ class Waiting:
 
 def _bytes(tree: Tree) -> int:
     return tree.block.untyped_storage().nbytes() if isinstance(tree, Packed) else tree.nbytes()
-
-
-def _upload_by(move: Move, upload: Upload) -> Upload:
-    parts = {name: tree.map(move) for name, tree in upload.parts.items()}
-    model = upload.model
-    return replace(upload, model=model.moved(move) if isinstance(model, Packed) else model.map(move), parts=parts)
 
 
 def _state_by(move: Move, state: ClientState) -> ClientState:

@@ -23,6 +23,8 @@ MOST_SITES = 20  # with more, a file keeps domains only
 # What decides where and how a run is made, and not what comes out.
 _MACHINE = {"version", "device", "engine", "fingerprint", "threads", "workers", "checkpoint_every", "state_limit_mb"}
 _MACHINE |= {"data.root", "data.complete", "data.allow_pickle"}
+# What a recipe leaves to the data set was written out when it ran.
+_ADOPTED = {"data.augment", "loss", "class_weights", "metric"}
 _MACHINE |= {"evaluate_every"}  # who needs the score of every round asks for it beside
 
 Values = dict[str, Any]
@@ -33,16 +35,15 @@ def same_run(stored: Mapping[str, Any], recipe: Recipe) -> bool:
 
     >>> same_run(plain(Recipe(rounds=3, device="cuda:1")), Recipe(rounds=3))
     True
-    >>> same_run(plain(Recipe(rounds=3)), Recipe(rounds=4))
-    False
+    >>> same_run(plain(Recipe(rounds=3)), Recipe(rounds=4)), same_run(plain(Recipe(weighting="uniform")), Recipe())
+    (False, False)
     """
     try:
         then = Recipe.make(dict(stored))
     except BadInput:  # of a version with other keys
         return False
     old, new = _essence(then), _essence(recipe)
-    # What the recipe leaves to the data set was written out when it ran.
-    return all(old[key] == value or value == "auto" for key, value in new.items())
+    return all(old[key] == value or (key in _ADOPTED and value == "auto") for key, value in new.items())
 
 
 def _essence(recipe: Recipe) -> Values:
