@@ -14,15 +14,10 @@ from fednorms.engines import exams
 from fednorms.engines.capture import Host
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.loop import Loop
-from fednorms.engines.store import ClientStore
 from fednorms.evaluation.modes import Mode, headline
-from fednorms.method import method, names
-from fednorms.net import Net
-from fednorms.states import Task
-from fednorms.training import Training
+from fednorms.method import names
+from tests.engines import FITTING, engine_of
 from tests.tiny import TinyNet
-
-FITTING = {"gn": "gn(groups=2)", "fedfa": 'fedfa(after="pool")'}
 
 
 def images(n, seed):
@@ -38,28 +33,12 @@ def federation(tests=(9, 40, 5)):
     return Federation("tiny", sites, list("abc"), Preprocessing.centred(3))
 
 
-def setting(kind, text, fed=None, model=TinyNet, **options):
-    fed = fed or federation()
-    chosen, arranged = method(text), fed
-    for p in chosen.parts:
-        arranged = p.arrange(arranged)
-    torch.manual_seed(0)
-    net = Net(model(), chosen, name="tiny", dtype=torch.float64)
-    task = Task(
-        net=net,
-        training=Training(batch_size=8, lr=0.05),
-        rounds=4,
-        seed=0,
-        clients=len(arranged.clients),
-        samples=sum(len(s.train) for s in arranged.clients),
-        preprocessing=fed.preprocessing,
-        needs_two=net.probe(fed.shape, 3),
-    )
-    return task, kind(task, arranged, fed, ClientStore(2**30, None), **options)
+def setting(kind, text, fed=None, **options):
+    return engine_of(kind, text, fed or federation(), **options)
 
 
 def scores(kind, text, modes=(), *, fed=None, model=TinyNet, **options):
-    task, engine = setting(kind, text, fed, model, **options)
+    task, engine = setting(kind, text, fed, model=model, **options)
     state = engine.setup(initial_state(task))
     for number in range(2):
         done = engine.train(

@@ -14,16 +14,14 @@ from fednorms.engines import graphs
 from fednorms.engines.capture import Host
 from fednorms.engines.graphs import Graphs, Layout
 from fednorms.engines.loop import Loop
-from fednorms.engines.store import ClientStore
 from fednorms.engines.waiting import Waiting
 from fednorms.errors import BadInput, Diverged, RunFailed
 from fednorms.method import method, names
-from fednorms.net import Net
 from fednorms.part import REGISTRY, Part, part
 from fednorms.reductions import reductions
-from fednorms.states import Task
 from fednorms.training import Training
 from fednorms.tree import Packed, Tree, mean
+from tests.engines import FITTING, engine_of
 from tests.tiny import TinyNet
 
 COMBINATIONS = [
@@ -77,25 +75,8 @@ def federation(sizes=(22, 17, 24)):
     return Federation("tiny", sites, list("abc"), Preprocessing.centred(3))
 
 
-def setting(kind, text, *, fed=None, training=None, model=TinyNet, **options):
-    fed = fed or federation()
-    chosen = method(text)
-    arranged = fed
-    for p in chosen.parts:
-        arranged = p.arrange(arranged)
-    torch.manual_seed(0)
-    net = Net(model(), chosen, name="tiny", dtype=torch.float64)
-    task = Task(
-        net=net,
-        training=training or Training(batch_size=8, lr=0.05, schedule="exp", decay=0.9),
-        rounds=4,
-        seed=0,
-        clients=len(arranged.clients),
-        samples=sum(len(s.train) for s in arranged.clients),
-        preprocessing=fed.preprocessing,
-        needs_two=net.probe(fed.shape, 3),
-    )
-    return task, kind(task, arranged, fed, ClientStore(2**30, None), **options)
+def setting(kind, text, *, fed=None, **options):
+    return engine_of(kind, text, fed or federation(), **options)
 
 
 def play(task, engine, rounds=3):
@@ -124,9 +105,6 @@ def assert_same(task, loop, fast, loop_engine, fast_engine):
         if one is not None:
             assert distance(one.local, two.local) < 1e-9
             assert all(distance(tree, two.parts[owner]) < 1e-9 for owner, tree in one.parts.items())
-
-
-FITTING = {"gn": "gn(groups=2)", "fedfa": 'fedfa(after="pool")'}  # what these need on a network this small
 
 
 @pytest.mark.parametrize("text", [*names(), *COMBINATIONS])

@@ -12,6 +12,7 @@ from fednorms.data import Protocol
 from fednorms.data.readers import isic, tables
 from fednorms.data.registry import federation
 from fednorms.errors import BadInput
+from tests import data_sets
 from tests.layouts import first_values, picture, sizes, table
 
 
@@ -50,15 +51,7 @@ def test_camelyon17(tmp_path):
 
 
 def test_fairface(tmp_path):
-    for word, n in (("train", 70), ("val", 14)):
-        rows = [
-            {"file": f"{word}/{i}.jpg", "age": "20-29", "gender": ("Male", "Female")[i // 7 % 2],
-             "race": tables.RACES[i % 7], "service_test": True}
-            for i in range(n)
-        ]  # fmt: skip
-        table(tmp_path / f"fairface_label_{word}.csv", rows)
-        for i in range(n):
-            picture(tmp_path / word / f"{i}.jpg", 100)
+    data_sets.fairface(tmp_path)
     fed = federation("fairface", root=tmp_path, complete=False, size=4)
     assert fed.classes == ("Female", "Male")
     assert fed.protocol.augment == "fairface"

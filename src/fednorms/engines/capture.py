@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 Job = Callable[[], None]
+WARM_UPS = 3  # runs of a job before it is recorded: libraries choose and allocate in the first ones
 
 
 class Device(Protocol):

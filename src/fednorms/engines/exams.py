@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 from fednorms.data import Split
-from fednorms.engines.capture import Device, Job
-from fednorms.engines.layout import Layout, copy_tree
-from fednorms.evaluation.modes import Mode, answer
+from fednorms.engines.capture import WARM_UPS, Device, Job
+from fednorms.engines.layout import Layout, copy_tree, shapes_of
+from fednorms.evaluation.modes import Mode, answer, depends_on_batch
 from fednorms.evaluation.scores import SiteScore, Tally
 from fednorms.passes import prepare_test
 from fednorms.states import Broadcast, Client, Task, context_of
 from fednorms.tree import Tree
 
 SIZES = (32, 128, 512, 2048)  # images per recorded batch; the smallest that holds what is left
-WARM_UPS = 3
 PILES = 4  # sets of sites whose images stay on the device
 
 
@@ -95,9 +94,15 @@ class Exams:
         self.parts: tuple[dict[str, Tree], dict[str, Tree]] = {}, {}  # what parts sent down, and have at the site
         self.graphs: dict[tuple[object, ...], Recorded] = {}
         self.sizes: tuple[int, ...] = SIZES
+        self.apart = depends_on_batch(task)  # sites must be tested one by one, and not here
 
     def pile(self, splits: list[Split]) -> Pile | None:
-        """The images of these splits, kept on the device after their first use; None if they would crowd it."""
+        """The images of these splits, kept on the device after their first use.
+
+        None if they would crowd it, or if an answer depends on the images beside it or on random numbers.
+        """
+        if self.apart:
+            return None
         key = tuple(map(id, splits))
         if key in self.piles:
             self.piles[key] = self.piles.pop(key)  # the last used is the last to go
@@ -155,9 +160,7 @@ class Exams:
     def _load(self, sitting: Sitting) -> None:
         """Copy a model, and the parts' states where a test reads them, to where the graphs look for them."""
         given = (sitting.sent.parts, sitting.mine) if self.uses_states else ({}, {})
-        shapes = [{name: {k: t.shape for k, t in tree.items()} for name, tree in group.items()} for group in given]
-        known = [{name: {k: t.shape for k, t in tree.items()} for name, tree in group.items()} for group in self.parts]
-        if not self.model or shapes != known:
+        if not self.model or shapes_of(*given) != shapes_of(*self.parts):
             integers = Tree({n: sitting.model[n].clone() for n in self.layout.integers})
             self.model = Tree({**self.layout.views(self.block), **integers})
             down, mine = ({name: tree.clone() for name, tree in group.items()} for group in given)
@@ -216,6 +219,7 @@ class Exams:
             seen.append(loss.clone())
         self.device.settle()
         if not torch.equal(seen[-2], seen[-1]):
+            self.apart = True
             raise DrawsInTests(
                 "the model draws random numbers in tests, so that sites are tested one by one, each from its own seed"
             )

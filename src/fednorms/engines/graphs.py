@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -32,14 +32,14 @@ from fednorms.core import (
     step,
 )
 from fednorms.data import Federation, Preprocessing, Site, Split
-from fednorms.engines.capture import Device, Job, device_of
+from fednorms.engines.capture import WARM_UPS, Device, Job, device_of
 from fednorms.engines.exams import DrawsInTests, Exams, Sitting
-from fednorms.engines.layout import Layout, copy_tree
+from fednorms.engines.layout import Layout, copy_tree, shapes_of
 from fednorms.engines.loop import Loop, Trained
 from fednorms.engines.store import ClientStore
 from fednorms.engines.waiting import Waiting
 from fednorms.errors import Diverged, RunFailed
-from fednorms.evaluation.modes import Mode, depends_on_batch, model_for
+from fednorms.evaluation.modes import Mode, model_for
 from fednorms.evaluation.scores import SiteScore
 from fednorms.noise import seed_of
 from fednorms.part import Part, Phase
@@ -49,7 +49,6 @@ from fednorms.training import Optimiser, batch_plan
 from fednorms.tree import Packed, Tree, branch, join
 from fednorms.views import Context
 
-WARM_UPS = 3
 TRIED = (8, 16, 4)  # numbers of slots, each timed for one round; results do not depend on it
 
 
@@ -157,7 +156,7 @@ class Graphs(Loop):
     def score_sites(self, jobs: Sequence[tuple[Broadcast, Site]], split: str, mode: Mode) -> dict[str, SiteScore]:
         """Test a mode at sites; those that test the same tensors share batches."""
         exams, splits = self._exams(), [site.splits[split] for _, site in jobs]
-        pile = exams.pile(splits) if mode.statistics != "batch" and not depends_on_batch(self.task) else None
+        pile = exams.pile(splits) if mode.statistics != "batch" else None
         if pile is None:
             return super().score_sites(jobs, split, mode)
         try:
@@ -190,9 +189,7 @@ class Graphs(Loop):
             for name, upload, state in trained
             if (test := self.sites[name].test) is not None
         ]
-        pile = None
-        if tested and not depends_on_batch(self.task):
-            pile = self._exams().pile([test for _, _, test in tested])
+        pile = self._exams().pile([test for _, _, test in tested]) if tested else None
         if pile is None:
             return {c.name: self._score_upload(sent, c, upload, self._near(test)) for c, upload, test in tested}
         sittings = (
@@ -358,7 +355,7 @@ class Graphs(Loop):
     # -- slots --------------------------------------------------------------------------------------------------
     def _slot(self, number: int, sent: Broadcast, client: Client, mine: dict[str, Tree], model: Tree) -> Slot:
         known = self.slots.get(number)
-        if known and _shapes(known.carry) == _shapes_of(sent.parts, mine):
+        if known and shapes_of(known.carry.broadcast.parts, known.carry.mine) == shapes_of(sent.parts, mine):
             return known
         # What parts send or keep may change shape from round to round; then the slot is made anew.
         own = {k: v.clone() for k, v in mine.items()}
@@ -530,14 +527,6 @@ def _zero(tree: Tree) -> None:
 def _tensors(state: ClientState | None) -> list[Tensor]:
     trees = [state.local, state.velocity, *state.parts.values()] if state else []
     return [t for tree in trees for t in tree.values()]
-
-
-def _shapes_of(*groups: Mapping[str, Tree]) -> list[dict[str, torch.Size]]:
-    return [{k: t.shape for k, t in group[name].items()} for group in groups for name in sorted(group)]
-
-
-def _shapes(carry: Carry) -> list[dict[str, torch.Size]]:
-    return _shapes_of(carry.broadcast.parts, carry.mine)
 
 
 def _culprit(error: BaseException) -> str:

@@ -47,6 +47,11 @@ class Layout:
         return torch.zeros(self.size, dtype=like.dtype, device=like.device)
 
 
+def shapes_of(*groups: Mapping[str, Tree]) -> list[dict[str, torch.Size]]:
+    """The shapes of all tensors in groups of trees, in the order of the trees' names."""
+    return [{k: t.shape for k, t in group[name].items()} for group in groups for name in sorted(group)]
+
+
 def copy_tree(to: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
     """Copy the tensors that both have, in as few operations as their types allow."""
     names = [n for n in to if n in source]

@@ -24,6 +24,7 @@ from fednorms.data.readers.pictures import (
     has_domains,
     joined,
     pickled_list,
+    require_domains,
 )
 from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
 from fednorms.errors import BadInput
@@ -164,7 +165,7 @@ def office_home(
     names = ("OfficeHomeDataset_10072016", "OfficeHome", "office_home", "office-home")
     place = home("office-home", root, names, home_layout, expected)
     found, problems = class_folders(place, _HOME_FOLDERS, HOME_CLASSES)
-    raise_problems(f"office-home in {str(place)!r}", [p for p in problems if "no folder" in p])
+    require_domains("office-home", place, problems)
     notes = deviations("office-home", problems + count_domains(found, HOME_COUNTS), complete)
     members = [Member(d, d, tenth_per_class(p.y, seed, f"office-home {d}")) for d, p in found.items()]
     source = source_of(root, protocol, seed, notes)
@@ -211,7 +212,7 @@ def office_31(
     expected = "ROOT/{amazon,dslr,webcam}/[images/]{31 classes}/*.jpg"
     place = home("office-31", root, ("office31", "office-31", "Office31", "office_31"), office31_layout, expected)
     found, problems = class_folders(place, _OFFICE31_FOLDERS, OFFICE31_CLASSES)
-    raise_problems(f"office-31 in {str(place)!r}", [p for p in problems if "no folder" in p])
+    require_domains("office-31", place, problems)
     notes = deviations("office-31", problems + count_domains(found, OFFICE31_COUNTS), complete)
     members = [Member(d, d, fractions(p.y, val, test, seed, f"office-31 {d}")) for d, p in found.items()]
     source = source_of(root, protocol, seed, notes) | {"val": val, "test": test}

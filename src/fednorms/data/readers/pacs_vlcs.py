@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fednorms.data.federation import Federation, raise_problems
+from fednorms.data.federation import Federation
 from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.readers.divisions import greg, shuffled, tenth_per_class
 from fednorms.data.readers.pictures import (
@@ -29,6 +29,7 @@ from fednorms.data.readers.pictures import (
     images_in,
     joined,
     present,
+    require_domains,
     text_list,
 )
 from fednorms.data.readers.reader import Reader, chosen, deviations, home, source_of
@@ -110,7 +111,7 @@ def pacs(
     )
     base = folder_of(place, ["kfold"]) or place
     found, problems = class_folders(base, _PACS_FOLDERS, PACS_CLASSES)
-    raise_problems(f"pacs in {str(place)!r}", [p for p in problems if "no folder" in p])
+    require_domains("pacs", place, problems)
     for domain, pictures in found.items():
         problems += count_classes(domain, pictures, PACS_CLASSES, PACS_COUNTS[domain])
     if protocol == "official":
@@ -170,7 +171,7 @@ def vlcs(
         found, problems = class_folders(place, _VLCS_FOLDERS, VLCS_CLASSES)
     else:
         found, problems = _numbered(place)
-    raise_problems(f"vlcs in {str(place)!r}", [p for p in problems if "no folder" in p])
+    require_domains("vlcs", place, problems)
     for domain, pictures in found.items():
         problems += count_classes(domain, pictures, VLCS_CLASSES, VLCS_COUNTS[domain])
     notes = deviations("vlcs", problems, complete)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fednorms.data.federation import Federation, Site, Split
+from fednorms.data.federation import Federation, Site, Split, raise_problems
 from fednorms.data.folders import EXTENSIONS, Prepared, read_images
 from fednorms.data.pickles import load_pickle
 from fednorms.data.preprocessing import Preprocessing
@@ -79,6 +79,11 @@ def has_domains(place: Path, domains: Mapping[str, Sequence[str]], classes: Sequ
 def _below(folder: Path) -> list[Path]:
     inner = folder_of(folder, ["images"])
     return sorted((inner or folder).iterdir())
+
+
+def require_domains(name: str, place: Path, problems: Sequence[str]) -> None:
+    """Raise what `class_folders` found if a whole domain is missing; the rest is for `deviations`."""
+    raise_problems(f"{name} in {str(place)!r}", [p for p in problems if "no folder" in p])
 
 
 def class_folders(
