@@ -119,6 +119,17 @@ def test_sgd_is_torchs(momentum, decay, clip):
     drive(settings, lambda p: torch.optim.SGD(p, **settings), clip=clip)
 
 
+def test_a_gradient_may_lie_differently_in_memory_than_its_weights():
+    w = torch.arange(24.0).reshape(2, 3, 2, 2)
+    g = torch.randn(2, 3, 2, 2)
+    for weights, gradient in [(w, g.contiguous(memory_format=torch.channels_last)), (w.transpose(0, 3), g.mT)]:
+        gradient = gradient.reshape(weights.shape)
+        params = Tree(w=weights.clone())
+        want = params["w"] - 0.5 * gradient
+        Optimiser.fresh(Training(lr=0.5), params, 0.5, w).update(params, Tree(w=gradient))
+        torch.testing.assert_close(params["w"], want)
+
+
 @pytest.mark.parametrize("decay", [0.0, 0.05])
 def test_adamw_is_torchs(decay):
     settings = {"lr": 0.01, "weight_decay": decay}

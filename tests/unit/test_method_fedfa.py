@@ -30,7 +30,7 @@ def test_the_factors_at_a_known_point():
 
 def test_the_formula_against_loops():
     x, noises, between = images(), torch.randn(2, 5, 3).double(), torch.rand(2, 3).double()
-    got = feature_augment(x, instance_pair(x), (between[0], between[1]), (noises[0], noises[1]))
+    got = feature_augment(x, instance_pair(x), (between[0], between[1]), (noises[0], noises[1]), torch.tensor(True))
     torch.testing.assert_close(got, augmented(x, between[0], between[1], noises[0], noises[1]), atol=1e-10, rtol=0)
 
 
@@ -38,7 +38,9 @@ def test_without_noise_features_stay_and_evaluation_is_the_identity():
     x = images()
     none = torch.zeros(5, 3).double()
     ones = torch.ones(3).double()
-    torch.testing.assert_close(feature_augment(x, instance_pair(x), (ones, ones), (none, none)), x, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        feature_augment(x, instance_pair(x), (ones, ones), (none, none), torch.tensor(True)), x, atol=1e-5, rtol=0
+    )
     assert torch.equal(FeatureAugment(3, p=1.0).eval()(x), x)
 
 

@@ -158,3 +158,10 @@ def test_gradients_flow_through_the_algebra():
     w = Tree(w=torch.tensor([1.0, 2.0], requires_grad=True))
     (g,) = torch.autograd.grad((w - Tree(w=torch.ones(2))).sqnorm(), [w["w"]])
     assert g.tolist() == [0.0, 2.0]
+
+
+def test_the_squared_norm_has_first_and_second_derivatives():
+    tensors = torch.randn(3, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)
+    leaves = [t.requires_grad_() for t in tensors]
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda a, b: Tree(a=a, b=b).sqnorm(), leaves)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from fednorms import noise
 from fednorms.errors import BadInput
 from fednorms.layers.carry import keep_parameters, place, width
-from fednorms.layers.moments import affine, batch_moments, group_moments, instance_moments
+from fednorms.layers.moments import coarser, group_moments, instance_moments, rescaled
 from fednorms.layers.norm_act import keep_act
 
 Variant = Literal["paper", "author"]
@@ -24,12 +25,14 @@ def mixed_normalise(
     gn: tuple[Tensor, Tensor],
     variant: Variant = "paper",
     eps: float = 1e-5,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """(x - mu) / sigma with mu = s_bn mu_bn + s_gn mu_gn, share = (s_bn, s_gn), moments as (mean, variance).
+    """(x - mu) gamma / sigma + beta with mu = s_bn mu_bn + s_gn mu_gn, share = (s_bn, s_gn).
 
+    Moments are (mean, variance): those of bn have shape (C), those of gn (N, C).
     paper: sigma = s_bn sqrt(v_bn + eps) + s_gn sqrt(v_gn + eps);  author: sigma = sqrt(s_bn v_bn + s_gn v_gn
-    + eps). bn moments have shape (C), gn moments shape (N, C). FedNN (Pattern Recognition 2024), adaptive
-    group normalisation.
+    + eps). FedNN (Pattern Recognition 2024), adaptive group normalisation.
 
     >>> x = torch.tensor([[1.0, 3.0], [5.0, 7.0]])
     >>> one = (torch.zeros(2), torch.ones(2))
@@ -43,8 +46,7 @@ def mixed_normalise(
         deviation = s_bn * torch.sqrt(v_bn + eps) + s_gn * torch.sqrt(v_gn + eps)
     else:
         deviation = torch.sqrt(s_bn * v_bn + s_gn * v_gn + eps)
-    shape = (*mean.shape, *[1] * (x.dim() - 2))
-    return (x - mean.reshape(shape)) / deviation.reshape(shape)
+    return rescaled(x, mean, 1 / deviation if weight is None else weight / deviation, bias)
 
 
 class AdaptiveGroupNorm(nn.Module):
@@ -164,27 +166,37 @@ class AdaptiveGroupNorm(nn.Module):
 
     def batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the batch branch, per channel."""
-        if self.variant == "paper":
-            return batch_moments(x)
-        # The public code averages unbiased per-image variances and adds the spread of the per-image means;
-        # where there is one position only, that variance is undefined and taken as 0.
-        m_in, v_in = instance_moments(x, unbiased=True)
-        m_bn = m_in.mean(0)
-        return m_bn, v_in.mean(0) + (m_in - m_bn).square().mean(0)
+        return self._batch(*instance_moments(x), positions=math.prod(x.shape[2:]))
+
+    def _batch(self, mean: Tensor, var: Tensor, positions: int) -> tuple[Tensor, Tensor]:
+        if self.variant == "author":
+            # The public code averages unbiased per-image variances and adds the spread of the per-image means;
+            # where there is one position only, that variance is undefined and taken as 0.
+            var = var * _unbiased(positions)
+        m, v = coarser(mean, var, axis=0)
+        return m[0], v[0]
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x of shape (N, C, ...)."""
+        positions = math.prod(x.shape[2:])
+        mean, var = instance_moments(x)  # the others follow from these
         if self.training:
-            bn = self.batch_statistics(x)
+            bn = self._batch(mean, var, positions)
             with torch.no_grad():
                 for running, batch in zip((self.running_mean, self.running_var), bn, strict=True):
                     running.mul_(self.keep).add_(batch.detach().to(running.dtype), alpha=1 - self.keep)
         else:
             bn = self.running_mean, self.running_var
-        gn = group_moments(x, self.groups, unbiased=self.variant == "author")
-        y = mixed_normalise(x, self.share(), bn, gn, self.variant, self.eps)
-        return affine(y, self.weight, self.bias).to(x.dtype)
+        gn = group_moments(mean, var, self.groups)
+        if self.variant == "author":
+            gn = gn[0], gn[1] * _unbiased(positions * self.channels // self.groups)
+        return mixed_normalise(x, self.share(), bn, gn, self.variant, self.eps, self.weight, self.bias).to(x.dtype)
 
     def extra_repr(self) -> str:
         """Width, groups, variant and evaluation mode."""
         return f"{self.channels}, groups={self.groups}, variant={self.variant!r}, eval_mode={self.eval_mode!r}"
+
+
+def _unbiased(n: int) -> float:
+    """What makes a variance of n values with divisor n one with divisor n - 1; that of one value stays 0."""
+    return n / max(n - 1, 1)

@@ -39,5 +39,4 @@ def adaptive_clip(grad: Tensor, weight: Tensor, clip: float, eps: float = 1e-3) 
     """
     bound = clip * unitwise_norm(weight).clamp_min(eps)
     norm = unitwise_norm(grad)
-    clipped = (grad * (bound / norm)).to(grad.dtype)
-    return torch.where(norm > bound, clipped, grad)
+    return (grad * torch.where(norm > bound, bound / norm, 1.0)).to(grad.dtype)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fednorms import noise
 from fednorms.errors import BadInput
+from fednorms.layers.moments import instance_moments, rescaled
 from fednorms.layers.surgery import Change, short
 
 EPS = 1e-6
@@ -30,29 +31,34 @@ def instance_pair(x: Tensor, eps: float = EPS) -> tuple[Tensor, Tensor]:
     >>> instance_pair(torch.tensor([[[[0.0, 2.0]]]]), eps=0.0)
     (tensor([[1.]]), tensor([[1.4142]]))
     """
-    flat = x.flatten(2)
-    return flat.mean(2), (_variance(flat, 2) + eps).sqrt()
+    mean, var = instance_moments(x, unbiased=True)
+    return mean, (var + eps).sqrt()
 
 
 def feature_augment(
-    x: Tensor, pair: tuple[Tensor, Tensor], between: tuple[Tensor, Tensor], draws: tuple[Tensor, Tensor]
+    x: Tensor,
+    pair: tuple[Tensor, Tensor],
+    between: tuple[Tensor, Tensor],
+    draws: tuple[Tensor, Tensor],
+    fires: Tensor,
 ) -> Tensor:
-    """Give every image new channel statistics: gamma (x - mu) / sigma + beta.
+    """Give every image new channel statistics where `fires` is true: gamma (x - mu) / sigma + beta.
 
     beta = mu + n_1 sqrt((1 + g_mu) V_mu), gamma = sigma + n_2 sqrt((1 + g_sigma) V_sigma), V the variance over the
     batch and g the channel factors. FedFA (Zhou and Konukoglu, ICLR 2023).
 
     >>> x = torch.randn(3, 2, 4, 4)
-    >>> none = torch.zeros(3, 2), torch.zeros(3, 2)
-    >>> torch.allclose(feature_augment(x, instance_pair(x), (torch.ones(2), torch.ones(2)), none), x, atol=1e-5)
+    >>> none, yes = (torch.zeros(3, 2), torch.zeros(3, 2)), torch.tensor(True)
+    >>> torch.allclose(feature_augment(x, instance_pair(x), (torch.ones(2), torch.ones(2)), none, yes), x, atol=1e-5)
     True
     """
     new = [
         value + draw * ((1 + channel_factors(v)) * (_variance(value, 0) + EPS)).sqrt()
         for value, v, draw in zip(pair, between, draws, strict=True)
     ]
-    (mu, sigma), (beta, gamma) = ([t[:, :, None, None] for t in both] for both in (pair, new))
-    return gamma * (x - mu) / sigma + beta
+    (mu, sigma), (beta, gamma) = pair, new
+    # Otherwise (x - 0) 1 + 0, which is x bit for bit.
+    return rescaled(x, *(torch.where(fires, v, idle) for v, idle in ((mu, 0.0), (gamma / sigma, 1.0), (beta, 0.0))))
 
 
 def _variance(x: Tensor, axis: int) -> Tensor:
@@ -98,8 +104,7 @@ class FeatureAugment(nn.Module):
         pair = instance_pair(wide)
         self._record(pair, fires)
         draws = self._normal(wide), self._normal(wide)
-        changed = feature_augment(wide, pair, (self.between_mean, self.between_std), draws)
-        return torch.where(fires, changed, wide).to(x.dtype)
+        return feature_augment(wide, pair, (self.between_mean, self.between_std), draws, fires).to(x.dtype)
 
     @torch.no_grad()
     def _record(self, pair: tuple[Tensor, Tensor], fires: Tensor) -> None:

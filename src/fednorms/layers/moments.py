@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -46,25 +49,67 @@ def instance_moments(x: Tensor, unbiased: bool = False) -> tuple[Tensor, Tensor]
     """
     flat = widened(x).reshape(x.shape[0], x.shape[1], -1)
     correction = int(unbiased and flat.shape[2] > 1)
+    if flat.requires_grad and torch.is_grad_enabled():
+        mean, var = _Moments.apply(flat, correction)
+        return mean, var
     var, mean = torch.var_mean(flat, dim=2, correction=correction)
     return mean, var
 
 
-def group_moments(x: Tensor, groups: int, unbiased: bool = False) -> tuple[Tensor, Tensor]:
-    """Mean and variance per sample and group of channels, repeated to shape (N, C).
+class _Moments(torch.autograd.Function):
+    """Mean and variance over the last axis. Their gradient passes over the features twice, torch's own five times."""
 
-    >>> mean, var = group_moments(torch.tensor([[1.0, 3.0, 5.0, 5.0]]), groups=2)
+    @staticmethod
+    @override
+    def forward(ctx: Any, flat: Tensor, correction: int) -> tuple[Tensor, Tensor]:
+        var, mean = torch.var_mean(flat, dim=2, correction=correction)
+        ctx.save_for_backward(flat, mean)
+        ctx.divisor = flat.shape[2] - correction
+        return mean, var
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        flat, mean = ctx.saved_tensors
+        of_mean, of_var = gradients
+        level, slope = of_mean / flat.shape[2], of_var * (2 / ctx.divisor)
+        return torch.addcmul(level.unsqueeze(2), flat - mean.unsqueeze(2), slope.unsqueeze(2)), None
+
+
+def coarser(mean: Tensor, var: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Moments over one more axis, from equally many values each: mean of means, E[v] + E[(m - E[m])^2].
+
+    >>> coarser(torch.tensor([[1.0, 3.0]]), torch.zeros(1, 2), axis=1)
+    (tensor([[2.]]), tensor([[1.]]))
+    """
+    whole = mean.mean(axis, keepdim=True)
+    return whole, var.mean(axis, keepdim=True) + (mean - whole).square().mean(axis, keepdim=True)
+
+
+def group_moments(mean: Tensor, var: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance per sample and group of channels, from those per channel, repeated to shape (N, C).
+
+    >>> mean, var = group_moments(torch.tensor([[1.0, 3.0, 5.0, 5.0]]), torch.zeros(1, 4), groups=2)
     >>> mean, var
     (tensor([[2., 2., 5., 5.]]), tensor([[1., 1., 0., 0.]]))
     """
-    flat = widened(x).reshape(x.shape[0], groups, -1)
-    correction = int(unbiased and flat.shape[2] > 1)
-    var, mean = torch.var_mean(flat, dim=2, correction=correction)
+    apart = [t.unflatten(1, (groups, -1)) for t in (mean, var)]
+    m, v = (t.expand_as(apart[0]).flatten(1) for t in coarser(apart[0], apart[1], axis=2))
+    return m, v
 
-    def to_channels(v: Tensor) -> Tensor:
-        return v[:, :, None].expand(-1, -1, x.shape[1] // groups).reshape(x.shape[0], x.shape[1])
 
-    return to_channels(mean), to_channels(var)
+def rescaled(x: Tensor, centre: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
+    """(x - centre) scale + shift for `x` (N, C, ...) and values of shape (C) or (N, C), in as few passes as it takes.
+
+    >>> rescaled(torch.tensor([[1.0, 4.0]]), torch.tensor([1.0, 2.0]), torch.tensor([[3.0, 3.0]]), torch.ones(2))
+    tensor([[1., 7.]])
+    """
+
+    def wide(v: Tensor) -> Tensor:
+        return v.reshape(*v.shape, *[1] * (x.dim() - 2))
+
+    centred = x - wide(centre)
+    return centred * wide(scale) if shift is None else torch.addcmul(wide(shift), centred, wide(scale))
 
 
 def affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -73,6 +118,8 @@ def affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     >>> affine(torch.ones(1, 2), torch.tensor([2.0, 3.0]), None)
     tensor([[2., 3.]])
     """
+    if weight is not None and bias is not None:
+        return torch.addcmul(per_channel(bias, x), x, per_channel(weight, x))
     if weight is not None:
         x = x * per_channel(weight, x)
     if bias is not None:

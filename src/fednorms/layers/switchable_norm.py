@@ -6,18 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fednorms.layers.carry import keep_parameters, place, tensor, width
-from fednorms.layers.moments import affine, instance_moments
+from fednorms.layers.moments import coarser, instance_moments, rescaled
 from fednorms.layers.norm_act import keep_act
-
-
-def coarser(mean: Tensor, var: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Moments over one more axis of moments of shape (N, C): mean of means, E[v + m^2] - E[m]^2.
-
-    >>> coarser(torch.tensor([[1.0, 3.0]]), torch.zeros(1, 2), axis=1)
-    (tensor([[2.]]), tensor([[1.]]))
-    """
-    whole = mean.mean(axis, keepdim=True)
-    return whole, var.mean(axis, keepdim=True) + (mean - whole).square().mean(axis, keepdim=True)
 
 
 class SwitchableNorm(nn.Module):
@@ -90,9 +80,8 @@ class SwitchableNorm(nn.Module):
         w, u = torch.softmax(self.mean_logits, 0), torch.softmax(self.var_logits, 0)
         mean = w[0] * m_in + w[1] * m_ln + w[2] * m_bn
         var = u[0] * v_in + u[1] * v_ln + u[2] * v_bn
-        shape = (*mean.shape, *[1] * (x.dim() - 2))
-        y = (x - mean.reshape(shape)) * torch.rsqrt(var + self.eps).reshape(shape)
-        return affine(y, self.weight, self.bias).to(x.dtype)
+        scale = torch.rsqrt(var + self.eps)
+        return rescaled(x, mean, scale if self.weight is None else self.weight * scale, self.bias).to(x.dtype)
 
     def extra_repr(self) -> str:
         """Width, divisor and eps."""
