@@ -156,11 +156,15 @@ class Optimiser:
         if self.training.optimiser == "adamw":
             self._adamw(names, w, grads)
             return
+        velocity = [self.first_moment[k] for k in names] if self.training.momentum else []
+        if self.lr.dtype != torch.float32:  # the kernel below reads its rate in float32 only
+            self._sgd(w, grads, velocity)
+            return
         # One pass over everything, in the order of memory: a gradient that lies differently is copied first.
         torch._fused_sgd_(
             w,
             [t if t.stride() == p.stride() else torch.empty_like(p).copy_(t) for p, t in zip(w, grads, strict=True)],
-            [self.first_moment[k] for k in names] if self.training.momentum else [],
+            velocity,
             weight_decay=self.training.weight_decay,
             momentum=self.training.momentum,
             lr=self.lr,
@@ -169,6 +173,15 @@ class Optimiser:
             maximize=False,
             is_first_step=False,
         )
+
+    def _sgd(self, w: list[Tensor], grads: list[Tensor], velocity: list[Tensor]) -> None:
+        if self.training.weight_decay:
+            grads = list(torch._foreach_add(grads, w, alpha=self.training.weight_decay))
+        if velocity:
+            torch._foreach_mul_(velocity, self.training.momentum)
+            torch._foreach_add_(velocity, grads)
+            grads = velocity
+        torch._foreach_sub_(w, torch._foreach_mul(grads, self.lr))
 
     def _adamw(self, names: list[str], w: list[Tensor], grads: list[Tensor]) -> None:
         beta_1, beta_2, eps = 0.9, 0.999, 1e-8
