@@ -9,6 +9,7 @@ import pytest
 
 import fednorms as fn
 from fednorms.errors import BadInput
+from fednorms.runs.cells import Outcome
 from fednorms.tables.folders import open_table
 from fednorms.tables.plan import Shelf
 from fednorms.tables.search import open_search
@@ -52,6 +53,18 @@ def test_a_search_never_looks_at_test_images(searched):
     assert names == {"personal/own/val"}
     last = next(r["val"] for r in found["runs"] if r["values"]["training.lr"] == recipe.training.lr)
     assert history[-1]["scores"]["personal/own/val"]["mean"] == pytest.approx(last, abs=1e-6)
+
+
+def test_a_search_ranks_by_the_metric_of_the_recipe(searched):
+    folder, out, *_ = searched
+    shown = open_table(folder)
+    search = open_search(Shelf(out / "elsewhere"), shown, shown.settings[0], next(r for r in shown.rows if r.search))
+    for metric, by_metric in (("accuracy", 0.7), ("balanced_accuracy", 0.4)):
+        point = search.points[0]
+        recipe = search.recipe(point, 0).model_copy(update={"metric": metric})
+        row = {"round": 1, "seconds": 1.0, "scores": {"personal/own/val": {"mean": 0.7, "balanced_accuracy": 0.4}}}
+        search.add(point, 0, Outcome("", 0, 0.1, "personal/own", [row]), recipe)
+        assert search.means[0] == (point, pytest.approx(100 * by_metric))
 
 
 def test_a_finished_search_is_not_repeated_with_any_number_of_seeds(searched):

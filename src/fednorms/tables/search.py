@@ -64,7 +64,7 @@ class Search:
 
     @property
     def means(self) -> list[tuple[Point, float | None]]:
-        """Validation accuracy of every point in per cent, mean over seeds; None where a run diverged or is missing."""
+        """Validation score of every point in per cent, mean over seeds; None where a run diverged or is missing."""
         out: list[tuple[Point, float | None]] = []
         for point in self.points:
             vals = [r["val"] for r in self.runs if r["values"] == point]
@@ -97,7 +97,8 @@ class Search:
             rows = [r for r in outcome.history if name in r["scores"] and (at is None or r["round"] == at["round"])]
             if not rows:
                 raise RunFailed(f"{self.setting.name} / {self.row.name}: a search without validation images")
-            val = round(rows[-1]["scores"][name]["mean"], 6)
+            metric = "balanced_accuracy" if recipe.metric == "balanced_accuracy" else "mean"
+            val = round(rows[-1]["scores"][name][metric], 6)
         seconds = round(sum(r["seconds"] for r in outcome.history), 3)
         self.runs = [r for r in self.runs if (r["values"], r["seed"]) != (point, seed)]
         self.runs.append({"values": point, "seed": seed, "val": val, "seconds": seconds})
