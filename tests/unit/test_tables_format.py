@@ -75,6 +75,7 @@ def test_printed_numbers_have_a_deviation_or_not(tmp_path):
         ('label = "Mini"', 'lable = "Mini"', ['unknown key "lable"', 'did you mean "label"', '"label" is missing']),
         ('title = "Digits', 'titel = "Digits', ['setting "shift"', 'unknown key "titel"', 'did you mean "title"']),
         ('Avg = "mean"\n[settings.inc', 'Avg = "meen"\n[settings.inc', ['column "Avg"', '"meen"', '"mean"']),
+        ('title = "Digits', 'ranked = "Awg"\ntitle = "Digits', ["ranked", 'no column "Awg"', 'did you mean "Avg"']),
         ('Clean = "drawn', 'Clear = "drawn', ["incomparable", 'no column "Clear"', 'did you mean "Clean"']),
         (
             "published.shift = { Clean = 2.0, Avg",

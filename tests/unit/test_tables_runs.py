@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ import fednorms as fn
 from fednorms.errors import BadInput, RunFailed
 from fednorms.tables.observer import Observer
 from fednorms.tables.record import plain, same_run
-from fednorms.tables.summary import order
+from fednorms.tables.summary import order, place, winners_of
 from fednorms.tables.table import Printed
 from tests.tables import stored, table
 
@@ -246,3 +247,32 @@ def test_order_counts_pairs_of_rows_that_stand_as_printed(finished):
     assert order(rows((1, 10), (2, 20), (3, 15)), "Avg", selector) == (2, 3)
     assert order(rows((1, 10), (1, 20)), "Avg", selector) is None
     assert order(rows((1, 10), (2, None), (3, 9)), "Avg", selector) == (0, 1)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_ranked_setting_has_its_best_row_first_and_says_what_wins(finished, swapped):
+    *_, done, _ = finished
+    section = done.summary.sections[0]
+    numbers = {"FedAvg": (30.0, 80.0), "FedBN": (70.0, 60.0), "FedProx": (None, None), "FedWon": (40.0, 90.0)}
+    entry = section.rows["FedAvg"]["Avg"]
+    rows = {
+        name: {"Avg": replace(entry, ours=avg), "Clean": replace(entry, ours=clean)}
+        for name, (avg, clean) in (reversed(numbers.items()) if swapped else numbers.items())
+    }
+    setting = section.setting.model_copy(update={"ranked": "Avg"})
+    places = sorted(rows, key=lambda name: place(rows[name]["Avg"], setting))
+    assert places == ["FedBN", "FedWon", "FedAvg", "FedProx"]
+    text = winners_of(replace(section, setting=setting, rows={name: rows[name] for name in places}))
+    assert text == 'ranked by "Avg": FedBN (70.0), FedWon (40.0), FedAvg (30.0); first elsewhere: Clean: FedWon (90.0)'
+
+
+def test_a_ranked_table_numbers_the_rows_that_ran(finished, tmp_path):
+    _, out, *_ = finished
+    folder = table(tmp_path / "mini", change=('title = "Digits', 'ranked = "Avg"\ntitle = "Digits'))
+    shutil.copytree(out, tmp_path / "out")
+    done, _ = heard(folder, tmp_path / "out")
+    first, second = done.summary.sections[0].rows
+    text = (tmp_path / "out/RESULTS.md").read_text()
+    assert f"| 1. {first} |" in text
+    assert f"| 2. {second} |" in text
+    assert f'- ranked by "Avg": {first} (' in text

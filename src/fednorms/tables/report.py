@@ -10,7 +10,7 @@ from typing import Any
 
 from fednorms.runs.atomic import clear_errors, write_atomic
 from fednorms.tables.estimate import duration
-from fednorms.tables.summary import APART, MISS, Entry, Section, Summary, number, order_of, ours_of
+from fednorms.tables.summary import APART, MISS, Entry, Section, Summary, number, order_of, ours_of, winners_of
 
 NO_PICTURE = "no picture: matplotlib is missing; get it with `pip install 'fednorms[report]'`"
 
@@ -47,6 +47,8 @@ def markdown(summary: Summary) -> str:
     for section in shown:
         lines += [f"## {_escape(section.title)}", "", *_grid(section), ""]
         lines += [f"- † {_escape(column)}: {_escape(why)}" for column, why in section.apart.items()]
+        if section.setting.ranked:
+            lines.append(f"- {_sentence(winners_of(section))}")
         if section.order:
             lines.append(f"- {_sentence(order_of(section))}")
         lines += [*(f"- {_escape(line)}" for line in facts(section, table.selection)), ""]
@@ -64,8 +66,14 @@ def markdown(summary: Summary) -> str:
 
 def _grid(section: Section) -> list[str]:
     lines = [["", *map(_escape, section.columns)], ["---", *["---:"] * len(section.columns)]]
-    for name, row in section.rows.items():
-        lines.append([_escape(name), *(_cell(row[c], section, c) for c in section.columns)])
+    for place, (name, row) in enumerate(section.rows.items(), 1):
+        ran = bool(section.setting.ranked) and row[section.setting.ranked].ours is not None
+        lines.append(
+            [
+                f"{place}. {_escape(name)}" if ran else _escape(name),
+                *(_cell(row[c], section, c) for c in section.columns),
+            ]
+        )
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 

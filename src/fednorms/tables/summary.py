@@ -118,6 +118,7 @@ class Summary:
             widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
             lines += [section.title]
             lines += ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
+            lines += [winners_of(section)] if section.setting.ranked else []
             lines += [*([order_of(section)] if section.order else []), ""]
         return "\n".join([*lines, self.verdict])
 
@@ -181,6 +182,8 @@ def _section(table: Table, setting: Setting, found: Found) -> Section:
     entries = {
         row.name: {c: _entry(table, setting, row, c, found, c in apart) for c in setting.columns} for row in rows
     }
+    if setting.ranked:
+        entries = dict(sorted(entries.items(), key=lambda item: place(item[1][setting.ranked], setting)))
     main = main_column(setting, apart)
     return Section(setting, entries, records, main, order(entries, main, setting.selectors[main]), apart)
 
@@ -209,6 +212,12 @@ def _entry(table: Table, setting: Setting, row: Row, column: str, found: Found, 
     return Entry(ours, std, len(values), printed, verdict, diverged)
 
 
+def place(entry: Entry, setting: Setting) -> tuple[bool, float]:
+    """Where an entry stands in a ranking: the best first, what has no number last."""
+    best_is_low = setting.selectors[setting.ranked].less_is_better
+    return entry.ours is None, (entry.ours or 0.0) * (1 if best_is_low else -1)
+
+
 def main_column(setting: Setting, apart: Collection[str] = ()) -> str:
     """The column that ranks the rows: one called average or mean, else one that selects a mean, else the last.
 
@@ -232,6 +241,28 @@ def order(rows: dict[str, dict[str, Entry]], column: str, selector: Selector) ->
     if not pairs_of:
         return None
     return sum((p[0] - q[0]) * (p[1] - q[1]) > 0 for p, q in pairs_of), len(pairs_of)
+
+
+def winners_of(section: Section) -> str:
+    """What wins a ranked table, and where: the first three of the ranking, and the first of every other column."""
+    setting = section.setting
+    found = {column: _numbers(section, column) for column in setting.columns}
+    first = [
+        f"{name} ({number(ours, setting.selectors[setting.ranked])})" for name, ours in found[setting.ranked].items()
+    ]
+    others = {}
+    for column, selector in setting.selectors.items():
+        if column != setting.ranked and not selector.is_cost and found[column]:
+            best = (min if selector.less_is_better else max)(found[column].values())
+            others[column] = next(
+                f"{n} ({number(best, selector)})" for n, ours in found[column].items() if ours == best
+            )
+    elsewhere = "; ".join(f"{column}: {winner}" for column, winner in others.items())
+    return f'ranked by "{setting.ranked}": {", ".join(first[:3])}; first elsewhere: {elsewhere}'
+
+
+def _numbers(section: Section, column: str) -> dict[str, float]:
+    return {name: ours for name, row in section.rows.items() if (ours := row[column].ours) is not None}
 
 
 def order_of(section: Section) -> str:

@@ -69,6 +69,8 @@ class Setting(BaseModel):
     """Columns that are shown and never judged, and why."""
     store: list[Literal["curve", "model"]] = []
     """What is kept of every run beside its scores."""
+    ranked: str = ""
+    """The column by which rows are ranked, the best first (default: rows stand as in the file)."""
 
     @property
     def slug(self) -> str:
@@ -261,9 +263,11 @@ def _problems(table: Table) -> list[str]:
                 Selector.read(text)
             except BadInput as error:
                 problems.append(f'{place}column "{column}": {error}')
-        for column in setting.incomparable:
+        named = [("incomparable", c) for c in setting.incomparable]
+        named += [("ranked", setting.ranked)] if setting.ranked else []
+        for key, column in named:
             if column not in setting.columns:
-                problems.append(f'{place}incomparable: no column "{column}": {nearest(column, setting.columns)}')
+                problems.append(f'{place}{key}: no column "{column}": {nearest(column, setting.columns)}')
     for row in table.rows:
         place = f'row "{row.name}": '
         problems += [place + p for p in _not_of_a_run(row.recipe, "recipe", "method")]
