@@ -128,7 +128,9 @@ def enter(task: Task, carry: Carry, phase: Phase) -> None:
     moving = carry.params.pick(carry.active).detach()
     carry.velocity = _velocity(task, carry)
     carry.optimiser = Optimiser.fresh(task.training, moving, rate_of(carry.context, phase), task.like)
-    carry.optimiser.first_moment.update(carry.velocity.pick(carry.active).clone())
+    for name, moment in carry.optimiser.first_moment.items():
+        if name in carry.velocity:
+            moment.copy_(carry.velocity[name])
 
 
 def rate_of(context: Context, phase: Phase) -> float:

@@ -157,13 +157,13 @@ class Optimiser:
             self._adamw(names, w, grads)
             return
         velocity = [self.first_moment[k] for k in names] if self.training.momentum else []
-        if self.lr.dtype != torch.float32:  # the kernel below reads its rate in float32 only
+        if any(t.dtype != torch.float32 for t in (self.lr, *w)):  # the kernel below reads its rate in float32 only
             self._sgd(w, grads, velocity)
             return
-        # One pass over everything, in the order of memory: a gradient that lies differently is copied first.
+        # One pass over everything, in the order of memory: a gradient of another kind is copied first.
         torch._fused_sgd_(
             w,
-            [t if t.stride() == p.stride() else torch.empty_like(p).copy_(t) for p, t in zip(w, grads, strict=True)],
+            [t if _alike(p, t) else torch.empty_like(p).copy_(t) for p, t in zip(w, grads, strict=True)],
             velocity,
             weight_decay=self.training.weight_decay,
             momentum=self.training.momentum,
@@ -195,3 +195,7 @@ class Optimiser:
         torch._foreach_add_(root, eps)
         rate = self.lr / (1 - beta_1**self.updates)
         torch._foreach_sub_(w, torch._foreach_mul(torch._foreach_div(m, root), rate))
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.stride() == b.stride() and a.dtype == b.dtype

@@ -75,7 +75,10 @@ class Tree(dict[str, Tensor]):
         >>> float(Tree(w=torch.tensor([3.0, 4.0])).sqnorm())
         25.0
         """
-        return _SquaredNorm.apply(*self.values()) if self else torch.zeros(())
+        if not self or not all(t.is_floating_point() for t in self.values()):
+            return self.dot(self)
+        total: Tensor = _SquaredNorm.apply(*self.values())
+        return total
 
     def zeros(self) -> Tree:
         """The same names and shapes, all zero.
@@ -141,9 +144,13 @@ class _SquaredNorm(torch.autograd.Function):
 
     @staticmethod
     @override
-    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
-        ctx.save_for_backward(*tensors)
+    def forward(*tensors: Tensor) -> Tensor:
         return torch.stack(torch._foreach_norm(tensors)).square().sum()
+
+    @staticmethod
+    @override
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     @override

@@ -6,9 +6,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from fednorms.core import begin, broadcast, enter, initial_state
+from fednorms.data import Split
 from fednorms.errors import BadInput
+from fednorms.method import method
+from fednorms.net import Net
 from fednorms.part import Phase
+from fednorms.states import Client, ClientState, Task
 from fednorms.training import Optimiser, Training, batch_plan, clipped
 from fednorms.tree import Tree
 from tests.tiny import close, plan_of, play, tiny_data, tiny_net, tiny_task
@@ -90,10 +96,10 @@ def test_there_is_at_least_one_step_whatever_it_draws(n, size, draws):
 
 
 # -- the optimiser ----------------------------------------------------------------------------------------------
-def drive(settings, make, steps=7, clip=None):
+def drive(settings, make, steps=7, clip=None, dtype=torch.float64):
     """The same gradients through ours and torch's optimiser."""
     torch.manual_seed(0)
-    start = {"w": torch.randn(3, 4, dtype=torch.float64), "b": torch.randn(3, dtype=torch.float64)}
+    start = {"w": torch.randn(3, 4, dtype=dtype), "b": torch.randn(3, dtype=dtype)}
     ours = Tree(start).clone()
     theirs = {k: v.clone().requires_grad_() for k, v in start.items()}
     training = Training(**settings)
@@ -108,26 +114,47 @@ def drive(settings, make, steps=7, clip=None):
             g = clipped(g, clip)
         reference.step()
         optimiser.update(ours, g)
-    close(ours, {k: v.detach() for k, v in theirs.items()}, atol=1e-12)
+    close(ours, {k: v.detach() for k, v in theirs.items()}, atol=1e-12 if dtype == torch.float64 else 1e-6)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 @pytest.mark.parametrize("clip", [None, 0.5, 1e6])
-def test_sgd_is_torchs(momentum, decay, clip):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_sgd_is_torchs(momentum, decay, clip, dtype):
     settings = {"lr": 0.1, "momentum": momentum, "weight_decay": decay}
-    drive(settings, lambda p: torch.optim.SGD(p, **settings), clip=clip)
+    drive(settings, lambda p: torch.optim.SGD(p, **settings), clip=clip, dtype=dtype)
 
 
 def test_a_gradient_may_lie_differently_in_memory_than_its_weights():
     w = torch.arange(24.0).reshape(2, 3, 2, 2)
     g = torch.randn(2, 3, 2, 2)
     for weights, gradient in [(w, g.contiguous(memory_format=torch.channels_last)), (w.transpose(0, 3), g.mT)]:
-        gradient = gradient.reshape(weights.shape)
         params = Tree(w=weights.clone())
         want = params["w"] - 0.5 * gradient
         Optimiser.fresh(Training(lr=0.5), params, 0.5, w).update(params, Tree(w=gradient))
         torch.testing.assert_close(params["w"], want)
+
+
+def test_a_gradient_may_be_of_another_dtype_than_its_weights():
+    params = Tree(w=torch.ones(3))
+    Optimiser.fresh(Training(lr=0.5), params, 0.5, params["w"]).update(params, Tree(w=torch.ones(3).double()))
+    assert params["w"].tolist() == [0.5, 0.5, 0.5]
+
+
+def test_a_kept_velocity_may_lie_differently_in_memory_than_its_weights():
+    net = Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), method("fedavg"))
+    training = Training(lr=0.5, momentum=0.5, keep_momentum=True)
+    task = Task(net, training, 1, 0, 1, 8)
+    velocity = torch.arange(12.0).reshape(4, 3).T  # as it comes back from a disk, say
+    state = ClientState(1, Tree(), {}, Tree({"1.weight": velocity}))
+    client = Client("a", Split(torch.zeros(8, 1, 2, 2), torch.zeros(8, dtype=torch.long)), state)
+    carry, _ = begin(task, broadcast(task, initial_state(task)), client)
+    enter(task, carry, Phase(epochs=1))
+    before = carry.params["1.weight"].detach().clone()
+    with torch.no_grad():
+        carry.optimiser.update(carry.params, Tree({"1.weight": torch.zeros(3, 4)}))
+    torch.testing.assert_close(carry.params["1.weight"].detach(), before - 0.5 * 0.5 * velocity)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.05])

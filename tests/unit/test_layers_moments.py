@@ -23,6 +23,18 @@ def test_instance_moments_are_torchs_with_and_without_a_gradient(unbiased):
         torch.testing.assert_close(instance_moments(x, unbiased), (mean, var))
 
 
+def test_instance_moments_under_function_transforms_and_in_traces():
+    def total(x):
+        mean, var = instance_moments(x)
+        return (mean * var).sum()
+
+    (want,) = torch.autograd.grad(total(x := X.clone().requires_grad_()), x)
+    torch.testing.assert_close(torch.func.grad(total)(X), want)
+    torch.testing.assert_close(torch.vmap(torch.func.grad(total))(torch.stack([X, X])), torch.stack([want, want]))
+    traced = torch.jit.trace(total, x)
+    assert "PythonOp" not in str(traced.graph)
+
+
 def test_group_and_batch_moments_follow_from_instance_moments():
     var, mean = torch.var_mean(X.reshape(3, 2, -1), dim=2, correction=0)
     got = group_moments(*instance_moments(X), groups=2)

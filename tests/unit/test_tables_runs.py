@@ -13,7 +13,7 @@ import fednorms as fn
 from fednorms.errors import BadInput, RunFailed
 from fednorms.tables.observer import Observer
 from fednorms.tables.record import plain, same_run
-from fednorms.tables.summary import order, place, winners_of
+from fednorms.tables.summary import order, standing, winners_of
 from fednorms.tables.table import Printed
 from tests.tables import stored, table
 
@@ -254,24 +254,33 @@ def test_a_ranked_setting_has_its_best_row_first_and_says_what_wins(finished, sw
     *_, done, _ = finished
     section = done.summary.sections[0]
     numbers = {"FedAvg": (30.0, 80.0), "FedBN": (70.0, 60.0), "FedProx": (None, None), "FedWon": (40.0, 90.0)}
+    numbers |= {"FixBN": (75.0, 90.0)}  # of the seeds that did not diverge
     entry = section.rows["FedAvg"]["Avg"]
     rows = {
         name: {"Avg": replace(entry, ours=avg), "Clean": replace(entry, ours=clean)}
         for name, (avg, clean) in (reversed(numbers.items()) if swapped else numbers.items())
     }
+    rows["FixBN"]["Avg"] = replace(rows["FixBN"]["Avg"], diverged=2)
     setting = section.setting.model_copy(update={"ranked": "Avg"})
-    places = sorted(rows, key=lambda name: place(rows[name]["Avg"], setting))
-    assert places == ["FedBN", "FedWon", "FedAvg", "FedProx"]
+    places = sorted(rows, key=lambda name: standing(rows[name]["Avg"], setting))
+    assert places == ["FedBN", "FedWon", "FedAvg", "FixBN", "FedProx"]
     text = winners_of(replace(section, setting=setting, rows={name: rows[name] for name in places}))
-    assert text == 'ranked by "Avg": FedBN (70.0), FedWon (40.0), FedAvg (30.0); first elsewhere: Clean: FedWon (90.0)'
+    assert text.startswith('ranked by "Avg": FedBN (70.0), FedWon (40.0), FedAvg (30.0); ')
+    assert text.endswith("first elsewhere: Clean: FedWon and FixBN (90.0)")
 
 
 def test_a_ranked_table_numbers_the_rows_that_ran(finished, tmp_path):
     _, out, *_ = finished
     folder = table(tmp_path / "mini", change=('title = "Digits', 'ranked = "Avg"\ntitle = "Digits'))
     shutil.copytree(out, tmp_path / "out")
+    for row, mean in (("fedavg", 0.2), ("fedbn", 0.9)):  # the file has FedAvg first
+        path = tmp_path / f"out/results/shift/{row}/seed-0.json"
+        values = json.loads(path.read_text())
+        next(iter(values["last"].values()))["clients"]["accuracy"]["mean"] = mean
+        path.write_text(json.dumps(values))
     done, _ = heard(folder, tmp_path / "out")
     first, second = done.summary.sections[0].rows
+    assert (first, second) == ("FedBN", "FedAvg")
     text = (tmp_path / "out/RESULTS.md").read_text()
     assert f"| 1. {first} |" in text
     assert f"| 2. {second} |" in text

@@ -32,7 +32,7 @@ def test_the_best_value_on_validation_images_is_what_the_table_runs(searched):
     found = json.loads((out / "search/shift/fedbn.json").read_text())
     assert found["chosen"] == {"training.lr": 0.1}  # the others learn nothing
     assert found["grid"] == {"training.lr": [1e-9, 0.1, 1e-8]}
-    best = max(found["accuracy"], key=lambda entry: entry["mean"])
+    best = max(found["scores"], key=lambda entry: entry["mean"])
     assert best["values"] == found["chosen"]
     assert found["at_edge"] == ["training.lr"]  # the largest of them, wherever it stands
     result = json.loads((out / "results/shift/fedbn/seed-0.json").read_text())
@@ -93,7 +93,7 @@ def test_an_interrupted_search_goes_on_and_rows_wait_for_it(searched, tmp_path):
     assert done.ran == 2
     assert not (tmp_path / "out" / "results").exists()  # search=True stops before them
     one, two = (json.loads((o / "search/shift/fedbn.json").read_text()) for o in (whole, tmp_path / "out"))
-    assert one["accuracy"] == two["accuracy"]
+    assert one["scores"] == two["scores"]
 
 
 def test_a_choice_stored_beside_the_table_is_used(searched, tmp_path):

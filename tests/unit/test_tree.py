@@ -160,6 +160,13 @@ def test_gradients_flow_through_the_algebra():
     assert g.tolist() == [0.0, 2.0]
 
 
+def test_the_squared_norm_counts_integers_and_works_under_function_transforms():
+    tree = Tree(w=torch.tensor([1.0, 2.0]), n=torch.tensor(3))
+    assert float(tree.sqnorm()) == float(tree.dot(tree)) == 14.0
+    w = torch.randn(3)
+    torch.testing.assert_close(torch.func.grad(lambda w: Tree(w=w).sqnorm())(w), 2 * w)
+
+
 def test_the_squared_norm_has_first_and_second_derivatives():
     tensors = torch.randn(3, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)
     leaves = [t.requires_grad_() for t in tensors]

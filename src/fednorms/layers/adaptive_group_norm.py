@@ -166,9 +166,9 @@ class AdaptiveGroupNorm(nn.Module):
 
     def batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the batch branch, per channel."""
-        return self._batch(*instance_moments(x), positions=math.prod(x.shape[2:]))
+        return self._batch_from(*instance_moments(x), positions=math.prod(x.shape[2:]))
 
-    def _batch(self, mean: Tensor, var: Tensor, positions: int) -> tuple[Tensor, Tensor]:
+    def _batch_from(self, mean: Tensor, var: Tensor, positions: int) -> tuple[Tensor, Tensor]:
         if self.variant == "author":
             # The public code averages unbiased per-image variances and adds the spread of the per-image means;
             # where there is one position only, that variance is undefined and taken as 0.
@@ -181,7 +181,7 @@ class AdaptiveGroupNorm(nn.Module):
         positions = math.prod(x.shape[2:])
         mean, var = instance_moments(x)  # the others follow from these
         if self.training:
-            bn = self._batch(mean, var, positions)
+            bn = self._batch_from(mean, var, positions)
             with torch.no_grad():
                 for running, batch in zip((self.running_mean, self.running_var), bn, strict=True):
                     running.mul_(self.keep).add_(batch.detach().to(running.dtype), alpha=1 - self.keep)

@@ -57,7 +57,7 @@ def feature_augment(
         for value, v, draw in zip(pair, between, draws, strict=True)
     ]
     (mu, sigma), (beta, gamma) = pair, new
-    # Otherwise (x - 0) 1 + 0, which is x bit for bit.
+    # Otherwise (x - 0) 1 + 0, which equals x.
     return rescaled(x, *(torch.where(fires, v, idle) for v, idle in ((mu, 0.0), (gamma / sigma, 1.0), (beta, 0.0))))
 
 

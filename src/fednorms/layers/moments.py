@@ -49,7 +49,8 @@ def instance_moments(x: Tensor, unbiased: bool = False) -> tuple[Tensor, Tensor]
     """
     flat = widened(x).reshape(x.shape[0], x.shape[1], -1)
     correction = int(unbiased and flat.shape[2] > 1)
-    if flat.requires_grad and torch.is_grad_enabled():
+    watched = torch.jit.is_tracing() or torch.compiler.is_compiling()  # an exported model holds torch's own operations
+    if flat.requires_grad and torch.is_grad_enabled() and not watched:
         mean, var = _Moments.apply(flat, correction)
         return mean, var
     var, mean = torch.var_mean(flat, dim=2, correction=correction)
@@ -59,13 +60,20 @@ def instance_moments(x: Tensor, unbiased: bool = False) -> tuple[Tensor, Tensor]
 class _Moments(torch.autograd.Function):
     """Mean and variance over the last axis. Their gradient passes over the features twice, torch's own five times."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     @override
-    def forward(ctx: Any, flat: Tensor, correction: int) -> tuple[Tensor, Tensor]:
+    def forward(flat: Tensor, correction: int) -> tuple[Tensor, Tensor]:
         var, mean = torch.var_mean(flat, dim=2, correction=correction)
-        ctx.save_for_backward(flat, mean)
-        ctx.divisor = flat.shape[2] - correction
         return mean, var
+
+    @staticmethod
+    @override
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor, Tensor]) -> None:
+        flat, correction = inputs
+        ctx.save_for_backward(flat, output[0])
+        ctx.divisor = flat.shape[2] - correction
 
     @staticmethod
     @override
@@ -99,7 +107,7 @@ def group_moments(mean: Tensor, var: Tensor, groups: int) -> tuple[Tensor, Tenso
 
 
 def rescaled(x: Tensor, centre: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
-    """(x - centre) scale + shift for `x` (N, C, ...) and values of shape (C) or (N, C), in as few passes as it takes.
+    """(x - centre) scale + shift for `x` (N, C, ...) and values of shape (C) or (N, C): two passes over `x`.
 
     >>> rescaled(torch.tensor([[1.0, 4.0]]), torch.tensor([1.0, 2.0]), torch.tensor([[3.0, 3.0]]), torch.ones(2))
     tensor([[1., 7.]])

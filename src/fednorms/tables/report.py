@@ -66,14 +66,8 @@ def markdown(summary: Summary) -> str:
 
 def _grid(section: Section) -> list[str]:
     lines = [["", *map(_escape, section.columns)], ["---", *["---:"] * len(section.columns)]]
-    for place, (name, row) in enumerate(section.rows.items(), 1):
-        ran = bool(section.setting.ranked) and row[section.setting.ranked].ours is not None
-        lines.append(
-            [
-                f"{place}. {_escape(name)}" if ran else _escape(name),
-                *(_cell(row[c], section, c) for c in section.columns),
-            ]
-        )
+    for row, name in section.names.items():
+        lines.append([_escape(name), *(_cell(section.rows[row][c], section, c) for c in section.columns)])
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 

@@ -1,4 +1,4 @@
-"""Search: values that a paper leaves open, chosen by accuracy on validation images, never on test images."""
+"""Search: values that a paper leaves open, chosen by their score on validation images, never on test images."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class Search:
     path: Path
     runs: list[Values] = field(default_factory=list)
     about: Values = field(default_factory=dict)
+    metric: str = "accuracy"
 
     @property
     def points(self) -> list[Point]:
@@ -97,8 +98,9 @@ class Search:
             rows = [r for r in outcome.history if name in r["scores"] and (at is None or r["round"] == at["round"])]
             if not rows:
                 raise RunFailed(f"{self.setting.name} / {self.row.name}: a search without validation images")
-            metric = "balanced_accuracy" if recipe.metric == "balanced_accuracy" else "mean"
-            val = round(rows[-1]["scores"][name][metric], 6)
+            self.metric = recipe.metric
+            scores = rows[-1]["scores"][name]
+            val = round(scores["balanced_accuracy" if self.metric == "balanced_accuracy" else "mean"], 6)
         seconds = round(sum(r["seconds"] for r in outcome.history), 3)
         self.runs = [r for r in self.runs if (r["values"], r["seed"]) != (point, seed)]
         self.runs.append({"values": point, "seed": seed, "val": val, "seconds": seconds})
@@ -112,7 +114,8 @@ class Search:
             "status": "done" if self.chosen else "searching",
             "date": f"{datetime.now().astimezone():%Y-%m-%d}",
             "grid": self.row.search,
-            "accuracy": [{"values": p, "mean": None if m is None else round(m, 3)} for p, m in self.means],
+            "metric": self.metric,
+            "scores": [{"values": p, "mean": None if m is None else round(m, 3)} for p, m in self.means],
             "chosen": self.chosen,
             "at_edge": self.at_edge,
             "runs": self.runs,
@@ -128,8 +131,9 @@ class Search:
         tried = ", ".join(f"{shown(p)}: {'diverged' if m is None else f'{m:.1f} %'}" for p, m in self.means)
         edge = "; the chosen value lies at the edge of the grid" if self.at_edge else ""
         seeds = f"{len(self._seeds)} seed{'s' * (len(self._seeds) > 1)}"
+        metric = self.metric.replace("_", " ")
         return (
-            f"{self.row.name} ({self.setting.name}): {shown(self.chosen)} was chosen by accuracy on validation images "
+            f"{self.row.name} ({self.setting.name}): {shown(self.chosen)} was chosen by {metric} on validation images "
             f"({tried}; {seeds}){edge}."
         )
 
@@ -145,7 +149,7 @@ def open_search(shelf: Shelf, table: Table, setting: Setting, row: Row) -> Searc
         if values is None or values.get("grid") != row.search or not values["runs"]:
             continue
         if same_run(values["recipe"], search.recipe(values["recipe_of"], values["recipe"]["seed"])):
-            search.runs = values["runs"]
+            search.runs, search.metric = values["runs"], values["metric"]
             if search.chosen is not None or place == search.path:
                 return search
             search.runs = []

@@ -70,6 +70,13 @@ class Section:
         return self.setting.selectors
 
     @property
+    def names(self) -> dict[str, str]:
+        """What stands before each row: its name, and in a ranked table its place if it has a number."""
+        ranked = self.setting.ranked
+        numbered = {r: ranked and row[ranked].ours is not None for r, row in self.rows.items()}
+        return {r: f"{place}. {r}" if numbered[r] else r for place, r in enumerate(self.rows, 1)}
+
+    @property
     def entries(self) -> Iterator[Entry]:
         """All cells."""
         return (entry for row in self.rows.values() for entry in row.values())
@@ -112,8 +119,8 @@ class Summary:
                 continue
             table = [["", *section.columns]]
             table += [
-                [name, *(said(row[c], section.selectors[c]) for c in section.columns)]
-                for name, row in section.rows.items()
+                [name, *(said(section.rows[row][c], section.selectors[c]) for c in section.columns)]
+                for row, name in section.names.items()
             ]
             widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
             lines += [section.title]
@@ -137,6 +144,7 @@ class Summary:
                     "title": s.title,
                     "runs": len(s.records),
                     "main": s.main,
+                    "ranked": s.setting.ranked,
                     "order": None if s.order is None else {"same": s.order[0], "pairs": s.order[1]},
                     "not_comparable": s.apart,
                     "rows": {
@@ -183,7 +191,7 @@ def _section(table: Table, setting: Setting, found: Found) -> Section:
         row.name: {c: _entry(table, setting, row, c, found, c in apart) for c in setting.columns} for row in rows
     }
     if setting.ranked:
-        entries = dict(sorted(entries.items(), key=lambda item: place(item[1][setting.ranked], setting)))
+        entries = dict(sorted(entries.items(), key=lambda item: standing(item[1][setting.ranked], setting)))
     main = main_column(setting, apart)
     return Section(setting, entries, records, main, order(entries, main, setting.selectors[main]), apart)
 
@@ -212,14 +220,15 @@ def _entry(table: Table, setting: Setting, row: Row, column: str, found: Found, 
     return Entry(ours, std, len(values), printed, verdict, diverged)
 
 
-def place(entry: Entry, setting: Setting) -> tuple[bool, float]:
-    """Where an entry stands in a ranking: the best first, what has no number last."""
+def standing(entry: Entry, setting: Setting) -> tuple[bool, bool, float]:
+    """Where an entry stands in a ranking: the best first, rows of which a seed diverged behind, those without last."""
     best_is_low = setting.selectors[setting.ranked].less_is_better
-    return entry.ours is None, (entry.ours or 0.0) * (1 if best_is_low else -1)
+    return entry.ours is None, entry.diverged > 0, (entry.ours or 0.0) * (1 if best_is_low else -1)
 
 
 def main_column(setting: Setting, apart: Collection[str] = ()) -> str:
-    """The column that ranks the rows: one called average or mean, else one that selects a mean, else the last.
+    """The column on which the order of rows is compared with print: one called average or mean, else one that selects
+    a mean, else the last.
 
     Columns that are not comparable (`apart`) come into question only if no other does.
 
@@ -254,11 +263,11 @@ def winners_of(section: Section) -> str:
     for column, selector in setting.selectors.items():
         if column != setting.ranked and not selector.is_cost and found[column]:
             best = (min if selector.less_is_better else max)(found[column].values())
-            others[column] = next(
-                f"{n} ({number(best, selector)})" for n, ours in found[column].items() if ours == best
-            )
-    elsewhere = "; ".join(f"{column}: {winner}" for column, winner in others.items())
-    return f'ranked by "{setting.ranked}": {", ".join(first[:3])}; first elsewhere: {elsewhere}'
+            shown = number(best, selector)
+            equals = [name for name, ours in found[column].items() if number(ours, selector) == shown]
+            others[column] = f"{' and '.join(equals)} ({shown})"
+    elsewhere = "; first elsewhere: " * bool(others) + "; ".join(f"{c}: {winner}" for c, winner in others.items())
+    return f'ranked by "{setting.ranked}": {", ".join(first[:3]) or "no row has a number"}{elsewhere}'
 
 
 def _numbers(section: Section, column: str) -> dict[str, float]:
