@@ -23,6 +23,7 @@ def test_instance_moments_are_torchs_with_and_without_a_gradient(unbiased):
         torch.testing.assert_close(instance_moments(x, unbiased), (mean, var))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace", "ignore:Converting a tensor")
 def test_instance_moments_under_function_transforms_and_in_traces():
     def total(x):
         mean, var = instance_moments(x)
