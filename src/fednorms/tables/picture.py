@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,8 @@ def figure(summary: Summary) -> Figure:
     widths = [0.95 * widest + 2.4, *([5.6] if curves else [])]
     fig = Figure(figsize=(max(sum(widths), 6.0), sum(heights) + 0.6), layout="constrained", facecolor="white")
     grid = fig.subplots(len(sections), len(widths), squeeze=False, height_ratios=heights, width_ratios=widths)
-    fig.suptitle(summary.table.heading, fontsize=12, fontweight="bold", wrap=True)
+    heading = textwrap.fill(summary.table.heading, int(9.5 * fig.get_figwidth()))  # letters to the inch, roughly
+    fig.suptitle(heading, fontsize=12, fontweight="bold")
     for section, axes in zip(sections, grid, strict=True):
         _heat_map(axes[0], section)
         if len(widths) > 1:
