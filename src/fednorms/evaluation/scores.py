@@ -73,6 +73,15 @@ class SiteScore:
         return {**vars(self), "recall": [None if math.isnan(r) else r for r in self.recall]}
 
 
+def judged_by(metric: str) -> str:
+    """The entry of `Scores` by which runs with a recipe's metric are compared.
+
+    >>> judged_by("accuracy"), judged_by("balanced_accuracy")
+    ('mean', 'balanced_accuracy')
+    """
+    return "balanced_accuracy" if metric == "balanced_accuracy" else "mean"
+
+
 @dataclass(frozen=True)
 class Scores:
     """Scores on all sites, and which model (`mode`) and which statistics they belong to.

@@ -53,7 +53,7 @@ def feature_augment(
     True
     """
     new = [
-        value + draw * ((1 + channel_factors(v)) * (_variance(value, 0) + EPS)).sqrt()
+        value + draw * ((1 + channel_factors(v)) * (_variance(value) + EPS)).sqrt()
         for value, v, draw in zip(pair, between, draws, strict=True)
     ]
     (mu, sigma), (beta, gamma) = pair, new
@@ -61,9 +61,9 @@ def feature_augment(
     return rescaled(x, *(torch.where(fires, v, idle) for v, idle in ((mu, 0.0), (gamma / sigma, 1.0), (beta, 0.0))))
 
 
-def _variance(x: Tensor, axis: int) -> Tensor:
+def _variance(x: Tensor) -> Tensor:
     # The unbiased variance of a single value is not a number; here it is 0.
-    return x.var(axis) if x.shape[axis] > 1 else torch.zeros_like(x.sum(axis))
+    return x.var(0) if len(x) > 1 else torch.zeros_like(x.sum(0))
 
 
 class FeatureAugment(nn.Module):

@@ -18,7 +18,7 @@ from fednorms.engines.devices import numerics
 from fednorms.engines.loop import Trained, repeatable
 from fednorms.engines.store import ClientStore
 from fednorms.errors import BadInput
-from fednorms.evaluation.scores import Scores, SiteScore
+from fednorms.evaluation.scores import Scores, SiteScore, judged_by
 from fednorms.method import Method
 from fednorms.part import Part
 from fednorms.runs.checkpoint import load, save, save_best
@@ -227,7 +227,7 @@ def play(session: Session, directory: RunDirectory | None, callback: Callback | 
             "seconds": time.perf_counter() - started,
         }
         val = scores.get(f"{session.headline}/val")
-        reached = None if val is None else val.balanced_accuracy if recipe.metric == "balanced_accuracy" else val.mean
+        reached = None if val is None else float(getattr(val, judged_by(recipe.metric)))
         better = reached is not None and (best is None or reached > best["val"])
         if better:
             best = {"round": state.round, "val": reached}

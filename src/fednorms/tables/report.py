@@ -48,9 +48,9 @@ def markdown(summary: Summary) -> str:
         lines += [f"## {_escape(section.title)}", "", *_grid(section), ""]
         lines += [f"- † {_escape(column)}: {_escape(why)}" for column, why in section.apart.items()]
         if section.setting.ranked:
-            lines.append(f"- {_sentence(winners_of(section))}")
+            lines.append(f"- {_escape(winners_of(section))}")
         if section.order:
-            lines.append(f"- {_sentence(order_of(section))}")
+            lines.append(f"- {_escape(order_of(section))}")
         lines += [*(f"- {_escape(line)}" for line in facts(section, table.selection)), ""]
     missing = [section.title for section in summary.sections if not section.records]
     if missing:
@@ -157,10 +157,6 @@ def _all(records: Sequence[dict[str, Any]], key: str) -> str:
 
 def _range(values: Sequence[object]) -> str:
     return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
-
-
-def _sentence(text: str) -> str:
-    return _escape(text)
 
 
 def _escape(text: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fednorms.data.readers import READERS
 from fednorms.errors import RunFailed
+from fednorms.evaluation.scores import judged_by
 from fednorms.runs.cells import Outcome
 from fednorms.runs.compare import slug
 from fednorms.runs.recipe import Recipe
@@ -99,8 +100,7 @@ class Search:
             if not rows:
                 raise RunFailed(f"{self.setting.name} / {self.row.name}: a search without validation images")
             self.metric = recipe.metric
-            scores = rows[-1]["scores"][name]
-            val = round(scores["balanced_accuracy" if self.metric == "balanced_accuracy" else "mean"], 6)
+            val = round(rows[-1]["scores"][name][judged_by(self.metric)], 6)
         seconds = round(sum(r["seconds"] for r in outcome.history), 3)
         self.runs = [r for r in self.runs if (r["values"], r["seed"]) != (point, seed)]
         self.runs.append({"values": point, "seed": seed, "val": val, "seconds": seconds})
