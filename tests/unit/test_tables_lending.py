@@ -51,5 +51,9 @@ def test_a_curve_needs_the_score_of_every_round(tmp_path):
     reproduce(one, settings=["shift"], only=["FedAvg"], out=tmp_path / "out" / "one", device="cpu")
     again = reproduce(curve, settings=["shift"], only=["FedAvg"], out=tmp_path / "out" / "two", device="cpu")
     assert again.ran == 1
+    sparse = "\nrecipe.evaluate_every = 2\n"
+    rare = table(tmp_path / "rare", store=('name = "shift"\n', f'name = "shift"\nstore = ["curve"]{sparse}'))
+    other = reproduce(rare, settings=["shift"], only=["FedAvg"], out=tmp_path / "out" / "rare", device="cpu")
+    assert other.ran == 1  # a curve of other rounds is another curve
     third = reproduce(one, settings=["shift"], only=["FedAvg"], out=tmp_path / "out" / "three", device="cpu")
     assert third.ran == 0

@@ -228,8 +228,9 @@ def test_models_and_curves_are_kept_where_a_setting_asks_for_them(tmp_path):
     heard(folder, out, only=["FedAvg"])
     values = json.loads((out / "results/shift/fedavg/seed-0.json").read_text())
     curve = values["curve"][values["headline"]]
-    assert [t for t, _ in curve] == [1, 2]
-    assert curve[-1][1] == values["last"][values["headline"]]["clients"]["accuracy"]["mean"]
+    assert [t for t, *_ in curve] == [1, 2]
+    last = values["last"][values["headline"]]["clients"]["accuracy"]
+    assert curve[-1][1:] == [last["mean"], last["pooled"]]
     run = fn.open_run(out / "runs/shift/fedavg/seed-0", which="last")
     assert run is not None
     assert (out / "results.png").exists()

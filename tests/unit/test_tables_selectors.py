@@ -42,7 +42,7 @@ def row(t, by, val, seconds):
 
 @pytest.fixture
 def run():
-    history = [row(1, -0.2, 0.3, 9.0), row(2, -0.1, 0.8, 1.0), row(3, 0.0, 0.7, 2.0)]
+    history = [row(1, -0.2, 0.3, 9.0), row(2, -0.1, 0.8, 1.0), row(3, 0.1, 0.2, 2.0), row(4, 0.0, 0.7, 2.0)]
     best = {"round": 2, "val": 0.8}
     outcome = Outcome("x", 0, 0.1, "global/global", history, best=best)
     return record(outcome, Recipe(), DOMAINS, curve=True, about={})
@@ -72,6 +72,10 @@ def run():
         ("bytes", 200.0),
         ("rounds-to:0.6", 2.0),
         ("rounds-to:0.95", None),
+        ("peak:mean", 80.0),
+        ("peak:pooled", 100 * (0.9 * 10 + 0.7 * 30 + 0.5 * 60) / 100 + 10),
+        ("peak:mean@unseen", 35.0),
+        ("peak:mean@adapted", None),
         ("domain:c", None),  # not among the clients
         ("mean@adapted", None),
         ("mean@global/batch", None),
@@ -88,6 +92,13 @@ def test_the_best_validation_round_is_reported_when_the_table_says_so(run):
     assert run["best"]["round"] == 2
     without = run | {"best": None}
     assert Selector.read("mean").value(without, "best-val") == pytest.approx(70.0)
+
+
+def test_the_highest_pooled_accuracy_is_unknown_where_a_file_kept_means_only(run):
+    old = run | {"curve": {mode: [point[:2] for point in curve] for mode, curve in run["curve"].items()}}
+    assert Selector.read("peak:pooled").value(old) is None
+    assert Selector.read("peak:mean").value(old) == pytest.approx(80.0)
+    assert Selector.read("rounds-to:0.6").value(old) == 2.0
 
 
 def test_many_sites_are_kept_as_domains_only():
@@ -111,6 +122,10 @@ def test_many_sites_are_kept_as_domains_only():
         ("mean:a", "takes no name"),
         ("rounds-to:80", "between 0 and 1"),
         ("balanced seconds", "no balanced form"),
+        ("peak:", 'as in "peak:mean"'),
+        ("peak:worst", "peak:pooled"),
+        ("peak:mean,pooled", "takes one name"),
+        ("balanced peak:mean", "no balanced form"),
         ("balanced pooled", "no balanced form"),
         ("seconds@global", "behind @"),
         ("mean@", "behind @"),

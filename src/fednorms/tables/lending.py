@@ -27,12 +27,12 @@ class Neighbours:
                 key = int(values["recipe"]["seed"]), str(values["recipe"]["method"])
                 self.known.setdefault(key, []).append(values)
 
-    def lend(self, recipe: Recipe, *, curve: bool, every_round: bool, about: Mapping[str, Any]) -> Values | None:
+    def lend(self, recipe: Recipe, *, curve: bool, same_tests: bool, about: Mapping[str, Any]) -> Values | None:
         """A neighbour's record of this run under the name `about` gives it, None if nobody has it."""
         for values in self.known.get((recipe.seed, recipe.method), []):
             stored = values["recipe"]
             same = stored["fingerprint"] == recipe.fingerprint and same_run(stored, recipe)
-            whole = not every_round or stored["evaluate_every"] == recipe.evaluate_every
+            whole = not same_tests or stored["evaluate_every"] == recipe.evaluate_every
             if same and whole and (not curve or "curve" in values or values["status"] == "diverged"):
                 origin = " / ".join(str(values[k]) for k in ("table", "setting", "row"))
                 return {**values, **about, "from": values.get("from", origin)}

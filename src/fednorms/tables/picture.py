@@ -80,7 +80,7 @@ def _curves(section: Section) -> dict[str, dict[int, float]]:
     """Mean accuracy over seeds after each tested round, by row, in the method's headline mode."""
     points: dict[str, dict[int, list[float]]] = {}
     for record in section.records:
-        for t, mean in record.get("curve", {}).get(record.get("headline", ""), []):
+        for t, mean, *_ in record.get("curve", {}).get(record.get("headline", ""), []):
             if mean is not None:
                 points.setdefault(record["row"], {}).setdefault(int(t), []).append(100 * mean)
     return {row: {t: fmean(v) for t, v in sorted(curve.items())} for row, curve in points.items()}

@@ -111,7 +111,8 @@ def found_in(shelf: Shelf, table: Table, chosen: Mapping[tuple[str, str], Mappin
             recipe = None
             if not row.search or key in chosen:
                 recipe = recipe_for(table, setting, row, int(values["recipe"]["seed"]), chosen.get(key, {}))
-            if recipe is None or not same_run(values["recipe"], recipe) or _tested_too_rarely(table, values, recipe):
+            tests = counts_tests(table, setting)
+            if recipe is None or not same_run(values["recipe"], recipe) or (tests and _other_tests(values, recipe)):
                 found.stale.append(f"{setting.slug}/{row.slug}/{file.name}")
             elif values["status"] == "failed":
                 found.failed.setdefault(key, []).append(values)
@@ -122,8 +123,13 @@ def found_in(shelf: Shelf, table: Table, chosen: Mapping[tuple[str, str], Mappin
     return found
 
 
-def _tested_too_rarely(table: Table, values: Values, recipe: Recipe) -> bool:
-    return table.selection == "best-val" and values["recipe"]["evaluate_every"] != recipe.evaluate_every
+def counts_tests(table: Table, setting: Setting) -> bool:
+    """Whether it matters after which rounds a run was tested: where one of them is chosen or all are shown."""
+    return table.selection == "best-val" or setting.keeps_curve
+
+
+def _other_tests(values: Values, recipe: Recipe) -> bool:
+    return bool(values["recipe"]["evaluate_every"] != recipe.evaluate_every)
 
 
 def pairs(table: Table, settings: Sequence[Setting] = (), rows: Sequence[Row] = ()) -> Iterator[tuple[Setting, Row]]:

@@ -63,9 +63,13 @@ def shortened(result: Result) -> list[Values]:
     """The rounds of a run with full scores in the last and the best-validation one, and means in the others."""
     full = {result.rounds, result.best["round"] if result.best else 0}
     return [
-        row if row["round"] in full else row | {"scores": {m: {"mean": s["mean"]} for m, s in row["scores"].items()}}
+        row if row["round"] in full else row | {"scores": {m: _averages(s) for m, s in row["scores"].items()}}
         for row in result.history
     ]
+
+
+def _averages(scores: Mapping[str, Any]) -> Values:
+    return {what: scores[what] for what in ("mean", "pooled")}
 
 
 def record(
@@ -148,7 +152,8 @@ def _curves(history: Sequence[Values]) -> Values:
     curves: Values = {}
     for row in history:
         for name, scores in row["scores"].items():
-            curves.setdefault(name.removesuffix("/test"), []).append([row["round"], _short(scores["mean"])])
+            point = [row["round"], *map(_short, _averages(scores).values())]
+            curves.setdefault(name.removesuffix("/test"), []).append(point)
     return curves
 
 

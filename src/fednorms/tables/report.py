@@ -94,6 +94,8 @@ def facts(section: Section, selection: str) -> list[str]:
         without = [r for r in records if r["status"] == "done" and not r.get("best")]
         rounds = "in the round with the best validation accuracy"
         rounds += " (in the last round where there are no validation images)" if without else ""
+    peaks = [f'"{column}"' for column, selector in section.selectors.items() if selector.kind == "peak"]
+    rounds += f"; {', '.join(peaks)}: in the best of the tested rounds, chosen by these images" if peaks else ""
     done = [r for r in records if r["status"] == "done"]
     total = sum(r["seconds"]["total"] for r in done)
     side = sorted({r["jobs"] for r in records})

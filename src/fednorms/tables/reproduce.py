@@ -17,7 +17,17 @@ from fednorms.tables.estimate import duration, estimate
 from fednorms.tables.folders import open_table
 from fednorms.tables.lending import Neighbours
 from fednorms.tables.observer import Observer
-from fednorms.tables.plan import Found, Job, Shelf, chosen_rows, chosen_settings, found_in, pairs, recipe_for
+from fednorms.tables.plan import (
+    Found,
+    Job,
+    Shelf,
+    chosen_rows,
+    chosen_settings,
+    counts_tests,
+    found_in,
+    pairs,
+    recipe_for,
+)
 from fednorms.tables.record import record, shortened, write_record
 from fednorms.tables.search import Point, Search, open_search, point_slug, shown, tree
 from fednorms.tables.sources import Source, check_columns, find_root, look, missing_data, needs
@@ -290,8 +300,8 @@ class _Work:
         if "model" in job.setting.store:
             return False
         about = {"table": self.table.name, "setting": job.setting.name, "row": job.row.name}
-        every_round, curve = self.table.selection == "best-val", job.setting.keeps_curve
-        values = neighbours.lend(job.recipe, curve=curve, every_round=every_round, about=about)
+        curve, same_tests = job.setting.keeps_curve, counts_tests(self.table, job.setting)
+        values = neighbours.lend(job.recipe, curve=curve, same_tests=same_tests, about=about)
         if values is not None:
             write_record(self.shelf.result(job.setting, job.row, job.seed), values)
         return values is not None

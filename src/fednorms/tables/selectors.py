@@ -12,7 +12,7 @@ from fednorms.evaluation.modes import Mode
 from fednorms.options import nearest
 
 _PLAIN = ("mean", "pooled", "domain-mean", "worst", "spread", "seconds", "bytes")
-_NAMED = ("domain", "domains", "site", "rounds-to")
+_NAMED = ("domain", "domains", "site", "rounds-to", "peak")
 _COSTS = ("seconds", "bytes", "rounds-to")  # neither accuracies nor judged
 
 Stored = Mapping[str, Any]
@@ -25,7 +25,9 @@ class Selector:
     `mean` (over clients), `pooled` (over test images), `domain:NAME` (over its test images), `domains:A,B` (mean over
     these domains), `domain-mean`, `site:NAME`, `worst` and `spread` (population standard deviation) over clients are
     accuracies in per cent, of the method's headline mode or of MODE. `seconds` (median per round), `bytes` (up and down
-    per client and round) and `rounds-to:0.8` (first round whose mean reaches 0.8) are plain numbers.
+    per client and round) and `rounds-to:0.8` (first round whose mean reaches 0.8) are plain numbers. `peak:mean` and
+    `peak:pooled` are the highest of all tested rounds: a choice by test images, only good to tell whether a printed
+    number was chosen that way.
 
     >>> Selector.read("balanced domains:amazon,webcam@unseen")
     Selector(kind='domains', names=('amazon', 'webcam'), balanced=True, mode='unseen')
@@ -50,14 +52,17 @@ class Selector:
         if kind not in (*_PLAIN, *_NAMED):
             wrong = nearest(kind, (*_PLAIN, *_NAMED))
         elif kind in _NAMED and not (rest and all(names)):
-            wrong = f'write what is meant behind a colon, as in "{kind}:{"0.8" if kind == "rounds-to" else "NAME"}"'
+            example = {"rounds-to": "0.8", "peak": "mean"}.get(kind, "NAME")
+            wrong = f'write what is meant behind a colon, as in "{kind}:{example}"'
         elif kind in _PLAIN and colon:
             wrong = f'"{kind}" takes no name'
-        elif kind in ("domain", "site", "rounds-to") and len(names) > 1:
+        elif kind in ("domain", "site", "rounds-to", "peak") and len(names) > 1:
             wrong = f'"{kind}" takes one name' + (': write "domains:..."' if kind == "domain" else "")
         elif kind == "rounds-to" and not _share(rest):
             wrong = "the accuracy to reach is a share between 0 and 1, as in rounds-to:0.8"
-        elif balanced and kind in (*_COSTS, "pooled"):
+        elif kind == "peak" and rest not in ("mean", "pooled"):
+            wrong = "the highest is known of the mean over clients and of all images: peak:mean, peak:pooled"
+        elif balanced and kind in (*_COSTS, "pooled", "peak"):
             wrong = f'"{kind}" has no balanced form'
         elif at and (not mode or kind in ("seconds", "bytes")):
             wrong = "behind @ stands an evaluation mode, of an accuracy"
@@ -70,7 +75,7 @@ class Selector:
     @property
     def needs_curve(self) -> bool:
         """Whether every round must be tested."""
-        return self.kind == "rounds-to"
+        return self.kind in ("rounds-to", "peak")
 
     @property
     def is_cost(self) -> bool:
@@ -90,6 +95,8 @@ class Selector:
             return _number(run["bytes"])
         if self.kind == "rounds-to":
             return self._rounds_to(run)
+        if self.kind == "peak":
+            return self._peak(run)
         best = run.get("best") if selection == "best-val" else None
         scores: Stored = best["scores"] if best else run["last"]
         found = scores.get(self._found(run, scores))
@@ -116,11 +123,20 @@ class Selector:
         names = list(domains) if self.kind == "domain-mean" else list(self.names)
         return _mean([domains[name][what] for name in names]) if all(n in domains for n in names) else None
 
+    def _curve(self, run: Stored) -> Sequence[Sequence[float | None]]:
+        """Round, mean over clients and (not in the oldest files) pooled accuracy of every tested round."""
+        curves: Stored = run.get("curve", {})
+        found: Sequence[Sequence[float | None]] = curves.get(self._found(run, curves), [])
+        return found
+
     def _rounds_to(self, run: Stored) -> float | None:
-        curves = run.get("curve", {})
-        curve = curves.get(self._found(run, curves), [])
         goal = float(self.names[0])
-        return next((float(t) for t, mean in curve if mean is not None and mean >= goal), None)
+        return next((_number(t) for t, mean, *_ in self._curve(run) if mean is not None and mean >= goal), None)
+
+    def _peak(self, run: Stored) -> float | None:
+        at = 1 if self.names[0] == "mean" else 2
+        shares = [point[at] for point in self._curve(run) if len(point) > at]
+        return max((100 * share for share in shares if share is not None), default=None)
 
     def missing(self, sites: Mapping[str, str]) -> list[str]:
         """Which of its names the sites (or their domains) do not have; for checks before anything runs."""
