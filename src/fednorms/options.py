@@ -71,6 +71,14 @@ def nearest(name: str, names: Iterable[str]) -> str:
     'did you mean "fedprox"? Known: fedbn, fedprox'
     """
     known = sorted(names)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f'did you mean "{close[0]}"? ' if close else ""
-    return f"{hint}Known: {', '.join(known)}"
+    return f"{closest(name, known)}Known: {', '.join(known)}"
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """The question alone, where the names are too many to show; empty if nothing is close.
+
+    >>> closest("fedprocs", ["fedprox", "fedbn"])
+    'did you mean "fedprox"? '
+    """
+    close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.5)
+    return f'did you mean "{close[0]}"? ' if close else ""

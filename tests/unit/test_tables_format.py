@@ -145,6 +145,6 @@ def test_the_example_of_the_documentation_is_a_table():
 def test_a_folder_without_a_table_and_a_name_that_nobody_knows(tmp_path):
     with pytest.raises(BadInput, match=r"has no table\.toml"):
         open_table(tmp_path)
-    with pytest.raises(BadInput, match='no table "fedwon-tabel-1"'):
+    with pytest.raises(BadInput, match='no table "fedwon-tabel-1": did you mean "fedwon-table-1"'):
         open_table("fedwon-tabel-1")
     assert open_table(table(tmp_path / "t", MINI) / "table.toml").label == "Mini"
