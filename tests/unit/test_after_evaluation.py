@@ -194,17 +194,6 @@ def test_no_evaluation_changes_the_server_or_a_client(text):
     assert all(evaluate(session, state, m).sites == s.sites for m, s in first.items())
 
 
-def test_batch_statistics_are_those_of_each_test_batch():
-    session, state = trained("fedavg")
-    site = session.federation.site("a")
-    module = copy.deepcopy(session.task.net.module)
-    module.load_state_dict(state.model)
-    with torch.no_grad():
-        logits = [module.train()((x.float() / 255 - 0.5) / 0.5) for x, _ in site.test.batches(4)]
-    right = torch.cat(logits).argmax(1) == site.test.y
-    assert evaluate(session, state, "global/batch").sites["a"].accuracy == right.double().mean()
-
-
 def test_batch_statistics_draw_no_gumbel_noise():
     session, state = trained("fednn")
     layer = session.task.net.module.norm1

@@ -71,7 +71,7 @@ def test_scores_are_those_of_the_loop(text):
 @pytest.mark.parametrize(
     ("text", "modes"),
     [
-        ("fedavg", ["global", "personal", "global/batch", "global/re-estimated"]),
+        ("fedavg", ["global", "personal", "global/batch", "global/batch:3", "global/re-estimated"]),
         ("fedbn", ["personal", "personal/batch", "personal/re-estimated"]),
         ("silobn", ["personal", "global/own", "global/batch"]),
         ("fedbabu", ["global", "adapted"]),

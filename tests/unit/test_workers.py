@@ -167,7 +167,7 @@ def test_without_shared_memory_letters_lie_in_the_temporary_directory(monkeypatc
 
 # -- workers against the loop ---------------------------------------------------------------------------------------
 CASES = {
-    "fedavg": ["global", "global/batch", "unseen"],
+    "fedavg": ["global", "global/batch", "unseen/batch:3", "unseen"],
     "scaffold + fedbn": ["personal", "unseen"],
     "hbn": ["personal"],  # passes before training and before a test
     "fedrdn": ["global"],  # a pass before the first round

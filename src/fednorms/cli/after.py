@@ -26,7 +26,7 @@ class Evaluate:
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The run's directory."""
     modes: Annotated[list[str] | None, tyro.conf.arg(metavar="MODE [MODE ...]", help_behavior_hint="")] = None
-    """Which model and statistics, as "personal" or "global/batch"; without it, those of the recipe.
+    """Which model and statistics, as "personal", "global/batch" or "global/batch:32"; without it, those of the recipe.
 
     Models: global, personal, after_local, adapted, unseen. Statistics: global, own, batch, re-estimated."""
     which: Which = "last"

@@ -156,7 +156,7 @@ class Graphs(Loop):
     def score_sites(self, jobs: Sequence[tuple[Broadcast, Site]], split: str, mode: Mode) -> dict[str, SiteScore]:
         """Test a mode at sites; those that test the same tensors share batches."""
         exams, splits = self._exams(), [site.splits[split] for _, site in jobs]
-        pile = exams.pile(splits) if mode.statistics != "batch" else None
+        pile = exams.pile(splits) if mode.batch_size(self.task) is None else None
         if pile is None:
             return super().score_sites(jobs, split, mode)
         try:

@@ -15,6 +15,7 @@ from fednorms.errors import BadInput
 from fednorms.evaluation.scores import SiteScore, Tally
 from fednorms.evaluation.statistics import by_batch, re_estimated, statistics_names
 from fednorms.layers.norms import tests_by_batch
+from fednorms.noise import seed_of
 from fednorms.part import Route
 from fednorms.passes import LocalView, passes, prepare_test
 from fednorms.states import Broadcast, Client, ClientState, ServerState, Task, context_of
@@ -35,28 +36,38 @@ class Mode:
     - unseen: for sites that never trained: the server's model, with tensors that clients keep to themselves (FedBN's)
       averaged over the clients that trained.
 
-    Statistics: global (the server's running ones), own (the client's), batch (of each test batch), re-estimated (from
-    the site's own images, without labels). "auto" is what the method's model holds.
+    Statistics: global (the server's running ones), own (the client's), batch (of each test batch, as large as in
+    training; "batch:32": of 32 images), re-estimated (from the site's own images, without labels). "auto" is what the
+    method's model holds.
 
     >>> Mode.read("global/batch")
     Mode(model='global', statistics='batch')
     """
 
     model: Model
-    statistics: Statistics = "auto"
+    statistics: str = "auto"  # one of `Statistics`, or "batch:SIZE"
 
     @classmethod
     def read(cls, text: str) -> Mode:
         """Read a mode from its text form."""
         model, _, statistics = text.partition("/")
+        kind, sized, size = (statistics or "auto").partition(":")
         known = [m for m in get_args(Model) if m == model]
-        chosen = [s for s in get_args(Statistics) if s == (statistics or "auto")]
-        if not known or not chosen:
+        usable = kind == "batch" and size.isdecimal() and int(size) > 1  # one image has no variance
+        if not known or kind not in get_args(Statistics) or (sized and not usable):
             raise BadInput(
                 f'Unknown evaluation mode "{text}". Expected MODEL or MODEL/STATISTICS with MODEL one of '
-                f"{', '.join(get_args(Model))} and STATISTICS one of {', '.join(get_args(Statistics))}."
+                f"{', '.join(get_args(Model))} and STATISTICS one of {', '.join(get_args(Statistics))}, or batch:SIZE "
+                "with a size of at least 2, as in global/batch:32."
             )
-        return cls(known[0], chosen[0])
+        return cls(known[0], f"{kind}:{int(size)}" if sized else kind)
+
+    def batch_size(self, task: Task) -> int | None:
+        """How many test images are normalised together; None: a test uses stored statistics."""
+        kind, _, size = self.statistics.partition(":")
+        if kind != "batch":
+            return None
+        return int(size) if size else task.training.batch_size
 
     def resolved(self, task: Task) -> Mode:
         """With "auto" replaced by what the model holds, after checking that the method has such a model."""
@@ -88,7 +99,7 @@ class Mode:
         wrong = ""
         if self.model == "after_local" and statistics != "own":
             wrong = 'a model right after local training is tested with the statistics it has then: write "after_local"'
-        elif statistics in ("batch", "re-estimated") and not names:
+        elif statistics.partition(":")[0] in ("batch", "re-estimated") and not names:
             wrong = f'model "{net.name}" has no layer with stored statistics: write "{self.model}"'
         elif statistics == "own" and self.model == "unseen":
             wrong = 'a site that never trained has none of its own: write "unseen" or "unseen/re-estimated"'
@@ -187,6 +198,18 @@ def depends_on_batch(task: Task) -> bool:
     return any(tests_by_batch(m) for m in task.net.module.modules())
 
 
+def shuffled_rows(site: str, images: int) -> Tensor:
+    """The order in which a site's images are tested with batch statistics: a permutation hashed from name and number.
+
+    Many readers sort images by class, and statistics of one class are not those a model was trained with. The order
+    depends on neither round nor seed, so that scores stay comparable.
+
+    >>> shuffled_rows("clinic", 4).sort().values.tolist()
+    [0, 1, 2, 3]
+    """
+    return torch.randperm(images, generator=torch.Generator().manual_seed(seed_of("test order", site, images)))
+
+
 @torch.no_grad()
 def score_site(
     task: Task,
@@ -198,13 +221,21 @@ def score_site(
     mine: dict[str, Tree],
     mode: Mode,
 ) -> SiteScore:
-    """Test a model on a site's data. Batch statistics are those of batches of the training batch size."""
-    batch_mode = mode.statistics == "batch"
+    """Test a model on a site's data, in stored order; with batch statistics, in batches of `shuffled_rows`.
+
+    Of those, a last batch of one image is normalised with the stored statistics.
+    """
+    size = mode.batch_size(task)
+    batch_mode = size is not None
     context = context_of(task, sent.round, client, evaluating=True)
     tally = Tally(classes)
     # Where an image's answer depends on its batch, batches are the same on every device.
     large = 256 if task.like.device.type == "cpu" or depends_on_batch(task) else 2048
-    for batch in data.batches(task.training.batch_size if batch_mode else large):
+    if size is None:
+        batches = data.batches(large)
+    else:
+        batches = data.stream(shuffled_rows(client.name, len(data)).to(data.y.device).split(size))
+    for batch in batches:
         alone = len(batch[1]) == 1 and task.needs_two
         x, y = prepare_test(task, batch, context, mine, sent)
         tensors = by_batch(task.net, model) if batch_mode else model

@@ -107,7 +107,7 @@ class Recipe(BaseModel):
     weights: str = ""
     """Start the model from this safetensors or torch file."""
     evaluate: list[str] = ["auto"]
-    """Evaluation modes, as "personal" or "global/batch"; auto: what the method is judged by."""
+    """Evaluation modes, as "personal", "global/batch" or "global/batch:32"; auto: what the method is judged by."""
     evaluate_every: int = Field(default=1, ge=1)
     """Test after every so many rounds (the last always)."""
     checkpoint_every: int = Field(default=1, ge=1)
