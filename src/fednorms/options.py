@@ -71,7 +71,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
     'did you mean "fedprox"? Known: fedbn, fedprox'
     """
     known = sorted(names)
-    return f"{closest(name, known)}Known: {', '.join(known)}"
+    shown = [f'"{other}"' if "," in other else other for other in known]
+    return f"{closest(name, known)}Known: {', '.join(shown)}"
 
 
 def closest(name: str, names: Iterable[str]) -> str:

@@ -9,7 +9,10 @@ import time
 
 import pytest
 
+import fednorms as fn
 from fednorms.cli import main
+from fednorms.cli.reproduce import _blocks
+from fednorms.tables.summary import said
 from tests.cli.conftest import fednorms, start
 from tests.tables import stored, table
 
@@ -39,7 +42,7 @@ def test_interrupted_and_continued_by_the_same_command(tmp_path):
     assert said.code == 0, said.err
     assert (out / "results/shift/fedavg/seed-0.json").read_bytes() == first
     assert "Digits that look different" in said.out
-    assert "of 2 cells within 3 points" in said.out
+    assert "of 2 printed cells within 3 points" in said.out
     assert 'setting "pictures" is skipped: it needs pacs' in said.err
     assert main([*map(str, command[:2]), "--out", str(tmp_path / "alone" / "out"), *command[4:], "--quiet"]) == 0
     assert stored(out) == stored(tmp_path / "alone" / "out")  # interrupted or not, one process or several
@@ -71,6 +74,17 @@ def test_a_failed_run_is_exit_code_1_and_the_table_still_comes(tmp_path, capsys)
     assert (tmp_path / "out" / "RESULTS.md").exists()
 
 
+def test_a_failed_run_of_a_search_is_exit_code_1(tmp_path, capsys):
+    broken = 'method = "fedbn"\nrecipe.class_weights = [1.0]\nsearch = { "training.lr" = [0.1, 0.2] }'
+    folder = table(tmp_path / "mini", change=('method = "fedbn"', broken))
+    args = ["reproduce", str(folder), "--out", str(tmp_path / "out"), "--device", "cpu", "--only", "FedBN"]
+    for more in ([], ["--search"]):
+        assert main([*args, *more]) == 1
+        said = capsys.readouterr()
+        assert "shift / FedBN, lr 0.1, seed 0 failed: " in said.out
+        assert "shift / FedBN, lr 0.2, seed 0 failed: " in said.out
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -81,7 +95,9 @@ def test_a_failed_run_is_exit_code_1_and_the_table_still_comes(tmp_path, capsys)
         (["TABLE", "--settings", "pictures"], "--data ROOT"),
         (["TABLE", "--data", "/no/such/folder"], "no such folder"),
         (["TABLE", "--device", "tpu"], "not available"),
-        (["TABLE", "--jobs", "0"], ">= 1"),
+        (["TABLE", "--jobs", "0"], "jobs must be an integer >= 1, got 0"),
+        (["TABLE", "--seeds", "0"], "seeds must be an integer >= 1, got 0"),
+        (["TABLE", "--seeds", "-1"], "seeds must be an integer >= 1, got -1"),
     ],
 )
 def test_a_mistake_is_exit_code_2_and_one_message(tmp_path, capsys, args, words):
@@ -115,3 +131,16 @@ def test_the_list_shows_every_table_and_what_has_run(tmp_path, capsys, monkeypat
     out = capsys.readouterr().out
     assert "own-table-11" in out
     assert "pacs" in out
+
+
+def test_a_table_wider_than_the_terminal_comes_in_blocks_with_the_rows_names(tmp_path):
+    folder = table(
+        tmp_path / "mini", width=('Avg = "mean"\n[settings.inc', 'Avg = "mean"\nWorst = "worst"\n[settings.inc')
+    )
+    found = fn.reproduce(folder, settings=["shift"], out=tmp_path / "out", device="cpu").summary.sections[0]
+    names = ["Clean", "Avg", "Worst"]
+    assert _blocks(found, 200) == [names]
+    assert _blocks(found, 10) == [[name] for name in names]  # never none
+    widest = max(len(said(row["Clean"], found.selectors["Clean"])) for row in found.rows.values())
+    second = max(len(said(row["Avg"], found.selectors["Avg"])) for row in found.rows.values())
+    assert _blocks(found, len("FedAvg") + 2 + widest + 2 + second) == [["Clean", "Avg"], ["Worst"]]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from fednorms.tables.reproduce import reproduce
 from tests.tables import table
+from tests.unit.test_tables_runs import Heard
 
 
 def results(folder):
@@ -36,6 +39,23 @@ def test_a_report_takes_over_and_runs_nothing(tmp_path):
     assert second.ran == 0
     assert [f.parent.name for f in results(tmp_path / "out" / "two")] == ["fedavg"]
     assert (tmp_path / "out" / "two" / "RESULTS.md").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"status": "done", "recipe": {}}', '{"status": "done", "recipe": []}', None]
+)
+def test_a_broken_file_of_another_table_is_named_and_left_out(tmp_path, text):
+    one, ears = table(tmp_path / "one"), Heard()
+    file = tmp_path / "out/one/results/shift/fedavg/seed-0.json"
+    if text is None:  # right, but for what the report needs
+        reproduce(one, only=["FedAvg"], out=tmp_path / "out" / "one", device="cpu")
+        text = json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != "data"})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    done = reproduce(one, only=["FedAvg"], out=tmp_path / "out" / "two", device="cpu", observer=ears)
+    assert (done.ran, done.failed) == (1, {})
+    name = file.relative_to(tmp_path / "out")
+    assert f"1 results of tables beside this one cannot be read: not taken over ({name})" in ears.said
 
 
 def test_another_recipe_is_not(tmp_path):

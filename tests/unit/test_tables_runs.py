@@ -96,7 +96,7 @@ def test_verdicts_in_markdown_and_csv(finished):
     row = next(r for r in lines if (r["row"], r["column"]) == ("FedAvg", "Avg"))
     assert float(row["difference"]) == pytest.approx(float(row["ours"]) - 100.0, abs=1e-3)
     text = (out / "RESULTS.md").read_text()
-    assert "1 of 2 cells within 3 points" in text
+    assert "1 of 2 printed cells within 3 points of print or better, 1 of them better by more than 3" in text
     assert "drawn by hand" in text
     assert "A note of the table." in text
     assert "Not run yet: pictures" in text
@@ -236,6 +236,76 @@ def test_models_and_curves_are_kept_where_a_setting_asks_for_them(tmp_path):
     assert (out / "results.png").exists()
 
 
+def judged(folder, tmp_path, *change_of):
+    """The report of a finished folder after its files were changed by functions of a record."""
+    out = tmp_path / "changed"
+    shutil.copytree(folder[1] / "results", out / "results")
+    for number, change in enumerate(change_of):
+        file = out / "results/shift/fedbn" / f"seed-{number}.json"
+        values = json.loads((folder[1] / "results/shift/fedbn/seed-0.json").read_text())
+        values["recipe"]["seed"] = values["seed"] = number
+        file.write_text(json.dumps(change(values)))
+    return heard(folder[0], out, report=True)[0].summary
+
+
+def test_a_seed_that_diverged_makes_a_miss_of_the_others_mean(finished, tmp_path):
+    alike = judged(finished, tmp_path / "a", lambda r: r, lambda r: r)
+    assert alike.sections[0].rows["FedBN"]["Avg"].verdict == "better"
+    lost = judged(finished, tmp_path / "b", lambda r: r, lambda r: r | {"status": "diverged"})
+    entry = lost.sections[0].rows["FedBN"]["Avg"]
+    assert (entry.verdict, entry.diverged, entry.seeds) == ("miss", 1, 1)
+
+
+def test_results_of_other_data_are_named_and_run_again(finished, tmp_path):
+    folder, *_ = finished
+    out = tmp_path / "out"
+    shutil.copytree(finished[1] / "results", out / "results")
+    file = out / "results/shift/fedbn/seed-0.json"
+    values = json.loads(file.read_text())
+    values["recipe"]["fingerprint"] = values["data"]["fingerprint"] = "0" * 32
+    file.write_text(json.dumps(values))
+    shown, ears = heard(folder, out, report=True)
+    assert shown.summary.foreign == ["shift/fedbn/seed-0.json"]
+    assert shown.summary.sections[0].rows["FedBN"]["Avg"].verdict == "missing"
+    assert any("1 results are of other data" in text for text in ears.said)
+    assert heard(folder, out)[0].ran == 1
+    assert heard(folder, out)[0].ran == 0
+
+
+def test_rows_and_columns_that_print_does_not_have_are_judged_and_not_counted(finished, tmp_path):
+    row = table(tmp_path / "row", change=('name = "FedBN"\n', 'name = "FedBN"\ncounts = false\n'))
+    column = table(tmp_path / "column", change=('title = "Digits that', 'derived = ["Avg"]\ntitle = "Digits that'))
+    beside = table(tmp_path / "beside", change=('title = "Digits that', 'counts = false\ntitle = "Digits that'))
+    counted = {}
+    for folder in (finished[0], row, column, beside):
+        out = tmp_path / "out" / folder.name
+        shutil.copytree(finished[1] / "results", out / "results")
+        summary = heard(folder, out, report=True)[0].summary
+        assert summary.sections[0].rows["FedBN"]["Avg"].verdict == "better"
+        counted[folder.name] = summary.score, summary.sections[0].order
+    assert counted["row"] == ((0, 1), None)
+    assert counted["column"][0] == counted["beside"][0] == (0, 0)
+    assert counted["column"][1] == counted[finished[0].name][1] is not None
+
+
+def test_what_has_not_run_stands_in_the_headline(finished, tmp_path):
+    shown = ("published.shift = { Clean = 2.0, Avg = 0.1 }", "published.pictures = { Avg = 80.0 }")
+    folder, out = table(tmp_path / "more", change=shown), tmp_path / "out"
+    shutil.copytree(finished[1] / "results", out / "results")
+    assert heard(folder, out, report=True)[0].summary.verdict == (
+        "0 of 1 printed cells within 3 points of print or better; 1 more have not run"
+    )
+
+
+def test_a_result_says_which_files_of_the_library_made_it(finished):
+    _, out, *_ = finished
+    values = json.loads((out / "results/shift/fedbn/seed-0.json").read_text())
+    assert len(values["sources"]) == 10
+    text = (out / "RESULTS.md").read_text()
+    assert f"(sources {values['sources']})" in text
+    assert "float32" in text
+
+
 def test_order_counts_pairs_of_rows_that_stand_as_printed(finished):
     *_, done, _ = finished
     section = done.summary.sections[0]
@@ -248,6 +318,8 @@ def test_order_counts_pairs_of_rows_that_stand_as_printed(finished):
     assert order(rows((1, 10), (2, 20), (3, 15)), "Avg", selector) == (2, 3)
     assert order(rows((1, 10), (1, 20)), "Avg", selector) is None
     assert order(rows((1, 10), (2, None), (3, 9)), "Avg", selector) == (0, 1)
+    lost = {"x": {"Avg": replace(entry, printed=Printed(2), ours=None, diverged=3)}}
+    assert order(rows((1, 10), (3, 30)) | lost, "Avg", selector) == (2, 3)  # a row that diverged stands last
 
 
 @pytest.mark.parametrize("swapped", [False, True])

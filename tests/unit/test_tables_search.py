@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 import fednorms as fn
+from fednorms.data.readers import READERS
 from fednorms.errors import BadInput
 from fednorms.runs.cells import Outcome
+from fednorms.runs.driver import execute
+from fednorms.tables import estimate
 from fednorms.tables.folders import open_table
+from fednorms.tables.listing import listed
 from fednorms.tables.plan import Shelf
-from fednorms.tables.search import open_search
+from fednorms.tables.reproduce import default_out
+from fednorms.tables.search import open_search, without_validation
 from tests.tables import table
 from tests.unit.test_tables_runs import Heard, heard
 
@@ -67,12 +73,97 @@ def test_a_search_ranks_by_the_metric_of_the_recipe(searched):
         assert search.means[0] == (point, pytest.approx(100 * by_metric))
 
 
-def test_a_finished_search_is_not_repeated_with_any_number_of_seeds(searched):
+def test_a_finished_search_is_not_repeated_with_any_number_of_seeds(searched, tmp_path):
     folder, out, *_ = searched
     before = (out / "search/shift/fedbn.json").read_bytes()
     done, _ = heard(folder, out, search=True, seeds=2)
     assert done.ran == 0
     assert (out / "search/shift/fedbn.json").read_bytes() == before
+    assert heard(folder, tmp_path / "out", search=True, seeds=2)[0].ran == 3  # nor does a new one have more
+
+
+def test_a_search_has_ended_when_every_value_has_every_seed_of_a_search(searched, tmp_path):
+    _, whole, *_ = searched
+    folder = table(tmp_path / "mini", a=('method = "fedbn"', GRID), b=("seeds = 1", "seeds = 1\nsearch_seeds = 2"))
+    shutil.copytree(whole / "search", tmp_path / "out/search")  # every value with seed 0
+    shown = open_table(folder)
+    search = open_search(Shelf(tmp_path / "out"), shown, shown.settings[0], shown.rows[1])
+    assert search.chosen is None
+    assert [seed for _, seed in search.missing] == [1, 1, 1]
+    done, _ = heard(folder, tmp_path / "out", search=True)
+    assert done.ran == 3
+    assert any("lr 0.1 was chosen" in text and "2 seeds" in text for text in done.summary.searches)
+    assert json.loads((tmp_path / "out/search/shift/fedbn.json").read_text())["chosen"] == {"training.lr": 0.1}
+
+
+def test_a_run_of_a_search_that_fails_is_recorded_and_tried_again(tmp_path):
+    broken = f"{GRID}\nrecipe.class_weights = [1.0]"
+    folder = table(tmp_path / "mini", change=('method = "fedbn"', broken))
+    done, ears = heard(folder, tmp_path / "out")
+    assert list(done.failed) == [f"shift / FedBN, lr {lr}, seed 0" for lr in ("1e-09", "0.1", "1e-08")]
+    assert done.summary.sections[0].rows["FedBN"]["Avg"].verdict == "failed"
+    assert done.summary.sections[0].rows["FedAvg"]["Avg"].ours is not None
+    text = (tmp_path / "out/RESULTS.md").read_text()
+    assert "FedBN (shift), seed 0 failed: in the search, lr 0.1: " in text
+    assert "the search of training.lr has not ended: 3 of its runs failed." in text
+    assert any("3 of its runs failed" in said for said in ears.said)
+    assert heard(folder, tmp_path / "out", search=True)[0].ran == 3
+    assert len(json.loads((tmp_path / "out/search/shift/fedbn.json").read_text())["failed"]) == 3
+
+
+def test_a_search_whose_failed_runs_succeed_forgets_them(tmp_path):
+    made = open_table(table(tmp_path / "mini", change=('method = "fedbn"', GRID)))
+    search = open_search(Shelf(tmp_path / "out"), made, made.settings[0], made.rows[1])
+    row = {"round": 1, "seconds": 1.0, "scores": {"personal/own/val": {"mean": 0.7}}}
+    for point in search.points:
+        recipe = search.recipe(point, 0).model_copy(update={"metric": "accuracy"})
+        search.add(point, 0, Outcome("", 0, 0.1, error="no memory", kind="RuntimeError"), recipe)
+        assert search.failed == [{"values": point, "seed": 0, "error": "no memory"}]
+        search.add(point, 0, Outcome("", 0, 0.1, "personal/own", [row]), recipe)
+        assert search.failed == []
+    assert search.ended
+
+
+def test_a_row_all_of_whose_values_diverge_stands_in_the_table_as_diverged(tmp_path, monkeypatch):
+    grid = 'method = "nonorm"\nsearch = { "training.lr" = [1e30, 1e31] }'
+    folder, out = table(tmp_path / "mini", change=('method = "fedbn"', grid)), tmp_path / "out"
+    done, _ = heard(folder, out, only=["FedBN"])
+    assert (done.ran, done.failed) == (2, {})
+    entry = done.summary.sections[0].rows["FedBN"]["Avg"]
+    assert (entry.verdict, entry.diverged) == ("miss", 1)
+    assert done.summary.score == (0, 1)
+    text = (out / "RESULTS.md").read_text()
+    assert "all values of the search diverged (lr 1e+30; lr 1e+31; 1 seed)" in text
+    assert "has not ended" not in text
+    assert "| FedBN | " in text
+    assert "diverged ✗<br>0.1" in text
+    assert json.loads((out / "search/shift/fedbn.json").read_text())["status"] == "diverged"
+    assert heard(folder, out, only=["FedBN"])[0].ran == 0
+    assert (out / "RESULTS.md").read_text() == text
+    whole, _ = heard(folder, out)  # beside a row that has runs
+    assert whole.ran == 1
+    assert whole.summary.score == (0, 2)
+
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(out, default_out(open_table(folder)))
+    assert listed(open_table(folder)).done == 2  # of four: nothing is left to run in this setting
+
+
+def test_the_time_of_a_search_is_measured_without_test_images(tmp_path, monkeypatch):
+    made = open_table(table(tmp_path / "mini", change=('method = "fedbn"', GRID)))
+    search = open_search(Shelf(tmp_path), made, made.settings[0], made.rows[1])
+    scores = set()
+
+    def watched(recipe, *, callback, **options):
+        def after_round(event):
+            scores.update(event.row["scores"])
+            callback(event)
+
+        return execute(recipe, callback=after_round, **options)
+
+    monkeypatch.setattr(estimate, "execute", watched)
+    assert estimate.measured(search.recipe(search.points[0], 0)) > 0
+    assert scores == {"personal/own/val"}
 
 
 def test_another_grid_or_recipe_starts_anew(searched, tmp_path):
@@ -109,8 +200,22 @@ def test_a_choice_stored_beside_the_table_is_used(searched, tmp_path):
 def test_without_validation_images_there_is_no_search(tmp_path):
     change = ("val = 0.1", "val = 0.0")
     folder = table(tmp_path / "mini", a=('method = "fedbn"', GRID), b=change)
-    with pytest.raises(BadInput, match=r'row "FedBN".*needs validation images'):
+    with pytest.raises(BadInput, match=r'row "FedBN".*needs validation images.*Give the setting data\.val above 0'):
         heard(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", [*READERS, "digits-shift", "pack:mine.fnpack"])
+def test_data_val_is_advised_to_those_who_take_it_only(tmp_path, name):
+    made = open_table(table(tmp_path / "mini"))
+    recipe = fn.Recipe.make({"federation": name})
+    said = str(without_validation(made.settings[0], made.rows[0], recipe))
+    try:
+        fn.federation(name, val=0.1, root=tmp_path / "nothing" if name in READERS else None)
+        refused = ""
+    except BadInput as error:
+        refused = str(error)
+    assert ("data.val" not in said) == ("no option 'val'" in refused or "packed already" in refused)
+    assert said.endswith("the row a value instead of a search.")
 
 
 def digits(root, images=1500):

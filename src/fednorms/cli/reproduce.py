@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from rich.cells import cell_len
 from rich.text import Text
 
 from fednorms.cli.output import grid, print_json, stdout
@@ -18,7 +19,7 @@ from fednorms.runs.cells import CellEvent
 from fednorms.tables.observer import Observer
 from fednorms.tables.reproduce import Reproduction
 from fednorms.tables.reproduce import reproduce as run_table
-from fednorms.tables.summary import MISS, Section, order_of, said
+from fednorms.tables.summary import MISS, Section, order_of, said, winners_of
 
 
 @dataclass
@@ -36,8 +37,8 @@ class Reproduce:
         tyro.conf.UseAppendAction[list[Path]], tyro.conf.arg(metavar="ROOT", help_behavior_hint="(repeatable)")
     ] = field(default_factory=list)
     """Folder of a data set, or of several; settings whose data are missing are skipped."""
-    seeds: Annotated[int, tyro.conf.arg(help_behavior_hint="(default: the table's, mostly 3)")] = 0
-    """How many seeds: 0, 1, 2, ..."""
+    seeds: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: the table's, mostly 3)")] = None
+    """How many seeds: 0, 1, 2, ... (a search on validation images has its own, `search_seeds` of the table)."""
     only: Annotated[list[str], tyro.conf.arg(metavar="ROW [ROW ...]", help_behavior_hint="")] = field(
         default_factory=list
     )
@@ -76,7 +77,7 @@ def reproduce(args: Sequence[str]) -> int:
     done = run_table(
         given.name,
         given.data,
-        seeds=given.seeds or None,
+        seeds=given.seeds,
         only=given.only,
         settings=given.settings,
         out=given.out,
@@ -125,7 +126,10 @@ def show(done: Reproduction) -> None:
     for section in summary.sections:
         if section.records:
             console.print(section.title, style="bold", markup=False)
-            console.print(grid(["", *section.columns], _rows(section), numbers_from=1))
+            for columns in _blocks(section, console.width):
+                console.print(grid(["", *columns], _rows(section, columns), numbers_from=1))
+            if section.setting.ranked:
+                console.print(winners_of(section), markup=False, soft_wrap=True)
             for column, why in section.apart.items():
                 console.print(f"† {column}: {why}", markup=False, soft_wrap=True)
             if section.order:
@@ -140,15 +144,28 @@ def show(done: Reproduction) -> None:
         console.print("written: " + ", ".join(map(str, done.files)), markup=False, soft_wrap=True)
 
 
-def _rows(section: Section) -> list[list[str | Text]]:
+def _rows(section: Section, columns: Sequence[str]) -> list[list[str | Text]]:
     rows: list[list[str | Text]] = []
-    for name, row in section.rows.items():
-        cells = [
-            Text(said(entry, section.selectors[c]), style="red" if entry.verdict == MISS else "")
-            for c, entry in row.items()
-        ]
+    for row, name in section.names.items():
+        entries = [(section.rows[row][column], section.selectors[column]) for column in columns]
+        cells = [Text(said(e, selector), style="red" if e.verdict == MISS else "") for e, selector in entries]
         rows.append([name, *cells])
     return rows
+
+
+def _blocks(section: Section, width: int) -> list[list[str]]:
+    """The columns in blocks as wide as the terminal, so that every one stands whole beside the rows' names."""
+    taken = names = max(map(cell_len, section.names.values()), default=0)
+    blocks: list[list[str]] = [[]]
+    for column in section.columns:
+        cells = [said(row[column], section.selectors[column]) for row in section.rows.values()]
+        needed = 2 + max(map(cell_len, [column, *cells]))
+        if blocks[-1] and taken + needed > width:
+            blocks.append([])
+            taken = names
+        blocks[-1].append(column)
+        taken += needed
+    return blocks
 
 
 def _list(output: Output) -> int:

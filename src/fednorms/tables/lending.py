@@ -6,30 +6,49 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fednorms.errors import RunFailed
 from fednorms.runs.recipe import Recipe
+from fednorms.tables.observer import Observer
 from fednorms.tables.record import Values, read_record, same_run
+
+# What the report of a table that takes over a run reads of it.
+_NEEDED = {"table", "setting", "row", "status", "recipe", "hardware", "jobs", "data", "date", "version", "torch"}
+_OF_SCORES = {"headline", "last", "best", "bytes", "seconds"}
+_OF_RECIPE = {"seed", "method", "fingerprint", "evaluate_every"}
 
 
 class Neighbours:
     """The finished runs in the output folders beside one.
 
     A run is the same if its recipe and its data are; how often it was tested only matters to those who need every
-    round.
+    round. A file that cannot be read is another table's trouble: it is named and left out.
     """
 
-    def __init__(self, out: Path) -> None:
-        self.known: dict[tuple[int, str], list[Values]] = {}
-        for file in sorted(out.resolve().parent.glob("*/results/*/*/seed-*.json")):
+    def __init__(self, out: Path, observer: Observer) -> None:
+        self.known: dict[tuple[str, str], list[Values]] = {}  # by seed and method
+        broken: list[str] = []
+        beside = out.resolve().parent
+        for file in sorted(beside.glob("*/results/*/*/seed-*.json")):
             if file.is_relative_to(out.resolve()):
                 continue
-            values = read_record(file)
-            if values is not None and values["status"] in ("done", "diverged"):
-                key = int(values["recipe"]["seed"]), str(values["recipe"]["method"])
+            try:
+                values = read_record(file)
+            except RunFailed:
+                values = {}
+            if values is None:
+                continue
+            if not _whole(values):
+                broken.append(str(file.relative_to(beside)))
+            elif values["status"] in ("done", "diverged"):
+                key = str(values["recipe"]["seed"]), str(values["recipe"]["method"])
                 self.known.setdefault(key, []).append(values)
+        if broken:
+            some = ", ".join(broken[:3]) + (", ..." if len(broken) > 3 else "")
+            observer.say(f"{len(broken)} results of tables beside this one cannot be read: not taken over ({some})")
 
     def lend(self, recipe: Recipe, *, curve: bool, same_tests: bool, about: Mapping[str, Any]) -> Values | None:
         """A neighbour's record of this run under the name `about` gives it, None if nobody has it."""
-        for values in self.known.get((recipe.seed, recipe.method), []):
+        for values in self.known.get((str(recipe.seed), recipe.method), []):
             stored = values["recipe"]
             same = stored["fingerprint"] == recipe.fingerprint and same_run(stored, recipe)
             whole = not same_tests or stored["evaluate_every"] == recipe.evaluate_every
@@ -37,3 +56,9 @@ class Neighbours:
                 origin = " / ".join(str(values[k]) for k in ("table", "setting", "row"))
                 return {**values, **about, "from": values.get("from", origin)}
         return None
+
+
+def _whole(values: Values) -> bool:
+    """Whether a record has all that another table's report needs; `read_record` only asks for what every file has."""
+    needed = _NEEDED | _OF_SCORES if values.get("status") == "done" else _NEEDED
+    return needed <= set(values) and isinstance(values["recipe"], dict) and set(values["recipe"]) >= _OF_RECIPE

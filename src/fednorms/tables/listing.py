@@ -39,10 +39,11 @@ def listing() -> list[Listed]:
     >>> all(entry.done <= entry.runs for entry in listing())
     True
     """
-    return [_listed(open_table(home() / name)) for name in known()]
+    return [listed(open_table(home() / name)) for name in known()]
 
 
-def _listed(table: Table) -> Listed:
+def listed(table: Table) -> Listed:
+    """One table in the list."""
     data = list(dict.fromkeys(needs(setting, table) or "none" for setting in table.settings))
     runs = len(list(pairs(table))) * table.seeds
     done, where = 0, ""
@@ -55,7 +56,7 @@ def _listed(table: Table) -> Listed:
 
 def _finished(table: Table, out: Path) -> int:
     shelf = Shelf(out)
-    if not shelf.results.is_dir():
+    if not shelf.results.is_dir() and not shelf.searches.is_dir():
         return 0
     try:
         searches = {(s.name, r.name): open_search(shelf, table, s, r) for s, r in pairs(table) if r.search}
@@ -63,4 +64,5 @@ def _finished(table: Table, out: Path) -> int:
         found = found_in(shelf, table, chosen)
     except FednormsError:
         return 0  # broken files: reproducing the table says which
-    return sum(int(r["recipe"]["seed"]) < table.seeds for r in found.every)
+    diverged = sum(s.diverged for s in searches.values())  # whose rows have nothing to run
+    return diverged * table.seeds + sum(int(r["recipe"]["seed"]) < table.seeds for r in found.every)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
@@ -40,9 +40,14 @@ class Shelf:
         """The directory of a run while it lasts."""
         return self.out / "runs" / setting.slug / row.slug / f"seed-{seed}"
 
+    @property
+    def searches(self) -> Path:
+        """The searches."""
+        return self.out / "search"
+
     def search(self, setting: Setting, row: Row) -> Path:
         """The file of a search."""
-        return self.out / "search" / setting.slug / f"{row.slug}.json"
+        return self.searches / setting.slug / f"{row.slug}.json"
 
     def search_run(self, setting: Setting, row: Row, name: str) -> Path:
         """The directory of one run of a search while it lasts."""
@@ -86,7 +91,8 @@ class Found:
 
     done: dict[tuple[str, str], list[Values]] = field(default_factory=dict)  # by setting and row
     failed: dict[tuple[str, str], list[Values]] = field(default_factory=dict)
-    stale: list[str] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)  # of another recipe
+    foreign: list[str] = field(default_factory=list)  # of other data than those at hand
 
     def records(self, setting: Setting, row: Row) -> list[Values]:
         """The finished (also: diverged) runs of a row in a setting, by seed."""
@@ -98,8 +104,16 @@ class Found:
         return [record for records in self.done.values() for record in records]
 
 
-def found_in(shelf: Shelf, table: Table, chosen: Mapping[tuple[str, str], Mapping[str, Any]]) -> Found:
-    """Read the results of an output folder; those of another recipe than the table's are named and left out."""
+def found_in(
+    shelf: Shelf,
+    table: Table,
+    chosen: Mapping[tuple[str, str], Mapping[str, Any]],
+    fingerprint: Callable[[Setting, Recipe], str | None] = lambda setting, recipe: None,
+) -> Found:
+    """Read the results of an output folder; those of another recipe or of other data are named and left out.
+
+    `fingerprint` tells that of the data at hand, or None where they are not.
+    """
     found = Found()
     for setting, row in pairs(table):
         key = (setting.name, row.name)
@@ -114,6 +128,8 @@ def found_in(shelf: Shelf, table: Table, chosen: Mapping[tuple[str, str], Mappin
             tests = counts_tests(table, setting)
             if recipe is None or not same_run(values["recipe"], recipe) or (tests and _other_tests(values, recipe)):
                 found.stale.append(f"{setting.slug}/{row.slug}/{file.name}")
+            elif (here := fingerprint(setting, recipe)) and here != values["recipe"]["fingerprint"]:
+                found.foreign.append(f"{setting.slug}/{row.slug}/{file.name}")
             elif values["status"] == "failed":
                 found.failed.setdefault(key, []).append(values)
             elif setting.keeps_curve and values["status"] == "done" and "curve" not in values:

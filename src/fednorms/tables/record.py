@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
 import torch
 
+import fednorms
 from fednorms.errors import BadInput, RunFailed
 from fednorms.runs.atomic import clear_errors, write_atomic
 from fednorms.runs.cells import Outcome
@@ -28,6 +31,16 @@ _ADOPTED = {"data.augment", "loss", "class_weights", "metric"}
 _MACHINE |= {"evaluate_every"}  # who needs the score of every round asks for it beside
 
 Values = dict[str, Any]
+
+
+@cache
+def sources() -> str:
+    """A digest of the library's own files: between releases, many states of it have one version."""
+    package = Path(fednorms.__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(f"{file.relative_to(package).as_posix()}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:10]
 
 
 def same_run(stored: Mapping[str, Any], recipe: Recipe) -> bool:
@@ -84,6 +97,7 @@ def record(
         "status": status,
         "date": f"{datetime.now().astimezone():%Y-%m-%d}",
         "version": __version__,
+        "sources": sources(),
         "torch": torch.__version__.partition("+")[0],
     }
     if outcome.error:
@@ -173,6 +187,10 @@ def write_record(path: Path, values: Mapping[str, Any]) -> None:
     write_atomic(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
+def _names_its_run(recipe: object) -> bool:
+    return isinstance(recipe, dict) and {"seed", "fingerprint", "evaluate_every"} <= set(recipe)
+
+
 def read_record(path: Path) -> Values | None:
     """A record, None if there is none."""
     try:
@@ -181,6 +199,6 @@ def read_record(path: Path) -> Values | None:
         return None
     except (OSError, ValueError) as error:
         raise RunFailed(f"cannot read the result {path} ({error}): repair it, or remove it and run again") from error
-    if not isinstance(values, dict) or "status" not in values or "recipe" not in values:
+    if not isinstance(values, dict) or "status" not in values or not _names_its_run(values.get("recipe")):
         raise RunFailed(f"{path} is no result of a run: remove it and run again")
     return values

@@ -58,6 +58,8 @@ def markdown(summary: Summary) -> str:
     notes = [*table.notes, *summary.searches, *(_failure(r) for r in summary.failed)]
     if summary.stale:
         notes.append(f"{len(summary.stale)} results of another recipe than the table's now is are not used.")
+    if summary.foreign:
+        notes.append(f"{len(summary.foreign)} results of other data than those at hand are not used.")
     if notes:
         lines += ["## Notes", "", *(f"- {_escape(note)}" for note in notes), ""]
     lines.append(f"Made with `fednorms reproduce {table.name}`.")
@@ -102,9 +104,9 @@ def facts(section: Section, selection: str) -> list[str]:
     dates = sorted({r["date"] for r in records})
     return [
         *dict.fromkeys(data_line(r["data"]) for r in records),
-        f"seeds {', '.join(map(str, seeds))}; accuracy in per cent on test images, {rounds}",
+        f"seeds {', '.join(map(str, seeds))}{_division(records)}; accuracy in per cent on test images, {rounds}",
         "made " + _range(dates) + " on " + _all(records, "hardware") + f" ({_range(side)} at a time), fednorms "
-        f"{_all(records, 'version')}, torch {_all(records, 'torch')}",
+        f"{_all(records, 'version')}{_sources(records)}, torch {_all(records, 'torch')}, {_precision(records)}",
         f"{len(records)} runs took {duration(total)} in all"
         + (f", {duration(total / len(done))} each in the mean" if done else ""),
     ]
@@ -155,6 +157,23 @@ def _failure(record: dict[str, Any]) -> str:
 
 def _all(records: Sequence[dict[str, Any]], key: str) -> str:
     return " and ".join(dict.fromkeys(str(r[key]) for r in records))
+
+
+def _division(records: Sequence[dict[str, Any]]) -> str:
+    same = len({r["data"]["fingerprint"] for r in records}) == 1
+    return ", of training alone (clients hold the same images in all)" if same and len(records) > 1 else ""
+
+
+def _sources(records: Sequence[dict[str, Any]]) -> str:
+    """Which states of the library's files; results of before they were written down have none."""
+    known = [r for r in records if "sources" in r]
+    older = " and earlier" if known and len(known) < len(records) else ""
+    return f" (sources {_all(known, 'sources')}{older})" if known else ""
+
+
+def _precision(records: Sequence[dict[str, Any]]) -> str:
+    names = {"float32": "float32", "tf32": "float32 with TF32 products", "bfloat16": "bfloat16"}
+    return " and ".join(dict.fromkeys(names[r["recipe"]["precision"]] for r in records))
 
 
 def _range(values: Sequence[object]) -> str:

@@ -29,7 +29,16 @@ from fednorms.tables.plan import (
     recipe_for,
 )
 from fednorms.tables.record import record, shortened, write_record
-from fednorms.tables.search import Point, Search, open_search, point_slug, shown, tree
+from fednorms.tables.search import (
+    Point,
+    Search,
+    open_search,
+    point_slug,
+    shown,
+    tree,
+    with_searches,
+    without_validation,
+)
 from fednorms.tables.sources import Source, check_columns, find_root, look, missing_data, needs
 from fednorms.tables.summary import Summary, summarise
 from fednorms.tables.table import Row, Setting, Table
@@ -94,8 +103,9 @@ def reproduce(
     fednorms.errors.BadInput: no table "no-such-table": ...
     """
     table = open_table(name)
-    if jobs < 1 or (seeds is not None and seeds < 1):
-        raise BadInput(f"reproduce: jobs and seeds must be integers >= 1, got {jobs} and {seeds}.")
+    for what, number in (("jobs", jobs), ("seeds", table.seeds if seeds is None else seeds)):
+        if number < 1:
+            raise BadInput(f"reproduce: {what} must be an integer >= 1, got {number}.")
     given = [data] if isinstance(data, str | Path) else list(data)
     work = _Work(
         table=table,
@@ -153,7 +163,7 @@ class _Work:
         self.observer.say(self.table.heading)
         searches = self._searches()
         found = found_in(self.shelf, self.table, self._chosen(searches))
-        self._find_data(found)
+        self._find_data(with_searches(found, searches))
         if not report_only:
             self._run_searches(searches)
         if not search_only:
@@ -208,6 +218,12 @@ class _Work:
         adopted = here.adopting(source.protocol)
         return adopted.model_copy(update={"fingerprint": source.fingerprint})
 
+    def _fingerprint(self, setting: Setting, recipe: Recipe) -> str | None:
+        """That of the data at hand for a setting; None where they are not, or where nobody asked for it."""
+        if setting.name in self.skipped or all(setting.name != s.name for s in self.settings):
+            return None
+        return self._final(setting, recipe).fingerprint
+
     def _source(self, recipe: Recipe) -> Source:
         key = _key(recipe)
         if key not in self.sources:
@@ -223,15 +239,10 @@ class _Work:
             search = searches.get((setting.name, row.name))
             if search is None or setting.name in self.skipped:
                 continue
-            for point, seed in search.missing(self.seeds):
+            for point, seed in search.missing:
                 recipe = self._final(setting, search.recipe(point, seed))
                 if not self._source(recipe).validated:
-                    protocol = recipe.data.protocol or "its default protocol"
-                    raise BadInput(
-                        f'row "{row.name}", setting "{setting.name}": a search needs validation images, but '
-                        f"{recipe.federation} ({protocol}) has none. Give the setting data.val, or a protocol with "
-                        "validation images."
-                    )
+                    raise without_validation(setting, row, recipe)
                 search.about = self._about(setting, row, recipe)
                 path = self.shelf.search_run(setting, row, point_slug(point, seed))
                 label = f"{setting.name} / {row.name}, {shown(point)}"
@@ -242,30 +253,37 @@ class _Work:
         def keep(cell: Cell, outcome: Outcome) -> bool:
             search, point = doing[cell.label, cell.recipe.seed]
             search.add(point, cell.recipe.seed, outcome, cell.recipe)
-            return not outcome.error or outcome.kind == "Diverged"
+            failed = bool(outcome.error) and outcome.kind != "Diverged"
+            if failed:
+                self.failed[f"{cell.label}, seed {cell.recipe.seed}"] = outcome.error
+            return not failed
 
         if cells:
             self.observer.say(f"search on validation images: {len(cells)} runs")
             self._say_time(pending, Found())
             self._run("search", cells, keep)
         for setting, row in self._pairs():
-            if (search := searches.get((setting.name, row.name))) and search.runs:
+            if (search := searches.get((setting.name, row.name))) and search.begun:
                 self.observer.say(search.sentence())
 
     # -- the table's own runs -------------------------------------------------------------------------------------
     def _run_rows(self, searches: dict[tuple[str, str], Search], run: bool) -> None:
         chosen = self._chosen(searches)
-        found = found_in(self.shelf, self.table, chosen)
-        if found.stale:
-            some = ", ".join(found.stale[:3]) + (", ..." if len(found.stale) > 3 else "")
-            self.observer.say(f"{len(found.stale)} results are of another recipe than the table's: not used ({some})")
+        found = found_in(self.shelf, self.table, chosen, self._fingerprint)
+        for files, what in ((found.stale, "of another recipe than the table's"), (found.foreign, "of other data")):
+            if files:
+                some = ", ".join(files[:3]) + (", ..." if len(files) > 3 else "")
+                self.observer.say(f"{len(files)} results are {what}: not used ({some})")
         pending: list[Job] = []
-        total, neighbours = 0, Neighbours(self.shelf.out)
+        total, neighbours = 0, Neighbours(self.shelf.out, self.observer)
         for setting, row in self._pairs():
             key = (setting.name, row.name)
-            if setting.name in self.skipped or (row.search and key not in chosen):
-                continue
             there = {r["recipe"]["seed"] for r in found.records(setting, row)}
+            if setting.name in self.skipped:
+                total += len(there)
+                continue
+            if row.search and key not in chosen:
+                continue
             total += len(self.seeds)
             for seed in self.seeds:
                 if seed not in there:
@@ -361,8 +379,9 @@ class _Work:
         from fednorms.tables.report import write
 
         searches = self._searches()
-        found = found_in(self.shelf, self.table, self._chosen(searches))
-        said = [s.sentence() for s in searches.values() if s.runs]
+        found = found_in(self.shelf, self.table, self._chosen(searches), self._fingerprint)
+        found = with_searches(found, searches)
+        said = [s.sentence() for s in searches.values() if s.begun]
         summary = summarise(self.table, found, said)
         done = Reproduction(self.table, self.shelf.out, summary, self.finished, dict(self.skipped), dict(self.failed))
         if found.every or found.failed:

@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from inspect import signature
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
+
+from fednorms.data.pack import SUFFIX
 from fednorms.data.readers import READERS
-from fednorms.errors import RunFailed
+from fednorms.errors import BadInput, RunFailed
 from fednorms.evaluation.scores import judged_by
 from fednorms.runs.cells import Outcome
 from fednorms.runs.compare import slug
 from fednorms.runs.recipe import Recipe
-from fednorms.tables.plan import Shelf, recipe_for
-from fednorms.tables.record import Values, plain, read_record, same_run, write_record
+from fednorms.tables.plan import Found, Shelf, recipe_for
+from fednorms.tables.record import Values, plain, read_record, same_run, sources, write_record
 from fednorms.tables.table import Row, Setting, Table, merged, nested
+from fednorms.version import __version__
 
 Point = dict[str, Any]
 
 
 @dataclass
 class Search:
-    """The search of one row in one setting: every point of its grid with every seed, as far as they have run."""
+    """The search of one row in one setting: every point of its grid with every seed of a search, as far as they ran."""
 
     table: Table
     setting: Setting
     row: Row
     path: Path
     runs: list[Values] = field(default_factory=list)
+    failed: list[Values] = field(default_factory=list)
     about: Values = field(default_factory=dict)
     metric: str = "accuracy"
+    stored: Values = field(default_factory=dict)  # as its file has it
+
+    @property
+    def seeds(self) -> range:
+        """The seeds that every point needs, however many the rows of the table run with."""
+        return range(self.table.search_seeds)
 
     @property
     def points(self) -> list[Point]:
@@ -48,38 +60,41 @@ class Search:
         every = recipe.rounds if last else recipe.evaluate_every
         return recipe.model_copy(update={"data": data, "evaluate": [], "evaluate_every": every})
 
-    def missing(self, seeds: Sequence[int]) -> list[tuple[Point, int]]:
-        """What has not run yet; nothing, if the search was finished with other seeds."""
-        if self.chosen is not None:
-            return []
-        return [(p, s) for p in self.points for s in seeds if not self._run(p, s)]
+    @property
+    def missing(self) -> list[tuple[Point, int]]:
+        """What has not run yet, or has failed."""
+        ran = [(r["values"], r["seed"]) for r in self.runs]
+        return [(p, s) for p in self.points for s in self.seeds if (p, s) not in ran]
 
     @property
-    def _seeds(self) -> list[int]:
-        return sorted({r["seed"] for r in self.runs})
+    def begun(self) -> bool:
+        """Whether there is anything to tell of it."""
+        return bool(self.runs or self.failed)
 
-    def _run(self, point: Point, seed: int) -> Values | None:
-        return next((r for r in self.runs if r["values"] == point and r["seed"] == seed), None)
-
-    def _complete(self, seeds: Sequence[int]) -> bool:
-        return bool(seeds) and all(self._run(p, s) for p in self.points for s in seeds)
+    @property
+    def ended(self) -> bool:
+        """Whether every point has run with every seed, or diverged."""
+        return not self.missing
 
     @property
     def means(self) -> list[tuple[Point, float | None]]:
         """Validation score of every point in per cent, mean over seeds; None where a run diverged or is missing."""
         out: list[tuple[Point, float | None]] = []
         for point in self.points:
-            vals = [r["val"] for r in self.runs if r["values"] == point]
+            vals = [r["val"] for r in self.runs if r["values"] == point and r["seed"] in self.seeds]
             out.append((point, 100 * fmean(vals) if vals and None not in vals else None))
         return out
 
     @property
     def chosen(self) -> Point | None:
-        """The best point, once every point has run with every seed; the first of equals."""
-        if not self._complete(self._seeds):
-            return None
+        """The best point, once the search has ended; the first of equals. None also where every point diverged."""
         scored = [(p, m) for p, m in self.means if m is not None]
-        return max(scored, key=lambda item: item[1])[0] if scored else None
+        return max(scored, key=lambda item: item[1])[0] if self.ended and scored else None
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it has ended without a choice, because every point diverged."""
+        return self.ended and self.chosen is None
 
     @property
     def at_edge(self) -> list[str]:
@@ -89,8 +104,13 @@ class Search:
         return [k for k, v in grids.items() if k in point and len(v) > 1 and point[k] in (min(v), max(v))]
 
     def add(self, point: Point, seed: int, outcome: Outcome, recipe: Recipe) -> None:
-        """Take in a finished run; one that diverged counts as worse than any other."""
+        """Take in a run; one that diverged counts as worse than any other, one that failed is tried again next time."""
+        self.failed = [r for r in self.failed if (r["values"], r["seed"]) != (point, seed)]
         if outcome.error and outcome.kind != "Diverged":
+            root = recipe.data.root  # no file holds a path of the machine
+            why = outcome.error.replace(root, "ROOT") if root else outcome.error
+            self.failed.append({"values": point, "seed": seed, "error": why})
+            self.write(recipe, point)
             return
         val = None
         if not outcome.error:
@@ -109,33 +129,56 @@ class Search:
 
     def write(self, recipe: Recipe, point: Point) -> None:
         """Write what is known so far, with the recipe of one point."""
-        values = {
+        self.stored = {
             **self.about,
-            "status": "done" if self.chosen else "searching",
+            "status": "searching" if not self.ended else "diverged" if self.diverged else "done",
             "date": f"{datetime.now().astimezone():%Y-%m-%d}",
+            "version": __version__,
+            "sources": sources(),
+            "torch": torch.__version__.partition("+")[0],
             "grid": self.row.search,
             "metric": self.metric,
             "scores": [{"values": p, "mean": None if m is None else round(m, 3)} for p, m in self.means],
             "chosen": self.chosen,
             "at_edge": self.at_edge,
             "runs": self.runs,
+            "failed": self.failed,
             "recipe_of": point,
             "recipe": plain(recipe),
         }
-        write_record(self.path, values)
+        write_record(self.path, self.stored)
 
     def sentence(self) -> str:
         """What the search found, for the table's notes."""
+        who = f"{self.row.name} ({self.setting.name})"
+        seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
+        if not self.ended:
+            failed = f": {len(self.failed)} of its runs failed" if self.failed else ""
+            return f"{who}: the search of {', '.join(self.row.search)} has not ended{failed}."
         if self.chosen is None:
-            return f"{self.row.name} ({self.setting.name}): the search of {', '.join(self.row.search)} has not ended."
+            tried = "; ".join(shown(p) for p in self.points)
+            return f"{who}: all values of the search diverged ({tried}; {seeds}), so that the row counts as diverged."
         tried = ", ".join(f"{shown(p)}: {'diverged' if m is None else f'{m:.1f} %'}" for p, m in self.means)
         edge = "; the chosen value lies at the edge of the grid" if self.at_edge else ""
-        seeds = f"{len(self._seeds)} seed{'s' * (len(self._seeds) > 1)}"
         metric = self.metric.replace("_", " ")
-        return (
-            f"{self.row.name} ({self.setting.name}): {shown(self.chosen)} was chosen by {metric} on validation images "
-            f"({tried}; {seeds}){edge}."
-        )
+        return f"{who}: {shown(self.chosen)} was chosen by {metric} on validation images ({tried}; {seeds}){edge}."
+
+    def as_diverged(self) -> Values:
+        """The record of a row that has no value to run with: nothing else is known of it than that it diverged."""
+        old = {"version": "unknown", "torch": "unknown"}  # files of searches did not always say
+        return {**old, **self.stored, "status": "diverged"}
+
+    def as_failed(self) -> list[Values]:
+        """Records of the runs that failed, as those of the row itself would be."""
+        return [
+            {
+                **self.stored,
+                "status": "failed",
+                "error": f"in the search, {shown(run['values'])}: {run['error']}",
+                "recipe": {**self.stored["recipe"], "seed": run["seed"]},
+            }
+            for run in self.failed
+        ]
 
 
 def open_search(shelf: Shelf, table: Table, setting: Setting, row: Row) -> Search:
@@ -146,14 +189,41 @@ def open_search(shelf: Shelf, table: Table, setting: Setting, row: Row) -> Searc
         places.append(Shelf(table.path).search(setting, row))
     for place in places:
         values = read_record(place)
-        if values is None or values.get("grid") != row.search or not values["runs"]:
+        if values is None or values.get("grid") != row.search:
             continue
         if same_run(values["recipe"], search.recipe(values["recipe_of"], values["recipe"]["seed"])):
-            search.runs, search.metric = values["runs"], values["metric"]
-            if search.chosen is not None or place == search.path:
-                return search
-            search.runs = []
+            failed = values.get("failed", [])
+            found = replace(search, runs=values["runs"], failed=failed, metric=values["metric"], stored=values)
+            if found.ended or place == search.path:
+                return found
     return search
+
+
+def with_searches(found: Found, searches: Mapping[tuple[str, str], Search]) -> Found:
+    """What an output folder holds of a table, and of rows that have no runs because their search gave no value."""
+    for key, search in searches.items():
+        if search.diverged:
+            found.done[key] = [search.as_diverged()]
+        elif not search.ended and search.failed:
+            found.failed[key] = search.as_failed()
+    return found
+
+
+def without_validation(setting: Setting, row: Row, recipe: Recipe) -> BadInput:
+    """The error of a search that has no images to choose by, with what can be done: not every data set takes `val`."""
+    reader, named, advice = READERS.get(recipe.federation), recipe.federation, ""
+    packed = named.startswith("pack:") or named.endswith(SUFFIX)
+    if reader is not None:
+        protocol = recipe.data.protocol or next(iter(reader.protocols))
+        named += f" ({protocol})"
+        others = ", ".join(p for p in reader.protocols if p != protocol)
+        advice = f"the setting another protocol, if one has some ({others}), or " if others else ""
+    if not packed and (reader is None or "val" in signature(reader.read).parameters):
+        advice = "the setting data.val above 0 (which divides off some, unless its data come divided), or "
+    return BadInput(
+        f'row "{row.name}", setting "{setting.name}": a search needs validation images, but {named} has none. '
+        f"Give {advice}the row a value instead of a search."
+    )
 
 
 def validation_protocol(recipe: Recipe) -> str:

@@ -83,6 +83,11 @@ class Selector:
         return self.kind in _COSTS
 
     @property
+    def judged(self) -> bool:
+        """Whether a tolerance in points of accuracy says anything about it; about costs and deviations it does not."""
+        return not self.is_cost and self.kind != "spread"
+
+    @property
     def less_is_better(self) -> bool:
         """Whether a smaller number is the better one."""
         return self.is_cost or self.kind == "spread"

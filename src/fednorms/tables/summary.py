@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -21,8 +22,9 @@ APART, UNJUDGED, MISSING, DIVERGED, FAILED = "not comparable", "not judged", "mi
 class Entry:
     """One cell: ours (mean and sample standard deviation over seeds), what was printed, and the verdict.
 
-    miss: worse than print by more than the tolerance; within; better; not comparable (the setting says why); not judged
-    (nothing printed, or a cost); missing (not run); diverged or failed (every seed).
+    miss: worse than print by more than the tolerance, or a seed diverged; within; better; not comparable (the setting
+    says why); not judged (nothing printed, or nothing a tolerance in points is for); missing (not run); diverged or
+    failed (every seed).
     """
 
     ours: float | None
@@ -31,6 +33,8 @@ class Entry:
     printed: Printed | None
     verdict: str
     diverged: int = 0
+    never: int = 0  # seeds that never reached what the column counts the rounds to
+    counts: bool = True  # not for rows and columns that print does not have, beside its numbers
 
     @property
     def difference(self) -> float | None:
@@ -40,7 +44,7 @@ class Entry:
     @property
     def judged(self) -> bool:
         """Whether it counts in "n of m"."""
-        return self.verdict in (MISS, WITHIN, BETTER)
+        return self.counts and self.verdict in (MISS, WITHIN, BETTER)
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,12 @@ class Section:
     @property
     def entries(self) -> Iterator[Entry]:
         """All cells."""
-        return (entry for row in self.rows.values() for entry in row.values())
+        return (entry for entry, _ in self.cells)
+
+    @property
+    def cells(self) -> Iterator[tuple[Entry, str]]:
+        """All cells, each with its column."""
+        return ((entry, column) for row in self.rows.values() for column, entry in row.items())
 
 
 @dataclass
@@ -90,6 +99,7 @@ class Summary:
     sections: list[Section]
     failed: list[Values] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
     searches: list[str] = field(default_factory=list)
 
     @property
@@ -100,8 +110,17 @@ class Summary:
     @property
     def score(self) -> tuple[int, int]:
         """Cells within the tolerance or better, and all cells that are judged."""
-        judged = [e for section in self.sections for e in section.entries if e.judged]
-        return sum(e.verdict != MISS for e in judged), len(judged)
+        return sum(e.verdict != MISS for e in self._judged), len(self._judged)
+
+    @property
+    def _judged(self) -> list[Entry]:
+        return [e for section in self.sections for e in section.entries if e.judged]
+
+    @property
+    def left(self) -> int:
+        """Printed cells that would be judged and have not run."""
+        entries = ((e, section.selectors[c]) for section in self.sections for e, c in section.cells)
+        return sum(e.verdict in (MISSING, FAILED) and e.counts and bool(e.printed) and s.judged for e, s in entries)
 
     @property
     def verdict(self) -> str:
@@ -109,7 +128,11 @@ class Summary:
         good, judged = self.score
         if not judged:
             return "no cell that has run can be judged against print"
-        return f"{good} of {judged} cells within {self.table.tolerance:g} points of print or better"
+        limit = self.table.tolerance
+        far = sum(e.verdict == BETTER and abs(e.difference or 0.0) > limit for e in self._judged)
+        text = f"{good} of {judged} printed cells within {limit:g} points of print or better"
+        text += f", {far} of them better by more than {limit:g}" if far else ""
+        return text + (f"; {self.left} more have not run" if self.left else "")
 
     def text(self) -> str:
         """The table as plain text."""
@@ -138,6 +161,7 @@ class Summary:
             "title": self.table.title,
             "within": good,
             "judged": judged,
+            "left": self.left,
             "settings": [
                 {
                     "name": s.setting.name,
@@ -154,6 +178,7 @@ class Summary:
                 for s in self.sections
             ],
             "stale": self.stale,
+            "foreign": self.foreign,
             "searches": self.searches,
         }
 
@@ -175,7 +200,7 @@ def summarise(table: Table, found: Found, searches: Sequence[str] = ()) -> Summa
     """Judge what has run of a table."""
     sections = [_section(table, setting, found) for setting in table.settings]
     failed = [record for records in found.failed.values() for record in records]
-    return Summary(table, sections, failed, list(found.stale), list(searches))
+    return Summary(table, sections, failed, list(found.stale), list(found.foreign), list(searches))
 
 
 def _section(table: Table, setting: Setting, found: Found) -> Section:
@@ -192,8 +217,9 @@ def _section(table: Table, setting: Setting, found: Found) -> Section:
     }
     if setting.ranked:
         entries = dict(sorted(entries.items(), key=lambda item: standing(item[1][setting.ranked], setting)))
-    main = main_column(setting, apart)
-    return Section(setting, entries, records, main, order(entries, main, setting.selectors[main]), apart)
+    main = main_column(setting, apart, {c for row in rows for c in row.published.get(setting.name, {})})
+    in_print = {row.name: entries[row.name] for row in rows if row.counts}
+    return Section(setting, entries, records, main, order(in_print, main, setting.selectors[main]), apart)
 
 
 def _entry(table: Table, setting: Setting, row: Row, column: str, found: Found, apart: bool) -> Entry:
@@ -202,22 +228,23 @@ def _entry(table: Table, setting: Setting, row: Row, column: str, found: Found, 
     records = found.records(setting, row)
     done = [r for r in records if r["status"] == "done"]
     values = [v for r in done if (v := selector.value(r, table.selection)) is not None]
-    diverged = len(records) - len(done)
-    if not values:
-        failed = found.failed.get((setting.name, row.name))
-        verdict = DIVERGED if diverged else FAILED if failed and not done else MISSING
-        if diverged and printed and not apart and not selector.is_cost:
-            verdict = MISS
-        return Entry(None, None, 0, printed, verdict, diverged)
-    ours, std = fmean(values), stdev(values) if len(values) > 1 else None
-    if apart:
+    diverged, never = len(records) - len(done), len(done) - len(values)
+    counts = row.counts and setting.counts and column not in setting.derived
+    ours, std = fmean(values) if values else None, stdev(values) if len(values) > 1 else None
+    if not records:
+        verdict = FAILED if found.failed.get((setting.name, row.name)) else MISSING
+    elif apart:
         verdict = APART
-    elif printed is None or selector.is_cost:
-        verdict = UNJUDGED
+    elif printed is None or not selector.judged:
+        verdict = DIVERGED if diverged == len(records) else UNJUDGED if values else MISSING
+    elif diverged:
+        verdict = MISS
+    elif ours is None:
+        verdict = MISSING
     else:
         worse = (printed.mean - ours) * (-1 if selector.less_is_better else 1)
         verdict = BETTER if worse < 0 else WITHIN if worse <= table.tolerance + 1e-9 else MISS
-    return Entry(ours, std, len(values), printed, verdict, diverged)
+    return Entry(ours, std, len(values), printed, verdict, diverged, never if values else 0, counts)
 
 
 def standing(entry: Entry, setting: Setting) -> tuple[bool, bool, float]:
@@ -226,30 +253,41 @@ def standing(entry: Entry, setting: Setting) -> tuple[bool, bool, float]:
     return entry.ours is None, entry.diverged > 0, (entry.ours or 0.0) * (1 if best_is_low else -1)
 
 
-def main_column(setting: Setting, apart: Collection[str] = ()) -> str:
+def main_column(setting: Setting, apart: Collection[str], printed: Collection[str]) -> str:
     """The column on which the order of rows is compared with print: one called average or mean, else one that selects
     a mean, else the last.
 
-    Columns that are not comparable (`apart`) come into question only if no other does.
+    Columns without a printed number come into question only if no other does, and so do, among those that have one,
+    columns that are not comparable (`apart`).
 
     >>> setting = Setting(name="a", columns={"SVHN": "domain:svhn", "Avg": "mean", "Real": "domains:mnist,svhn"})
-    >>> main_column(setting), main_column(setting, {"Avg"})
+    >>> main_column(setting, {}, {"Avg", "Real"}), main_column(setting, {"Avg"}, {"Avg", "Real"})
     ('Avg', 'Real')
+    >>> main_column(setting, {"Avg"}, {"Avg"})
+    'Avg'
     """
     called = [c for c in setting.columns if c.lower().strip(".") in ("avg", "average", "mean", "all")]
     kinds = ("mean", "pooled", "domain-mean", "domains")
     selected = [c for kind in kinds for c, selector in setting.selectors.items() if selector.kind == kind]
-    candidates = [*called, *selected]
-    return next((c for c in candidates if c not in apart), [*candidates, list(setting.columns)[-1]][0])
+    candidates = [*called, *selected, list(setting.columns)[-1]]
+    return min(candidates, key=lambda c: (c not in printed, c in apart))  # the first of the best
 
 
 def order(rows: dict[str, dict[str, Entry]], column: str, selector: Selector) -> tuple[int, int] | None:
-    """How many pairs of rows stand in the printed order on a column, and how many there are; equal print is no pair."""
-    both = [(e.printed.mean, e.ours) for r in rows.values() if (e := r[column]).printed and e.ours is not None]
+    """How many pairs of rows stand in the printed order on a column, and how many there are; equal print is no pair.
+
+    A row that diverged stands last.
+    """
+    last = math.inf if selector.less_is_better else -math.inf
+    both = [
+        (e.printed.mean, last if e.ours is None else e.ours)
+        for r in rows.values()
+        if (e := r[column]).printed and (e.ours is not None or e.diverged)
+    ]
     pairs_of = [(p, q) for p, q in combinations(both, 2) if p[0] != q[0]]
     if not pairs_of:
         return None
-    return sum((p[0] - q[0]) * (p[1] - q[1]) > 0 for p, q in pairs_of), len(pairs_of)
+    return sum((p[1] > q[1]) if p[0] > q[0] else (p[1] < q[1]) for p, q in pairs_of), len(pairs_of)
 
 
 def winners_of(section: Section) -> str:
@@ -267,7 +305,9 @@ def winners_of(section: Section) -> str:
             equals = [name for name, ours in found[column].items() if number(ours, selector) == shown]
             others[column] = f"{' and '.join(equals)} ({shown})"
     elsewhere = "; first elsewhere: " * bool(others) + "; ".join(f"{c}: {winner}" for c, winner in others.items())
-    return f'ranked by "{setting.ranked}": {", ".join(first[:3]) or "no row has a number"}{elsewhere}'
+    left = sum(row[setting.ranked].verdict == MISSING for row in section.rows.values())
+    so_far = f" ({left} of {len(section.rows)} rows have not run)" if left else ""
+    return f'ranked by "{setting.ranked}"{so_far}: {", ".join(first[:3]) or "no row has a number"}{elsewhere}'
 
 
 def _numbers(section: Section, column: str) -> dict[str, float]:
@@ -297,7 +337,8 @@ def ours_of(entry: Entry, selector: Selector) -> str:
     if entry.ours is None:
         return DIVERGED if entry.diverged else FAILED if entry.verdict == FAILED else "-"
     text = number(entry.ours, selector) + ("" if entry.std is None else f" ± {number(entry.std, selector)}")
-    return text + (f" ({entry.diverged} diverged)" if entry.diverged else "")
+    text += f" ({entry.diverged} diverged)" if entry.diverged else ""
+    return text + (f" ({entry.never} never)" if entry.never else "")
 
 
 def said(entry: Entry, selector: Selector) -> str:

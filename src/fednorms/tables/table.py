@@ -69,6 +69,10 @@ class Setting(BaseModel):
     """Columns that are shown and never judged, and why."""
     store: list[Literal["curve", "model"]] = []
     """What is kept of every run beside its scores."""
+    derived: list[str] = []
+    """Columns whose printed numbers were computed from other columns: judged, but not counted once more."""
+    counts: bool = True
+    """False for a reading beside the printed one, with its numbers beside it: judged, but not counted."""
     ranked: str = ""
     """The column by which rows are ranked, the best first (default: rows stand as in the file)."""
 
@@ -105,6 +109,8 @@ class Row(BaseModel):
     """Per setting: merged last; may name another `method`, too."""
     published: dict[str, dict[str, Annotated[Printed, BeforeValidator(_printed)]]] = {}
     """Per setting and column: what was printed; absent where nothing was."""
+    counts: bool = True
+    """False for a row that print does not have, or not as a target, with its numbers beside it: judged, not counted."""
     search: dict[str, list[Any]] = {}
     """Key of the recipe to values that are tried on validation images; the best one is used."""
 
@@ -144,6 +150,9 @@ class Table(BaseModel):
     """Points by which a number may be worse than print; better is never a miss."""
     seeds: int = Field(default=3, ge=1)
     """How many seeds, from 0."""
+    search_seeds: int = Field(default=1, ge=1)
+    """How many seeds, from 0, try every value of a search. A search picks, and the seeds of the row then measure what
+    it picked: it can do with fewer, and must not pick otherwise because somebody asks for another number of runs."""
     selection: Literal["last", "best-val"] = "last"
     """Which round is reported."""
     notes: list[str] = []
@@ -264,6 +273,7 @@ def _problems(table: Table) -> list[str]:
             except BadInput as error:
                 problems.append(f'{place}column "{column}": {error}')
         named = [("incomparable", c) for c in setting.incomparable]
+        named += [("derived", c) for c in setting.derived]
         named += [("ranked", setting.ranked)] if setting.ranked else []
         for key, column in named:
             if column not in setting.columns:
