@@ -122,6 +122,7 @@ _NOT_RESULTS = (
     "engine",
     "workers",
     "checkpoint_every",
+    "keep_checkpoints",
     "state_limit_mb",
     "version",
     "fingerprint",

@@ -87,10 +87,17 @@ class _Manifest:
         return {**vars(self), "server": vars(self.server), "clients": clients}
 
 
-def save(root: Path, server: ServerState, changed: Mapping[str, ClientState], extra: dict[str, Any]) -> None:
+def save(
+    root: Path,
+    server: ServerState,
+    changed: Mapping[str, ClientState],
+    extra: dict[str, Any],
+    *,
+    keep_all: bool = False,
+) -> None:
     """Write the checkpoint of `server.round`; clients not in `changed` are as the newest checkpoint has them.
 
-    `changed` may be lazy: its states are read one at a time. `extra` is any JSON. The last two stay.
+    `changed` may be lazy: its states are read one at a time. `extra` is any JSON. The last two stay, or all.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -104,6 +111,8 @@ def save(root: Path, server: ServerState, changed: Mapping[str, ClientState], ex
     base = _newest_sound(root, server.round)
     folder = f"round-{server.round:06d}"
     new = _commit(root, f"{folder}/manifest.json", f"{folder}/server", server, changed, extra, base)
+    if keep_all:
+        return
 
     # Beside the new one stays the newest older one that is sound; a damaged one must not push it out.
     older = base if base is None or base.round < server.round else _newest_sound(root, server.round - 1)
@@ -122,14 +131,18 @@ def save(root: Path, server: ServerState, changed: Mapping[str, ClientState], ex
             path.rmdir()  # only an empty folder goes
 
 
-def load(root: Path, device: torch.device | str = "cpu") -> Checkpoint | None:
+def load(root: Path, device: torch.device | str = "cpu", at: int | None = None) -> Checkpoint | None:
     """The newest checkpoint whose files are all there and undamaged; None if none was ever finished.
+
+    With `at`, that of this round and no other.
 
     >>> load(Path("no such folder")) is None
     True
     """
     problems: list[tuple[int, _Damaged]] = []
     for number, path in _manifests(root):
+        if at is not None and number != at:
+            continue
         try:
             manifest = _checked(root, path)
         except _Damaged as damage:
@@ -147,6 +160,15 @@ def load(root: Path, device: torch.device | str = "cpu") -> Checkpoint | None:
             "from a copy, or start again with another --out"
         )
     return None
+
+
+def kept_rounds(root: Path) -> list[int]:
+    """The rounds that have a checkpoint, in order.
+
+    >>> kept_rounds(Path("no such folder"))
+    []
+    """
+    return sorted(number for number, _ in _manifests(root))
 
 
 def save_best(root: Path, server: ServerState, clients: Mapping[str, ClientState], extra: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A finished (or interrupted) run opened again: its task, and the models of the last or the best round."""
+"""A finished (or interrupted) run opened again: its task, and the models of the last, the best, or a kept round."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import nn
@@ -20,15 +20,16 @@ from fednorms.evaluation.modes import MEASURED, tested_state
 from fednorms.models import build
 from fednorms.net import Net
 from fednorms.passes import passes
-from fednorms.runs.checkpoint import Checkpoint, load, load_best
+from fednorms.runs.checkpoint import Checkpoint, kept_rounds, load, load_best
 from fednorms.runs.directory import RunDirectory
 from fednorms.runs.facts import Facts, read_facts
 from fednorms.runs.losses import LOSSES, Loss, cross_entropy
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session, open_federation
 from fednorms.states import Broadcast, ClientState, ServerState, Task
+from fednorms.tree import Tree
 
-Which = Literal["last", "best"]
+Which = Literal["last", "best"] | int
 
 
 @dataclass
@@ -85,6 +86,17 @@ class OpenRun:
         session = self.session
         return session.participation.cohort(session.engine.clients, self.recipe.seed, max(self.state.round - 1, 0))
 
+    def next_models(self) -> dict[str, Tree]:
+        """What each client of the next round sends right after its training: its model, as in the run itself."""
+        session = self.session
+        engine = session.engine
+        cohort = session.participation.cohort(engine.clients, self.recipe.seed, self.state.round)
+        untouched, engine.store = engine.store, ClientStore(engine.store.limit_bytes, source=self.clients)
+        try:
+            return {u.client: u.model for u in engine.train(broadcast(self.task, self.state), cohort).uploads}
+        finally:
+            engine.store = untouched
+
     @cached_property
     def test_broadcast(self) -> Broadcast:
         """What an evaluation broadcasts; for methods that measure for it, from the run's records or from its data."""
@@ -111,7 +123,9 @@ def open_run(
     loss: Loss | None = None,
     device: str | None = None,
 ) -> OpenRun:
-    """Open a run's directory at its last checkpoint, or (which="best") at its best validation round.
+    """Open a run's directory at its last checkpoint, at its best validation round (which="best"), or after a round.
+
+    which=12 is the state after round 12, of which a checkpoint must be there: see keep_checkpoints of a recipe.
 
     A run with a model of your own needs the same model again; its data are only needed for `session`.
 
@@ -145,8 +159,10 @@ def _portable(recipe: Recipe, device: str | None) -> Recipe:
 
 
 def _checkpoint(directory: RunDirectory, recipe: Recipe, which: Which) -> Checkpoint:
-    if which not in get_args(Which):
-        raise BadInput(f'Which round: expected "last" or "best" (on validation data), got "{which}".')
+    if isinstance(which, int):
+        return _checkpoint_of_round(directory, recipe, which)
+    if which not in ("last", "best"):
+        raise BadInput(f'Which round: expected "last", "best" (on validation data) or a round, got "{which}".')
     if which == "best":
         if (best := load_best(directory.checkpoints, recipe.device)) is not None:
             return best
@@ -160,6 +176,16 @@ def _checkpoint(directory: RunDirectory, recipe: Recipe, which: Which) -> Checkp
             f"Run {directory.path} has no checkpoint yet: continue it with `fednorms resume {directory.path}`."
         )
     return last
+
+
+def _checkpoint_of_round(directory: RunDirectory, recipe: Recipe, at: int) -> Checkpoint:
+    if (found := load(directory.checkpoints, recipe.device, at)) is None:
+        there = ", ".join(map(str, kept_rounds(directory.checkpoints))) or "none"
+        raise BadInput(
+            f"Run {directory.path} has no checkpoint of round {at}; there are: {there}. "
+            'A run with keep_checkpoints="all" keeps that of every checkpoint_every rounds.'
+        )
+    return found
 
 
 def task_of(recipe: Recipe, facts: Facts, model: nn.Module | None = None, loss: Loss | None = None) -> Task:

@@ -112,6 +112,8 @@ class Recipe(BaseModel):
     """Test after every so many rounds (the last always)."""
     checkpoint_every: int = Field(default=1, ge=1)
     """Write a checkpoint after every so many rounds (the last always)."""
+    keep_checkpoints: Literal["newest", "all"] = "newest"
+    """Which of them stay: the newest two, from one of which a run goes on, or all, to look into rounds later."""
     on_divergence: Literal["stop", "skip"] = "stop"
     """What to do when a client's update is not finite."""
     engine: Literal["auto", "loop", "graphs", "workers"] = "auto"

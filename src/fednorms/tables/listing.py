@@ -51,7 +51,8 @@ def listed(table: Table) -> Listed:
         count = _finished(table, place) if place is not None else 0
         if count > done:
             done, where = count, "recipes" if place == table.path else str(place)
-    return Listed(table.name, table.paper, table.label, table.title, data, runs, done, where)
+    title = f"{table.title} (runs only)" if table.runs_only else table.title
+    return Listed(table.name, table.paper, table.label, title, data, runs, done, where)
 
 
 def _finished(table: Table, out: Path) -> int:

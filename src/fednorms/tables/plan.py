@@ -81,7 +81,9 @@ def recipe_for(table: Table, setting: Setting, row: Row, seed: int, chosen: Mapp
     recipe = table.recipe_of(setting, row, merged({"seed": seed}, chosen))
     every = ceil(recipe.rounds / PARTS)
     all_rounds = setting.keeps_curve or table.selection == "best-val"
-    sparing = {"checkpoint_every": every, "evaluate_every": 1 if all_rounds else every}
+    sparing: dict[str, Any] = {"checkpoint_every": every, "evaluate_every": 1 if all_rounds else every}
+    if "rounds" in setting.store:
+        sparing["keep_checkpoints"] = "all"
     return recipe.model_copy(update={k: v for k, v in sparing.items() if k not in recipe.model_fields_set})
 
 

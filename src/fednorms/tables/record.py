@@ -25,6 +25,7 @@ from fednorms.version import __version__
 MOST_SITES = 20  # with more, a file keeps domains only
 # What decides where and how a run is made, and not what comes out.
 _MACHINE = {"version", "device", "engine", "fingerprint", "threads", "workers", "checkpoint_every", "state_limit_mb"}
+_MACHINE |= {"keep_checkpoints"}
 _MACHINE |= {"data.root", "data.complete", "data.allow_pickle"}
 # What a recipe leaves to the data set was written out when it ran.
 _ADOPTED = {"data.augment", "loss", "class_weights", "metric"}

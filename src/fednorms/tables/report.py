@@ -44,6 +44,8 @@ def markdown(summary: Summary) -> str:
         f"✗ misses print by more than {table.tolerance:g} points; better than print is no miss. † is not comparable.",
         "",
     ]
+    if table.runs_only:
+        lines += ["The figure's own analysis is not computed here yet: these are the accuracies of its runs.", ""]
     for section in shown:
         lines += [f"## {_escape(section.title)}", "", *_grid(section), ""]
         lines += [f"- † {_escape(column)}: {_escape(why)}" for column, why in section.apart.items()]

@@ -309,13 +309,13 @@ class _Work:
             write_record(self.shelf.result(job.setting, job.row, job.seed), values)
             if values["status"] == "failed":
                 self.failed[f"{cell.label}, seed {job.seed}"] = outcome.error
-            return values["status"] != "failed" and "model" not in job.setting.store
+            return values["status"] != "failed" and not job.setting.keeps_run
 
         self._run(self.table.name, cells, keep)
 
     def _borrowed(self, job: Job, neighbours: Neighbours) -> bool:
         """Take over what another table has run already; a model that is to be kept must be trained here."""
-        if "model" in job.setting.store:
+        if job.setting.keeps_run:
             return False
         about = {"table": self.table.name, "setting": job.setting.name, "row": job.row.name}
         curve, same_tests = job.setting.keeps_curve, counts_tests(self.table, job.setting)

@@ -229,7 +229,7 @@ def _entry(table: Table, setting: Setting, row: Row, column: str, found: Found, 
     done = [r for r in records if r["status"] == "done"]
     values = [v for r in done if (v := selector.value(r, table.selection)) is not None]
     diverged, never = len(records) - len(done), len(done) - len(values)
-    counts = row.counts and setting.counts and column not in setting.derived
+    counts = row.counts and setting.counts and column not in setting.derived and not table.runs_only
     ours, std = fmean(values) if values else None, stdev(values) if len(values) > 1 else None
     if not records:
         verdict = FAILED if found.failed.get((setting.name, row.name)) else MISSING

@@ -67,8 +67,8 @@ class Setting(BaseModel):
     """Column to selector, as "Avg" to "mean"."""
     incomparable: dict[str, Annotated[Reason, BeforeValidator(_reason)]] = {}
     """Columns that are shown and never judged, and why."""
-    store: list[Literal["curve", "model"]] = []
-    """What is kept of every run beside its scores."""
+    store: list[Literal["curve", "model", "rounds"]] = []
+    """What is kept of every run: accuracy by round, its directory, or that with a checkpoint per `checkpoint_every`."""
     derived: list[str] = []
     """Columns whose printed numbers were computed from other columns: judged, but not counted once more."""
     counts: bool = True
@@ -85,6 +85,11 @@ class Setting(BaseModel):
     def selectors(self) -> dict[str, Selector]:
         """The columns, read."""
         return {column: Selector.read(text) for column, text in self.columns.items()}
+
+    @property
+    def keeps_run(self) -> bool:
+        """Whether the directories of its runs stay."""
+        return "model" in self.store or "rounds" in self.store
 
     @property
     def keeps_curve(self) -> bool:
@@ -146,6 +151,8 @@ class Table(BaseModel):
     title: str
     """What it shows."""
     kind: Literal["table", "figure"] = "table"
+    runs_only: bool = False
+    """True for a figure whose own analysis is not computed here yet: its runs are made, and what it needs is kept."""
     tolerance: float = Field(default=3.0, ge=0)
     """Points by which a number may be worse than print; better is never a miss."""
     seeds: int = Field(default=3, ge=1)

@@ -1,0 +1,61 @@
+"""Runs that keep every checkpoint: a round can be opened, and what its clients sent can be made again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fednorms as fn
+from fednorms.core import broadcast, server_update
+from fednorms.errors import BadInput
+from fednorms.runs.checkpoint import kept_rounds
+from tests.tables import table
+
+SMALL = {"federation": "digits-shift", "model": "cnn-small", "data": {"size": 8, "val": 0.1, "test": 0.8}}
+
+
+def kept(path, method, **options):
+    recipe = fn.Recipe.make(SMALL | {"method": method, "rounds": 4, "keep_checkpoints": "all"} | options)
+    fn.run(recipe=recipe, out=path)
+    return path
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbn"])
+def test_a_round_made_again_from_the_one_before_is_the_round_that_was(tmp_path, method):
+    path = kept(tmp_path / "run", method, participation="fixed:3")
+    assert kept_rounds(path / "checkpoints") == [1, 2, 3, 4]
+    for t in (1, 2):
+        before, after = (fn.open_run(path, which=at) for at in (t, t + 1))
+        assert (before.state.round, after.state.round) == (t, t + 1)
+        first, second = before.next_models(), before.next_models()  # client states are not used up
+        assert len(first) == 3
+        assert all(torch.equal(first[c][k], second[c][k]) for c in first for k in first[c])
+        engine = before.session.engine
+        uploads = engine.train(broadcast(before.task, before.state), list(first)).uploads
+        assert all(torch.equal(u.model[k], first[u.client][k]) for u in uploads for k in u.model)
+        made = server_update(before.task, before.state, uploads).model
+        assert all(torch.equal(made[k], after.state.model[k]) for k in made)
+
+
+def test_sparser_checkpoints_and_rounds_that_are_not_there(tmp_path):
+    path = kept(tmp_path / "run", "fedavg", checkpoint_every=3)
+    assert kept_rounds(path / "checkpoints") == [3, 4]
+    with pytest.raises(BadInput, match=r"no checkpoint of round 2; there are: 3, 4"):
+        fn.open_run(path, which=2)
+    with pytest.raises(BadInput, match="a round, got"):
+        fn.open_run(path, which="first")
+
+
+def test_by_default_the_newest_two_stay(tmp_path):
+    fn.run(recipe=fn.Recipe.make(SMALL | {"method": "fedavg", "rounds": 4}), out=tmp_path / "run")
+    assert kept_rounds(tmp_path / "run" / "checkpoints") == [3, 4]
+
+
+def test_a_setting_that_stores_rounds_keeps_them(tmp_path):
+    change = ('title = "Digits that', 'store = ["rounds"]\nrecipe.checkpoint_every = 1\ntitle = "Digits that')
+    rounds = ("rounds = 2", "rounds = 4")
+    folder, out = table(tmp_path / "mini", change=change, rounds=rounds), tmp_path / "out"
+    fn.reproduce(folder, settings=["shift"], only=["FedAvg"], out=out, device="cpu")
+    assert kept_rounds(out / "runs/shift/fedavg/seed-0/checkpoints") == [1, 2, 3, 4]
+    again = fn.reproduce(folder, settings=["shift"], only=["FedAvg"], out=out, device="cpu")
+    assert again.ran == 0
