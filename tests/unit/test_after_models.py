@@ -102,7 +102,7 @@ def test_bad_runs_are_explained(tmp_path, runs):
     path = runs("fedavg")
     with pytest.raises(BadInput, match=r"not a run"):
         open_run(tmp_path)
-    with pytest.raises(BadInput, match=r'expected "last" or "best"'):
+    with pytest.raises(BadInput, match=r'expected "last", "best"'):
         open_run(path, "first")
     with pytest.raises(BadInput, match="federation of your own"):
         evaluate_run(path)
