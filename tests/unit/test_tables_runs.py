@@ -256,6 +256,31 @@ def test_a_seed_that_diverged_makes_a_miss_of_the_others_mean(finished, tmp_path
     assert (entry.verdict, entry.diverged, entry.seeds) == ("miss", 1, 1)
 
 
+def test_print_that_failed_is_met_by_divergence_and_by_guessing(finished, tmp_path):
+    printed = ("published.shift = { Clean = 2.0, Avg = 0.1 }", 'published.shift = { Avg = "failed" }')
+    folder = table(tmp_path / "failed", change=printed)
+
+    def share(value):
+        def change(record):
+            record["last"][record["headline"]]["clients"]["accuracy"]["mean"] = value
+            return record
+
+        return change
+
+    changes = {"lost": lambda r: r | {"status": "diverged"}, "guesses": share(0.12), "trains": share(0.6)}
+    found = {name: judged((folder, finished[1]), tmp_path / name, change) for name, change in changes.items()}
+    entries = {name: summary.sections[0].rows["FedBN"]["Avg"] for name, summary in found.items()}
+    assert {name: e.verdict for name, e in entries.items()} == {
+        "lost": "within",
+        "guesses": "within",
+        "trains": "better",
+    }
+    assert all(e.difference is None for e in entries.values())
+    text = (tmp_path / "lost/changed/RESULTS.md").read_text()
+    assert "diverged<br>failed" in text
+    assert ",failed," in (tmp_path / "lost/changed/results.csv").read_text()
+
+
 def test_results_of_other_data_are_named_and_run_again(finished, tmp_path):
     folder, *_ = finished
     out = tmp_path / "out"

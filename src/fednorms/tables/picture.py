@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fednorms.runs.report import COLOURS, DASHES, MARKERS
-from fednorms.tables.summary import APART, MISS, Section, Summary, number, ours_of
+from fednorms.tables.summary import APART, MISS, Section, Summary, ours_of, print_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +57,7 @@ def _heat_map(axis: Axes, section: Section) -> None:
             entry, selector = section.rows[row][column], section.selectors[column]
             text = ours_of(entry, selector).partition(" ±")[0]
             if entry.printed is not None:
-                text += f"\nprint {number(entry.printed.mean, selector)}"
+                text += f"\nprint {print_of(entry.printed, selector)}"
             text += " ✗" if entry.verdict == MISS else " †" if entry.verdict == APART else ""
             dark = abs(colours[i][j]) > 0.7 * _SPAN
             axis.text(j, i, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")

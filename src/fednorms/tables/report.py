@@ -10,7 +10,18 @@ from typing import Any
 
 from fednorms.runs.atomic import clear_errors, write_atomic
 from fednorms.tables.estimate import duration
-from fednorms.tables.summary import APART, MISS, Entry, Section, Summary, number, order_of, ours_of, winners_of
+from fednorms.tables.summary import (
+    APART,
+    MISS,
+    Entry,
+    Section,
+    Summary,
+    number,
+    order_of,
+    ours_of,
+    print_of,
+    winners_of,
+)
 
 NO_PICTURE = "no picture: matplotlib is missing; get it with `pip install 'fednorms[report]'`"
 
@@ -81,7 +92,7 @@ def _cell(entry: Entry, section: Section, column: str) -> str:
     text = ours_of(entry, selector) + mark
     if entry.printed is None:
         return text
-    text += f"<br>{number(entry.printed.mean, selector)}"
+    text += f"<br>{print_of(entry.printed, selector)}"
     text += "" if entry.printed.std is None else f" ± {number(entry.printed.std, selector)}"
     if entry.difference is not None:
         sign = "+" if entry.difference >= 0 else "−"
@@ -143,7 +154,8 @@ def csv_table(summary: Summary) -> str:
             for column, entry in row.items():
                 printed = entry.printed
                 numbers = [_digits(entry.ours), _digits(entry.std), entry.seeds, entry.diverged]
-                numbers += [_digits(printed and printed.mean), _digits(printed and printed.std)]
+                failed = printed is not None and printed.failed
+                numbers += ["failed" if failed else _digits(printed and printed.mean), _digits(printed and printed.std)]
                 where = [section.setting.name, name, column, section.setting.columns[column]]
                 writer.writerow([*where, *numbers, _digits(entry.difference), entry.verdict])
     return text.getvalue()

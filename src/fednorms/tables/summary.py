@@ -22,9 +22,9 @@ APART, UNJUDGED, MISSING, DIVERGED, FAILED = "not comparable", "not judged", "mi
 class Entry:
     """One cell: ours (mean and sample standard deviation over seeds), what was printed, and the verdict.
 
-    miss: worse than print by more than the tolerance, or a seed diverged; within; better; not comparable (the setting
-    says why); not judged (nothing printed, or nothing a tolerance in points is for); missing (not run); diverged or
-    failed (every seed).
+    miss: worse than print by more than the tolerance, or a seed diverged; within (also: as failed as print); better;
+    not comparable (the setting says why); not judged (nothing printed, or nothing that points can judge); missing
+    (not run); diverged or failed (every seed).
     """
 
     ours: float | None
@@ -39,7 +39,9 @@ class Entry:
     @property
     def difference(self) -> float | None:
         """Ours minus print."""
-        return None if self.ours is None or self.printed is None else self.ours - self.printed.mean
+        if self.ours is None or self.printed is None or self.printed.failed:
+            return None
+        return self.ours - self.printed.mean
 
     @property
     def judged(self) -> bool:
@@ -189,7 +191,7 @@ def _plain(entry: Entry) -> dict[str, Any]:
         "ours": entry.ours,
         "std": entry.std,
         "seeds": entry.seeds,
-        "published": None if printed is None else printed.mean,
+        "published": None if printed is None else "failed" if printed.failed else printed.mean,
         "published_std": None if printed is None else printed.std,
         "difference": entry.difference,
         "verdict": entry.verdict,
@@ -237,6 +239,8 @@ def _entry(table: Table, setting: Setting, row: Row, column: str, found: Found, 
         verdict = APART
     elif printed is None or not selector.judged:
         verdict = DIVERGED if diverged == len(records) else UNJUDGED if values else MISSING
+    elif printed.failed:
+        verdict = WITHIN if diverged or (ours is not None and ours <= _chance(records)) else BETTER
     elif diverged:
         verdict = MISS
     elif ours is None:
@@ -245,6 +249,11 @@ def _entry(table: Table, setting: Setting, row: Row, column: str, found: Found, 
         worse = (printed.mean - ours) * (-1 if selector.less_is_better else 1)
         verdict = BETTER if worse < 0 else WITHIN if worse <= table.tolerance + 1e-9 else MISS
     return Entry(ours, std, len(values), printed, verdict, diverged, never if values else 0, counts)
+
+
+def _chance(records: Sequence[Values]) -> float:
+    """Up to where an accuracy in per cent counts as guessing: half above that of one class in so many."""
+    return 150.0 / int(records[0]["data"]["classes"])
 
 
 def standing(entry: Entry, setting: Setting) -> tuple[bool, bool, float]:
@@ -332,6 +341,15 @@ def number(value: float, selector: Selector) -> str:
     return f"{value:,.0f}" if selector.is_cost else f"{value:.1f}"
 
 
+def print_of(printed: Printed, selector: Selector) -> str:
+    """What the paper has: a number, or that training failed.
+
+    >>> print_of(Printed(81.02, 0.3), Selector("mean")), print_of(Printed(-math.inf), Selector("mean"))
+    ('81.0', 'failed')
+    """
+    return "failed" if printed.failed else number(printed.mean, selector)
+
+
 def ours_of(entry: Entry, selector: Selector) -> str:
     """What came out, in words."""
     if entry.ours is None:
@@ -345,7 +363,7 @@ def said(entry: Entry, selector: Selector) -> str:
     """A cell in one line: ours, print, difference and a mark for a miss."""
     text = ours_of(entry, selector)
     if entry.printed is not None:
-        text += f" | {number(entry.printed.mean, selector)}"
+        text += f" | {print_of(entry.printed, selector)}"
         if entry.difference is not None:
             text += f" | {entry.difference:+.1f}"
     return text + (" ✗" if entry.verdict == MISS else " †" if entry.verdict == APART else "")

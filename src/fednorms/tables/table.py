@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from functools import cached_property
@@ -21,16 +22,23 @@ _OF_A_RUN = ("seed", "device", "engine", "version", "fingerprint")
 
 
 class Printed(NamedTuple):
-    """A printed number, in the table's unit; `std` where the paper gives one."""
+    """A printed number, in the table's unit; `std` where the paper gives one. Failed training stands below all."""
 
     mean: float
     std: float | None = None
 
+    @property
+    def failed(self) -> bool:
+        """Whether the paper reports that training failed."""
+        return self.mean == -math.inf
+
 
 def _printed(value: object) -> object:
+    if value == "failed":
+        return Printed(-math.inf)
     numbers = value if isinstance(value, list) else [value]
     if not 1 <= len(numbers) <= 2 or not all(type(n) in (int, float) for n in numbers):
-        raise ValueError(f"expected a number or [mean, std], got {value!r}")
+        raise ValueError(f'expected a number, [mean, std] or "failed", got {value!r}')
     return Printed(*map(float, numbers))
 
 
