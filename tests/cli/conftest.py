@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -39,7 +40,13 @@ def fednorms(*args, cwd=None) -> Said:
 
 def start(*args, cwd=None) -> subprocess.Popen:
     command = [*FEDNORMS, *map(str, args)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV, cwd=cwd)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    before = signal.getsignal(signal.SIGINT)  # ignored, if the suite runs in the background, and inherited so
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(command, text=True, env=ENV, cwd=cwd, **pipes)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,7 @@ def test_printed_numbers_have_a_deviation_or_not(tmp_path):
             ['row "FedBN"', '"Avq"', '"Avg"'],
         ),
         ("published.shift = { Clean = 2.0", "published.shft = { Clean = 2.0", ['no setting "shft"', '"shift"']),
-        ("Avg = [100.0, 0.5]", 'Avg = "high"', ['row "FedAvg"', "a number or [mean, std]", "'high'"]),
+        ("Avg = [100.0, 0.5]", 'Avg = "high"', ['row "FedAvg"', "a number, [mean, std] or", "'high'"]),
         ('method = "fedbn"', 'method = "fedbm"', ['row "FedBN"', "fedbm", "fedbn"]),
         ("rounds = 2", "round = 2", ['unknown key "round"', '"rounds"']),
         ("rounds = 2", "rounds = 0", ["rounds", "got 0"]),
