@@ -297,6 +297,21 @@ def test_results_of_other_data_are_named_and_run_again(finished, tmp_path):
     assert heard(folder, out)[0].ran == 0
 
 
+def test_ctrl_c_while_data_are_opened_reports_what_is_there_and_opens_nothing_more(finished, tmp_path, monkeypatch):
+    out, opened = tmp_path / "out", []
+    shutil.copytree(finished[1] / "results", out / "results")
+
+    def interrupted(recipe):
+        opened.append(recipe)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fednorms.tables.reproduce.look", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="Interrupted with 0 of 0 runs finished"):
+        heard(finished[0], out)
+    assert len(opened) == 1
+    assert "FedBN" in (out / "RESULTS.md").read_text()
+
+
 def test_rows_and_columns_that_print_does_not_have_are_judged_and_not_counted(finished, tmp_path):
     row = table(tmp_path / "row", change=('name = "FedBN"\n', 'name = "FedBN"\ncounts = false\n'))
     column = table(tmp_path / "column", change=('title = "Digits that', 'derived = ["Avg"]\ntitle = "Digits that'))

@@ -122,7 +122,7 @@ def reproduce(
     try:
         return work.carry_out(search_only=search, report_only=report)
     except KeyboardInterrupt:
-        work.report()
+        work.report(interrupted=True)
         left = f"{work.finished} of {work.planned} runs finished"
         raise KeyboardInterrupt(f"Interrupted with {left}; continue with the same command.") from None
 
@@ -157,6 +157,7 @@ class _Work:
     finished: int = 0
     skipped: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    roots: dict[str, str] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)
 
     def carry_out(self, search_only: bool, report_only: bool) -> Reproduction:
@@ -190,7 +191,6 @@ class _Work:
 
     def _find_data(self, found: Found) -> None:
         """Sort out the settings without data; an error if that leaves nothing to run and nothing to show."""
-        self.roots: dict[str, str] = {}
         wanted = list(dict.fromkeys(name for s in self.settings if (name := needs(s, self.table))))
         for name in wanted:
             root = find_root(name, self.given)
@@ -208,21 +208,32 @@ class _Work:
         for name, federation in self.skipped.items():
             self.observer.say(f'setting "{name}" is skipped: it needs {federation} (--data ROOT)')
 
-    def _final(self, setting: Setting, recipe: Recipe) -> Recipe:
-        """A recipe as it runs here, with its data looked at."""
+    def _here(self, setting: Setting, recipe: Recipe) -> Recipe:
+        """A recipe with the data and the device of this call."""
         name = needs(setting, self.table)
         reading: dict[str, Any] = self.reading | {"root": self.roots[name]} if name else {}
         data = recipe.data.model_copy(update=reading)
-        here = recipe.model_copy(update={"data": data, "device": self.device}).resolved()
+        return recipe.model_copy(update={"data": data, "device": self.device}).resolved()
+
+    def _final(self, setting: Setting, recipe: Recipe) -> Recipe:
+        """A recipe as it runs here, with its data looked at."""
+        here = self._here(setting, recipe)
         source = self._source(here)
         adopted = here.adopting(source.protocol)
         return adopted.model_copy(update={"fingerprint": source.fingerprint})
 
     def _fingerprint(self, setting: Setting, recipe: Recipe) -> str | None:
         """That of the data at hand for a setting; None where they are not, or where nobody asked for it."""
-        if setting.name in self.skipped or all(setting.name != s.name for s in self.settings):
-            return None
-        return self._final(setting, recipe).fingerprint
+        return self._final(setting, recipe).fingerprint if self._at_hand(setting) else None
+
+    def _seen_fingerprint(self, setting: Setting, recipe: Recipe) -> str | None:
+        """The same of data that were opened already: after Ctrl-C nobody waits for others."""
+        source = self.sources.get(_key(self._here(setting, recipe))) if self._at_hand(setting) else None
+        return None if source is None else source.fingerprint
+
+    def _at_hand(self, setting: Setting) -> bool:
+        name = needs(setting, self.table)
+        return any(setting.name == s.name for s in self.settings) and (not name or name in self.roots)
 
     def _source(self, recipe: Recipe) -> Source:
         key = _key(recipe)
@@ -375,12 +386,12 @@ class _Work:
         }
 
     # -- the end --------------------------------------------------------------------------------------------------
-    def report(self) -> Reproduction:
+    def report(self, interrupted: bool = False) -> Reproduction:
         from fednorms.tables.report import write
 
         searches = self._searches()
-        found = found_in(self.shelf, self.table, self._chosen(searches), self._fingerprint)
-        found = with_searches(found, searches)
+        fingerprint = self._seen_fingerprint if interrupted else self._fingerprint
+        found = with_searches(found_in(self.shelf, self.table, self._chosen(searches), fingerprint), searches)
         said = [s.sentence() for s in searches.values() if s.begun]
         summary = summarise(self.table, found, said)
         done = Reproduction(self.table, self.shelf.out, summary, self.finished, dict(self.skipped), dict(self.failed))
