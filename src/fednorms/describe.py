@@ -30,6 +30,7 @@ from fednorms.method import Method
 from fednorms.method import method as read_method
 from fednorms.models import build, models
 from fednorms.net import Net
+from fednorms.options import few
 from fednorms.part import Eval, Part, Route, overrides
 from fednorms.passes import passes
 from fednorms.reductions import reduce_uploads
@@ -185,8 +186,7 @@ class Description:
         for route in sorted(count):
             names = [n for n, r in self.routes.items() if r is route]
             size = sum(self.sizes[n] for n in names)
-            some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-            lines.append(f"  {route.name:<7}{count[route]:>4} tensors {_human(size):>10}   {some}")
+            lines.append(f"  {route.name:<7}{count[route]:>4} tensors {_human(size):>10}   {few(names)}")
         lines += ["", "  part           layers changed   down        up          kept by client  kept by server"]
         lines.append(
             f"  {'model':<32}{_human(self.model_down):<12}{_human(self.model_up):<12}{_human(self.model_kept)}"
@@ -200,7 +200,7 @@ class Description:
         trips += [f"{p.name}: {p.round_trips} in every round" for p in self.parts if p.round_trips]
         trips += [f"{p.name}: {p.test_trips} per evaluation" for p in self.parts if p.test_trips]
         lost = [*self.lost_weights, *self.lost_statistics]
-        weights = f"all but {len(lost)} tensors: {', '.join(lost[:3])}{', ...' * (len(lost) > 3)}" if lost else "all"
+        weights = f"all but {len(lost)} tensors: {few(lost)}" if lost else "all"
         lines += [
             "",
             f"  acts on                         {', '.join(self.acts_on) or 'nothing'}",

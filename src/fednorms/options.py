@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import Any, Protocol
 
@@ -73,6 +73,15 @@ def nearest(name: str, names: Iterable[str]) -> str:
     known = sorted(names)
     shown = [f'"{other}"' if "," in other else other for other in known]
     return f"{closest(name, known)}Known: {', '.join(shown)}"
+
+
+def few(names: Sequence[str]) -> str:
+    """The first three of some names.
+
+    >>> few(["a", "b", "c", "d"]), few(["a"])
+    ('a, b, c, ...', 'a')
+    """
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def closest(name: str, names: Iterable[str]) -> str:

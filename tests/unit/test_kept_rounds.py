@@ -7,7 +7,7 @@ import torch
 
 import fednorms as fn
 from fednorms.core import broadcast, server_update
-from fednorms.errors import BadInput
+from fednorms.errors import BadInput, RunFailed
 from fednorms.runs.checkpoint import kept_rounds
 from tests.tables import table
 
@@ -44,6 +44,15 @@ def test_sparser_checkpoints_and_rounds_that_are_not_there(tmp_path):
         fn.open_run(path, which=2)
     with pytest.raises(BadInput, match="a round, got"):
         fn.open_run(path, which="first")
+
+
+def test_a_damaged_round_is_named_and_the_others_open(tmp_path):
+    path = kept(tmp_path / "run", "fedavg")
+    file = path / "checkpoints/round-000002/server.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(RunFailed, match=r"checkpoint of round 2 .*is damaged"):
+        fn.open_run(path, which=2)
+    assert fn.open_run(path, which=3).state.round == 3
 
 
 def test_by_default_the_newest_two_stay(tmp_path):

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -50,6 +50,11 @@ class Outcome:
     details: str = ""
     kind: str = ""  # the class of the error: "Diverged", "BadInput", ...
     best: dict[str, Any] | None = None  # round and score of the best validation
+
+    @property
+    def status(self) -> Literal["done", "diverged", "failed"]:
+        """Whether it has a result: also a divergence is one, an error is not."""
+        return "done" if not self.error else "diverged" if self.kind == "Diverged" else "failed"
 
     @property
     def scores(self) -> dict[str, dict[str, Any]]:

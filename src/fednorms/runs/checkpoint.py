@@ -131,18 +131,14 @@ def save(
             path.rmdir()  # only an empty folder goes
 
 
-def load(root: Path, device: torch.device | str = "cpu", at: int | None = None) -> Checkpoint | None:
+def load(root: Path, device: torch.device | str = "cpu") -> Checkpoint | None:
     """The newest checkpoint whose files are all there and undamaged; None if none was ever finished.
-
-    With `at`, that of this round and no other.
 
     >>> load(Path("no such folder")) is None
     True
     """
     problems: list[tuple[int, _Damaged]] = []
     for number, path in _manifests(root):
-        if at is not None and number != at:
-            continue
         try:
             manifest = _checked(root, path)
         except _Damaged as damage:
@@ -160,6 +156,23 @@ def load(root: Path, device: torch.device | str = "cpu", at: int | None = None) 
             "from a copy, or start again with another --out"
         )
     return None
+
+
+def load_round(root: Path, number: int, device: torch.device | str = "cpu") -> Checkpoint | None:
+    """The checkpoint of one round, None if there is none; damaged, it is a `RunFailed`.
+
+    >>> load_round(Path("no such folder"), 3) is None
+    True
+    """
+    path = dict(_manifests(root)).get(number)
+    if path is None:
+        return None
+    try:
+        return _opened(root, _checked(root, path), [], device)
+    except _Damaged as damage:
+        raise RunFailed(
+            f"the checkpoint of round {number} in {root} is damaged ({damage}): use another round"
+        ) from damage
 
 
 def kept_rounds(root: Path) -> list[int]:

@@ -237,8 +237,8 @@ def play(session: Session, directory: RunDirectory | None, callback: Callback | 
             if better:
                 save_best(directory.checkpoints, kept, engine.store, {"best": best})
             if last or state.round % recipe.checkpoint_every == 0:
-                reached_state, keep_all = kept if last else state, recipe.keep_checkpoints == "all"
-                save(directory.checkpoints, reached_state, engine.store.changed, {"best": best}, keep_all=keep_all)
+                now, changed = kept if last else state, engine.store.changed
+                save(directory.checkpoints, now, changed, {"best": best}, keep_all=recipe.keep_checkpoints == "all")
                 engine.store.mark_clean()
         result.add(row, best)
         if callback:

@@ -20,7 +20,7 @@ from fednorms.evaluation.modes import MEASURED, tested_state
 from fednorms.models import build
 from fednorms.net import Net
 from fednorms.passes import passes
-from fednorms.runs.checkpoint import Checkpoint, kept_rounds, load, load_best
+from fednorms.runs.checkpoint import Checkpoint, kept_rounds, load, load_best, load_round
 from fednorms.runs.directory import RunDirectory
 from fednorms.runs.facts import Facts, read_facts
 from fednorms.runs.losses import LOSSES, Loss, cross_entropy
@@ -83,14 +83,14 @@ class OpenRun:
     @cached_property
     def cohort(self) -> list[str]:
         """The clients of the round before `state`."""
-        session = self.session
-        return session.participation.cohort(session.engine.clients, self.recipe.seed, max(self.state.round - 1, 0))
+        return self._cohort(max(self.state.round - 1, 0))
+
+    def _cohort(self, t: int) -> list[str]:
+        return self.session.participation.cohort(self.session.engine.clients, self.recipe.seed, t)
 
     def next_models(self) -> dict[str, Tree]:
         """What each client of the next round sends right after its training: its model, as in the run itself."""
-        session = self.session
-        engine = session.engine
-        cohort = session.participation.cohort(engine.clients, self.recipe.seed, self.state.round)
+        engine, cohort = self.session.engine, self._cohort(self.state.round)
         untouched, engine.store = engine.store, ClientStore(engine.store.limit_bytes, source=self.clients)
         try:
             return {u.client: u.model for u in engine.train(broadcast(self.task, self.state), cohort).uploads}
@@ -179,7 +179,7 @@ def _checkpoint(directory: RunDirectory, recipe: Recipe, which: Which) -> Checkp
 
 
 def _checkpoint_of_round(directory: RunDirectory, recipe: Recipe, at: int) -> Checkpoint:
-    if (found := load(directory.checkpoints, recipe.device, at)) is None:
+    if (found := load_round(directory.checkpoints, at, recipe.device)) is None:
         there = ", ".join(map(str, kept_rounds(directory.checkpoints))) or "none"
         raise BadInput(
             f"Run {directory.path} has no checkpoint of round {at}; there are: {there}. "

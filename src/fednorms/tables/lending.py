@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fednorms.errors import RunFailed
+from fednorms.options import few
 from fednorms.runs.recipe import Recipe
 from fednorms.tables.observer import Observer
 from fednorms.tables.record import Values, read_record, same_run
@@ -14,7 +15,6 @@ from fednorms.tables.record import Values, read_record, same_run
 # What the report of a table that takes over a run reads of it.
 _NEEDED = {"table", "setting", "row", "status", "recipe", "hardware", "jobs", "data", "date", "version", "torch"}
 _OF_SCORES = {"headline", "last", "best", "bytes", "seconds"}
-_OF_RECIPE = {"seed", "method", "fingerprint", "evaluate_every"}
 
 
 class Neighbours:
@@ -43,8 +43,8 @@ class Neighbours:
                 key = str(values["recipe"]["seed"]), str(values["recipe"]["method"])
                 self.known.setdefault(key, []).append(values)
         if broken:
-            some = ", ".join(broken[:3]) + (", ..." if len(broken) > 3 else "")
-            observer.say(f"{len(broken)} results of tables beside this one cannot be read: not taken over ({some})")
+            left = f"{len(broken)} results of tables beside this one cannot be read"
+            observer.say(f"{left}: not taken over ({few(broken)})")
 
     def lend(self, recipe: Recipe, *, curve: bool, same_tests: bool, about: Mapping[str, Any]) -> Values | None:
         """A neighbour's record of this run under the name `about` gives it, None if nobody has it."""
@@ -61,4 +61,4 @@ class Neighbours:
 def _whole(values: Values) -> bool:
     """Whether a record has all that another table's report needs; `read_record` only asks for what every file has."""
     needed = _NEEDED | _OF_SCORES if values.get("status") == "done" else _NEEDED
-    return needed <= set(values) and isinstance(values["recipe"], dict) and set(values["recipe"]) >= _OF_RECIPE
+    return needed <= set(values)

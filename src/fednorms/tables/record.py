@@ -44,6 +44,16 @@ def sources() -> str:
     return digest.hexdigest()[:10]
 
 
+def made() -> Values:
+    """When, and with which software, something was made."""
+    return {
+        "date": f"{datetime.now().astimezone():%Y-%m-%d}",
+        "version": __version__,
+        "sources": sources(),
+        "torch": torch.__version__.partition("+")[0],
+    }
+
+
 def same_run(stored: Mapping[str, Any], recipe: Recipe) -> bool:
     """Whether a stored recipe means the same run, wherever it ran.
 
@@ -91,18 +101,14 @@ def record(
 ) -> Values:
     """What is stored of a run; `about` says which table, setting, row and data, and on which hardware."""
     history, headline = outcome.history, outcome.headline
-    status = "done" if not outcome.error else "diverged" if outcome.kind == "Diverged" else "failed"
     values: Values = {
         **about,
         "seed": recipe.seed,
-        "status": status,
-        "date": f"{datetime.now().astimezone():%Y-%m-%d}",
-        "version": __version__,
-        "sources": sources(),
-        "torch": torch.__version__.partition("+")[0],
+        "status": outcome.status,
+        **made(),
     }
     if outcome.error:
-        values["error"] = _without(outcome.error, recipe.data.root)
+        values["error"] = error_of(outcome, recipe)
     else:
         values |= {
             "headline": headline,
@@ -176,8 +182,10 @@ def _short(share: float) -> float | None:
     return round(share, 6) if math.isfinite(share) else None
 
 
-def _without(text: str, root: str) -> str:
-    return text.replace(root, "ROOT") if root else text
+def error_of(outcome: Outcome, recipe: Recipe) -> str:
+    """Why a run failed, without the path of its data: no file holds a path of the machine."""
+    root = recipe.data.root
+    return outcome.error.replace(root, "ROOT") if root else outcome.error
 
 
 def write_record(path: Path, values: Mapping[str, Any]) -> None:
@@ -189,7 +197,7 @@ def write_record(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _names_its_run(recipe: object) -> bool:
-    return isinstance(recipe, dict) and {"seed", "fingerprint", "evaluate_every"} <= set(recipe)
+    return isinstance(recipe, dict) and {"seed", "method", "fingerprint", "evaluate_every"} <= set(recipe)
 
 
 def read_record(path: Path) -> Values | None:

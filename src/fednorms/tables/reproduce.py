@@ -10,6 +10,7 @@ from typing import Any
 
 from fednorms.engines.devices import pick_device
 from fednorms.errors import BadInput
+from fednorms.options import few
 from fednorms.runs.cells import Cell, CellEvent, Outcome, run_cells
 from fednorms.runs.compare import hardware as hardware_of
 from fednorms.runs.recipe import Recipe
@@ -264,10 +265,9 @@ class _Work:
         def keep(cell: Cell, outcome: Outcome) -> bool:
             search, point = doing[cell.label, cell.recipe.seed]
             search.add(point, cell.recipe.seed, outcome, cell.recipe)
-            failed = bool(outcome.error) and outcome.kind != "Diverged"
-            if failed:
+            if outcome.status == "failed":
                 self.failed[f"{cell.label}, seed {cell.recipe.seed}"] = outcome.error
-            return not failed
+            return outcome.status != "failed"
 
         if cells:
             self.observer.say(f"search on validation images: {len(cells)} runs")
@@ -283,8 +283,7 @@ class _Work:
         found = found_in(self.shelf, self.table, chosen, self._fingerprint)
         for files, what in ((found.stale, "of another recipe than the table's"), (found.foreign, "of other data")):
             if files:
-                some = ", ".join(files[:3]) + (", ..." if len(files) > 3 else "")
-                self.observer.say(f"{len(files)} results are {what}: not used ({some})")
+                self.observer.say(f"{len(files)} results are {what}: not used ({few(files)})")
         pending: list[Job] = []
         total, neighbours = 0, Neighbours(self.shelf.out, self.observer)
         for setting, row in self._pairs():

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from inspect import signature
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-
-import torch
 
 from fednorms.data.pack import SUFFIX
 from fednorms.data.readers import READERS
@@ -21,9 +18,8 @@ from fednorms.runs.cells import Outcome
 from fednorms.runs.compare import slug
 from fednorms.runs.recipe import Recipe
 from fednorms.tables.plan import Found, Shelf, recipe_for
-from fednorms.tables.record import Values, plain, read_record, same_run, sources, write_record
+from fednorms.tables.record import Values, error_of, made, plain, read_record, same_run, write_record
 from fednorms.tables.table import Row, Setting, Table, merged, nested
-from fednorms.version import __version__
 
 Point = dict[str, Any]
 
@@ -106,14 +102,12 @@ class Search:
     def add(self, point: Point, seed: int, outcome: Outcome, recipe: Recipe) -> None:
         """Take in a run; one that diverged counts as worse than any other, one that failed is tried again next time."""
         self.failed = [r for r in self.failed if (r["values"], r["seed"]) != (point, seed)]
-        if outcome.error and outcome.kind != "Diverged":
-            root = recipe.data.root  # no file holds a path of the machine
-            why = outcome.error.replace(root, "ROOT") if root else outcome.error
-            self.failed.append({"values": point, "seed": seed, "error": why})
+        if outcome.status == "failed":
+            self.failed.append({"values": point, "seed": seed, "error": error_of(outcome, recipe)})
             self.write(recipe, point)
             return
         val = None
-        if not outcome.error:
+        if outcome.status == "done":
             name = f"{outcome.headline}/val"
             at = outcome.best if self.table.selection == "best-val" else None
             rows = [r for r in outcome.history if name in r["scores"] and (at is None or r["round"] == at["round"])]
@@ -132,10 +126,7 @@ class Search:
         self.stored = {
             **self.about,
             "status": "searching" if not self.ended else "diverged" if self.diverged else "done",
-            "date": f"{datetime.now().astimezone():%Y-%m-%d}",
-            "version": __version__,
-            "sources": sources(),
-            "torch": torch.__version__.partition("+")[0],
+            **made(),
             "grid": self.row.search,
             "metric": self.metric,
             "scores": [{"values": p, "mean": None if m is None else round(m, 3)} for p, m in self.means],
