@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import torch
@@ -15,6 +16,13 @@ from fednorms.training import Training
 
 CLASSES = ["cat", "dog", "owl"]
 TRAINING = Training(batch_size=4, lr=0.05)
+
+
+def order_of(site: str, n: int) -> torch.Tensor:
+    """The documented rule, written out: a permutation seeded by the hash of the site's name and its images' number."""
+    text = f"str:test order\x1fstr:{site}\x1fint:{n}"
+    seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
 
 
 def images(y: torch.Tensor, k: int, generator: torch.Generator, size: int = 8) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fednorms import noise
+from fednorms.layers.norms import tests_by_batch
 from fednorms.part import Part, Pass, Phase
 from fednorms.states import Batch, Broadcast, Client, Task, context_of
 from fednorms.training import batch_plan
@@ -81,13 +82,15 @@ class LocalView:
     def layer_inputs(
         self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None
     ) -> Iterator[dict[str, Tensor]]:
-        """Per training batch, in order, the input of every wanted layer (train mode, buffers untouched)."""
-        return layer_inputs(self.task, self.sent, self.client, self.model, self.everyone, wanted, batch_size)
+        """Per batch of training data, shuffled anew each round, the input of every wanted layer (buffers untouched)."""
+        rows = _permutation(len(self.client.data), "order of a pass", self._word())
+        return layer_inputs(self.task, self.sent, self.client, self.model, self.everyone, wanted, rows, batch_size)
 
     @torch.no_grad()
     def features(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Penultimate features and labels of the training data, in batches, as a test sees them."""
-        for rows in torch.arange(len(self.client.data)).split(256):
+        n = len(self.client.data)
+        for rows in mixed_rows(self.client.name, n) if depends_on_batch(self.task) else torch.arange(n).split(256):
             x, y = self._prepared(rows)
             yield self.task.net.forward(self.model, x, train=False, batch_statistics=False)[1].flatten(1), y
 
@@ -128,11 +131,12 @@ def layer_inputs(
     model: Tree,
     mine: dict[str, Tree],
     wanted: Callable[[nn.Module], bool],
+    rows: Tensor,
     batch_size: int | None = None,
     *,
     train: bool = True,
 ) -> Iterator[dict[str, Tensor]]:
-    """Run a client's data through a model, leaving it as it is, and show what wanted layers receive.
+    """Run a client's data, in the order of `rows`, through a model, leaving it as it is; show what layers receive.
 
     Layers normalise with the statistics of the batch; `train=False` leaves dropout and other noise out. Noise is keyed
     by round, client and batch, so that every engine measures the same.
@@ -140,14 +144,47 @@ def layer_inputs(
     context = context_of(task, sent.round, client, evaluating=True)
     word = noise.seed_of("noise of layer inputs", task.seed, sent.round, client.name) & 0xFFFFFFFF
     with task.net.watching(wanted) as seen, torch.no_grad():
-        for number, rows in enumerate(torch.arange(len(client.data)).split(batch_size or task.training.batch_size)):
-            if len(rows) == 1 and task.needs_two:
+        for number, some in enumerate(rows.split(batch_size or task.training.batch_size)):
+            if len(some) == 1 and task.needs_two:
                 continue
             seen.clear()
-            x, _ = prepare_test(task, client.data.batch(rows), context, mine, sent)
+            x, _ = prepare_test(task, client.data.batch(some), context, mine, sent)
             with noise.keyed(torch.tensor([word, number], device=task.like.device)):
                 task.net.forward(model.clone(), x, train=train, batch_statistics=True)
             yield dict(seen)
+
+
+def depends_on_batch(task: Task) -> bool:
+    """Whether a model's answer to an image depends on the images beside it: BatchNorm that keeps no statistics."""
+    return any(tests_by_batch(m) for m in task.net.module.modules())
+
+
+def shuffled_rows(site: str, images: int) -> Tensor:
+    """The order of a site's images where those of a batch share statistics: a permutation hashed from name and number.
+
+    Many readers sort images by class, and statistics of one class are not those a model was trained with. The order
+    depends on neither round nor seed, so that scores stay comparable.
+
+    >>> shuffled_rows("clinic", 4).sort().values.tolist()
+    [0, 1, 2, 3]
+    """
+    return _permutation(images, "test order", site, images)
+
+
+def mixed_rows(site: str, images: int, size: int = 256) -> list[Tensor]:
+    """`shuffled_rows` in batches; a last image that would be alone, and so without a variance, joins the batch before.
+
+    >>> [len(rows) for rows in mixed_rows("clinic", 513)], [len(rows) for rows in mixed_rows("clinic", 514)]
+    ([256, 257], [256, 256, 2])
+    """
+    batches = list(shuffled_rows(site, images).split(size))
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
+def _permutation(n: int, *words: str | int) -> Tensor:
+    return torch.randperm(n, generator=torch.Generator().manual_seed(noise.seed_of(*words)))
 
 
 def prepare_test(task: Task, batch: Batch, context: Context, mine: dict[str, Tree], sent: Broadcast) -> Batch:

@@ -201,7 +201,9 @@ class Local(Protocol):
     def layer_inputs(
         self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None
     ) -> Iterator[dict[str, Tensor]]:
-        """Per training batch, in order, the input of every wanted layer (train mode, buffers untouched)."""
+        """Per batch of training data, shuffled anew each round, the input of every wanted layer (train mode, buffers
+        untouched).
+        """
         ...
 
     def features(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import copy
-import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from fednorms.core import broadcast, own_state
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.data.mapped import MappedImages
 from fednorms.errors import BadInput
-from fednorms.evaluation.modes import Mode, shuffled_rows
+from fednorms.evaluation.modes import Mode, model_for
 from fednorms.evaluation.scores import Tally
-from tests.after import CLASSES, images, trained
-
-
-def order_of(site, n):
-    """The documented rule, written out: a permutation seeded by the hash of the site's name and its images' number."""
-    text = f"str:test order\x1fstr:{site}\x1fint:{n}"
-    seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+from fednorms.layers.hybrid_norm import HybridNorm
+from fednorms.passes import LocalView, shuffled_rows
+from fednorms.states import Client, context_of
+from tests.after import CLASSES, images, order_of, trained
 
 
 def sorted_sites(*tests):
@@ -121,6 +119,61 @@ def test_stored_statistics_are_tested_in_stored_order_bit_for_bit(mode):
     data = session.federation.site("a").test
     expected = by_hand(session, state.model, data, torch.arange(300).split(256), train=False)
     assert scores(session, state, mode)["a"] == expected
+
+
+def untracked():
+    """A network whose BatchNorm keeps no statistics, so that tests normalise by batch, too."""
+    norm = nn.BatchNorm2d(4, track_running_stats=False)
+    layers = nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    return nn.Sequential(*layers)
+
+
+def test_networks_without_stored_statistics_are_tested_in_batches_that_mix_classes(labels_seen):
+    sites = sorted_sites(300, 257)
+    session, state = trained("fedavg", 1, sites, model=untracked())
+    found = scores(session, state, "global")
+    assert [len(y) for y in labels_seen] == [256, 44, 257]  # the last image of 257 would have no company
+    assert all(len(set(y)) == 3 for y in labels_seen)
+    for name, sizes in (("a", (256, 44)), ("b", (257,))):
+        data = sites.site(name).test
+        expected = by_hand(session, state.model, data, order_of(name, len(data)).split(sizes), train=False)
+        assert found[name].recall == expected.recall
+        assert found[name].loss == pytest.approx(expected.loss, rel=1e-6)
+
+
+def two_shades():
+    """A site whose first half, one class, is black, and whose second half, the other, is white."""
+    y = torch.arange(64) // 32
+    x = (255 * y).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 8, 8).contiguous()
+    return Federation("shades", [Site("a", "a", Split(x, y), None, Split(x, y))], CLASSES, Preprocessing.centred(3))
+
+
+def test_statistics_estimated_from_data_sorted_by_class_see_all_classes():
+    norm_first = nn.Sequential(nn.BatchNorm2d(3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
+    session, state = trained("fedavg", 0, two_shades(), model=norm_first)
+    mode = Mode.read("global/re-estimated").resolved(session.task)
+    sent = broadcast(session.task, state)
+    client = Client("a", session.federation.site("a").train, None)
+    found, _ = model_for(session.task, sent, client, mode)
+    # Batches of one class would say 0; batches of four, mixed, say 1 in expectation (pixels are -1 and 1).
+    assert 0.7 < float(found["0.running_var"].mean()) < 1.4
+
+
+def test_a_pass_over_data_sorted_by_class_sees_them_mixed_and_anew_each_round():
+    norm_first = nn.Sequential(nn.BatchNorm2d(3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
+    session, state = trained("hbn", 0, two_shades(), model=norm_first)
+    task, sent = session.task, broadcast(session.task, state)
+    client = Client("a", session.federation.site("a").train, None)
+    seen = []
+    for number in (0, 1):
+        now = replace(sent, round=number)
+        context = context_of(task, number, client)
+        view = LocalView(task, task.method.parts[0], client, sent.model, context, now, own_state(task, now, None))
+        seen.append(torch.cat([x["0"] for x in view.layer_inputs(lambda m: isinstance(m, HybridNorm))])[:, 0, 0, 0])
+    batches = seen[0].view(16, 4)
+    assert int((batches.amin(1) < batches.amax(1)).sum()) > 8
+    assert not torch.equal(*seen)
+    assert torch.equal(*(s.sort().values for s in seen))
 
 
 def test_images_on_disk_are_tested_in_the_same_batches(tmp_path):

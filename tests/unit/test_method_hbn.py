@@ -129,12 +129,13 @@ def test_the_limits_of_the_mixture(phi, limit):
 
 
 def test_the_authors_pass_looks_at_one_batch_and_mixed_statistics():
-    data = tiny_data(80)
-    task = tiny_task("hbn(variant=author)", data)
-    got = measured(task, data, rounds(task, data, 0))
-    h = tiny_net().conv(data["a"].x[:64]).detach()
-    # phi = 0: half of the global mean 0 and half of the batch mean.
-    torch.testing.assert_close(got["norm.mean"], h.mean((0, 2, 3)) / 2, atol=1e-12, rtol=0)
+    for images, one_batch in ((64, True), (80, False)):
+        data = tiny_data(images)
+        task = tiny_task("hbn(variant=author)", data)
+        got = measured(task, data, rounds(task, data, 0))["norm.mean"]
+        h = tiny_net().conv(data["a"].x).detach()
+        # phi = 0: half of the global mean 0 and half of the batch mean, of 64 images in some order.
+        assert torch.allclose(got, h.mean((0, 2, 3)) / 2, atol=1e-12, rtol=0) is one_batch
 
 
 def test_the_measured_model_is_the_broadcast_one_with_its_global_statistics():

@@ -15,9 +15,9 @@ from torch import Tensor
 from fednorms.data import Split
 from fednorms.engines.capture import WARM_UPS, Device, Job
 from fednorms.engines.layout import Layout, copy_tree, shapes_of
-from fednorms.evaluation.modes import Mode, answer, depends_on_batch
+from fednorms.evaluation.modes import Mode, answer
 from fednorms.evaluation.scores import SiteScore, Tally
-from fednorms.passes import prepare_test
+from fednorms.passes import depends_on_batch, prepare_test
 from fednorms.states import Broadcast, Client, Task, context_of
 from fednorms.tree import Tree
 

@@ -14,10 +14,8 @@ from fednorms.data import Split
 from fednorms.errors import BadInput
 from fednorms.evaluation.scores import SiteScore, Tally
 from fednorms.evaluation.statistics import by_batch, re_estimated, statistics_names
-from fednorms.layers.norms import tests_by_batch
-from fednorms.noise import seed_of
 from fednorms.part import Route
-from fednorms.passes import LocalView, passes, prepare_test
+from fednorms.passes import LocalView, depends_on_batch, mixed_rows, passes, prepare_test, shuffled_rows
 from fednorms.states import Broadcast, Client, ClientState, ServerState, Task, context_of
 from fednorms.tree import Tree, mean
 
@@ -193,23 +191,6 @@ def answer(task: Task, sent: Broadcast, mine: dict[str, Tree], logits: Tensor, f
     return logits
 
 
-def depends_on_batch(task: Task) -> bool:
-    """Whether a model's answer to an image depends on the images beside it: BatchNorm that keeps no statistics."""
-    return any(tests_by_batch(m) for m in task.net.module.modules())
-
-
-def shuffled_rows(site: str, images: int) -> Tensor:
-    """The order in which a site's images are tested with batch statistics: a permutation hashed from name and number.
-
-    Many readers sort images by class, and statistics of one class are not those a model was trained with. The order
-    depends on neither round nor seed, so that scores stay comparable.
-
-    >>> shuffled_rows("clinic", 4).sort().values.tolist()
-    [0, 1, 2, 3]
-    """
-    return torch.randperm(images, generator=torch.Generator().manual_seed(seed_of("test order", site, images)))
-
-
 @torch.no_grad()
 def score_site(
     task: Task,
@@ -221,20 +202,20 @@ def score_site(
     mine: dict[str, Tree],
     mode: Mode,
 ) -> SiteScore:
-    """Test a model on a site's data, in stored order; with batch statistics, in batches of `shuffled_rows`.
+    """Test a model on a site's data, in stored order; where images of a batch share statistics, in `shuffled_rows`.
 
-    Of those, a last batch of one image is normalised with the stored statistics.
+    With batch statistics, a last batch of one image is normalised with the stored ones.
     """
     size = mode.batch_size(task)
     batch_mode = size is not None
     context = context_of(task, sent.round, client, evaluating=True)
     tally = Tally(classes)
-    # Where an image's answer depends on its batch, batches are the same on every device.
-    large = 256 if task.like.device.type == "cpu" or depends_on_batch(task) else 2048
-    if size is None:
-        batches = data.batches(large)
-    else:
+    if size is not None:
         batches = data.stream(shuffled_rows(client.name, len(data)).to(data.y.device).split(size))
+    elif depends_on_batch(task):  # batches are then the same on every device
+        batches = data.stream([rows.to(data.y.device) for rows in mixed_rows(client.name, len(data))])
+    else:
+        batches = data.batches(256 if task.like.device.type == "cpu" else 2048)
     for batch in batches:
         alone = len(batch[1]) == 1 and task.needs_two
         x, y = prepare_test(task, batch, context, mine, sent)

@@ -16,7 +16,7 @@ from fednorms.layers.norms import keeps_statistics
 from fednorms.layers.representative_norm import RepresentativeNorm, centred
 from fednorms.layers.switchable_norm import SwitchableNorm
 from fednorms.net import Net
-from fednorms.passes import layer_inputs
+from fednorms.passes import layer_inputs, shuffled_rows
 from fednorms.states import Broadcast, Client, Task
 from fednorms.tree import Tree
 
@@ -56,7 +56,8 @@ def re_estimated(task: Task, sent: Broadcast, client: Client, model: Tree, mine:
 
     m = sum n_b m_b / n, v = sum n_b v_b / n over batches of n_b images, with the batch variance that the layer itself
     records (BatchNorm: the unbiased one, so that equal batches give what BatchNorm with momentum=None measures).
-    Dropout is off. A model without such layers comes back as it is.
+    Batches are shuffled by a fixed key, since many readers sort images by class. Dropout is off. A model without such
+    layers comes back as it is.
     """
     layers = statistics_layers(task.net)
     if not layers:
@@ -64,7 +65,8 @@ def re_estimated(task: Task, sent: Broadcast, client: Client, model: Tree, mine:
     sums: dict[str, Tensor] = {}
     images: dict[str, int] = {}
     plain = by_batch(task.net, model)
-    for inputs in layer_inputs(task, sent, client, plain, mine, keeps_statistics, train=False):
+    rows = shuffled_rows(client.name, len(client.data))
+    for inputs in layer_inputs(task, sent, client, plain, mine, keeps_statistics, rows, train=False):
         for name, x in inputs.items():
             images[name] = images.get(name, 0) + len(x)
             if isinstance(layers[name], RepresentativeNorm):
