@@ -100,10 +100,14 @@ def distance(a, b):
 
 
 @pytest.mark.parametrize("text", METHODS)
-def test_graphs_equal_the_loop_in_float64(text):
+def test_graphs_equal_the_loop_in_float64_and_repeat_bit_for_bit(text):
     engines = []
     loop, loop_clients = run(Loop, text, 3, engines=engines)
     fast, fast_clients = run(Graphs, text, 3, engines=engines)
+    again, _ = run(Graphs, text, 3, slots=1)
+    assert all(torch.equal(fast.model[k], again.model[k]) for k in fast.model), "repeats with the same bits"
+    for owner, tree in fast.parts.items():
+        assert all(torch.equal(t, again.parts[owner][k]) for k, t in tree.items())
     plain, quick = (
         e.evaluate(s, headline(e.task), e.clients).sites for e, s in zip(engines, (loop, fast), strict=True)
     )

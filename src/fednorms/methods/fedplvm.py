@@ -89,13 +89,14 @@ class FedPLVM(Part):
 
 
 def _clustered(x: Tensor, y: Tensor) -> Tree:
-    """Per class, the means of its clusters."""
+    """Per class, the means of its clusters; on the host, where sums have an order."""
+    device, x, y = x.device, x.cpu(), y.cpu()
     means, labels = [], []
     for c in y.unique().tolist():
         members = x[y == c]
-        means.append(cluster_means(members, finch(members).to(x.device)))
-        labels.append(torch.full((len(means[-1]),), c, dtype=torch.int64, device=x.device))
-    return Tree({"prototype": torch.cat(means), "class": torch.cat(labels)})
+        means.append(cluster_means(members, finch(members)))
+        labels.append(torch.full((len(means[-1]),), c, dtype=torch.int64))
+    return Tree({"prototype": torch.cat(means).to(device), "class": torch.cat(labels).to(device)})
 
 
 def _padded(tree: Tree, size: int) -> Tree:
