@@ -85,6 +85,16 @@ def test_a_failed_run_of_a_search_is_exit_code_1(tmp_path, capsys):
         assert "shift / FedBN, lr 0.2, seed 0 failed: " in said.out
 
 
+def test_a_run_of_a_search_that_diverges_is_not_said_to_have_failed(tmp_path, capsys):
+    wild = 'method = "nonorm"\nsearch = { "training.lr" = [1e30, 1e31] }'
+    folder = table(tmp_path / "mini", change=('method = "fedbn"', wild))
+    args = ["reproduce", str(folder), "--out", str(tmp_path / "out"), "--device", "cpu", "--only", "FedBN", "--search"]
+    assert main(args) == 0
+    said = "".join(capsys.readouterr())
+    assert "shift / FedBN, lr 1e+30, seed 0 diverged: Client " in said
+    assert "failed" not in said
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

@@ -137,7 +137,9 @@ def test_a_row_all_of_whose_values_diverge_stands_in_the_table_as_diverged(tmp_p
     assert "has not ended" not in text
     assert "| FedBN | " in text
     assert "diverged ✗<br>0.1" in text
-    assert json.loads((out / "search/shift/fedbn.json").read_text())["status"] == "diverged"
+    search = json.loads((out / "search/shift/fedbn.json").read_text())
+    assert search["status"] == "diverged"
+    assert all(run["error"].startswith("Client ") for run in search["runs"])  # who, and in which round
     assert heard(folder, out, only=["FedBN"])[0].ran == 0
     assert (out / "RESULTS.md").read_text() == text
     whole, _ = heard(folder, out)  # beside a row that has runs

@@ -115,9 +115,9 @@ class CellWatch:
             return
         self.finished += 1
         self.done[name] = event.rounds  # also when it failed: nothing more comes
-        failed = event.outcome.error
-        self.reporter.advance(sum(self.done.values()), f"{name}: {'failed' if failed else 'done'}")
-        if failed:
-            self.reporter.say(f"{name} failed: {failed}")
+        status = event.outcome.status
+        self.reporter.advance(sum(self.done.values()), f"{name}: {status}")
+        if status != "done":
+            self.reporter.say(f"{name} {status}: {event.outcome.error}")
         if event.outcome.details:  # not one of our errors: say where it came from
             self.reporter.say(event.outcome.details.rstrip())

@@ -117,7 +117,8 @@ class Search:
             val = round(rows[-1]["scores"][name][judged_by(self.metric)], 6)
         seconds = round(sum(r["seconds"] for r in outcome.history), 3)
         self.runs = [r for r in self.runs if (r["values"], r["seed"]) != (point, seed)]
-        self.runs.append({"values": point, "seed": seed, "val": val, "seconds": seconds})
+        why = {"error": error_of(outcome, recipe)} if val is None else {}
+        self.runs.append({"values": point, "seed": seed, "val": val, "seconds": seconds, **why})
         self.runs.sort(key=lambda r: (self.points.index(r["values"]), r["seed"]))
         self.write(recipe, point)
 
