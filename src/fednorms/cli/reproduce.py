@@ -124,7 +124,7 @@ def show(done: Reproduction) -> None:
     """Print the tables that have results, the verdict, and where all was written."""
     console, summary = stdout(), done.summary
     for section in summary.sections:
-        if section.records:
+        if section.shown:
             console.print(section.title, style="bold", markup=False)
             for columns in _blocks(section, console.width):
                 console.print(grid(["", *columns], _rows(section, columns), numbers_from=1))

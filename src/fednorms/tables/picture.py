@@ -30,7 +30,7 @@ def figure(summary: Summary) -> Figure:
     """One panel per setting that has run; beside it the curves, if a setting keeps them."""
     from matplotlib.figure import Figure
 
-    sections = [section for section in summary.sections if section.records]
+    sections = [section for section in summary.sections if section.shown]
     curves = any(_curves(section) for section in sections)
     widest = max(len(section.columns) for section in sections)
     heights = [1.5 + 0.46 * len(section.rows) for section in sections]

@@ -48,7 +48,7 @@ def write(summary: Summary, folder: Path) -> list[Path]:
 def markdown(summary: Summary) -> str:
     """The whole report as Markdown."""
     table = summary.table
-    shown = [section for section in summary.sections if section.records]
+    shown = [section for section in summary.sections if section.shown]
     lines = [f"# {_escape(table.heading)}", "", f"**{summary.verdict[0].upper()}{summary.verdict[1:]}.**", ""]
     lines += [
         f"Every cell: ours (mean ± sample standard deviation over seeds), and below it print and the difference. "
@@ -65,7 +65,7 @@ def markdown(summary: Summary) -> str:
         if section.order:
             lines.append(f"- {_escape(order_of(section))}")
         lines += [*(f"- {_escape(line)}" for line in facts(section, table.selection)), ""]
-    missing = [section.title for section in summary.sections if not section.records]
+    missing = [section.title for section in summary.sections if not section.shown]
     if missing:
         lines += [f"Not run yet: {_escape('; '.join(missing))}.", ""]
     notes = [*table.notes, *summary.searches, *(_failure(r) for r in summary.failed)]
@@ -103,6 +103,8 @@ def _cell(entry: Entry, section: Section, column: str) -> str:
 def facts(section: Section, selection: str) -> list[str]:
     """What stands below a setting's table: data, seeds, selection, hardware, date, versions, time."""
     records = section.records
+    if not records:
+        return ["every row over the settings in which it stands, seed by seed, where all of them have run"]
     seeds = sorted({r["recipe"]["seed"] for r in records})
     rounds = "in the last round (no selection)"
     if selection == "best-val":

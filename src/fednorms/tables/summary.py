@@ -4,54 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
-from statistics import fmean, stdev
 from typing import Any
 
+from fednorms.tables.averages import average, averages_apart, averages_setting
+from fednorms.tables.entry import APART, BETTER, DIVERGED, FAILED, MISS, MISSING, Entry, judge
 from fednorms.tables.plan import Found
 from fednorms.tables.record import Values
 from fednorms.tables.selectors import Selector
 from fednorms.tables.table import Printed, Row, Setting, Table
 
-MISS, WITHIN, BETTER = "miss", "within", "better"
-APART, UNJUDGED, MISSING, DIVERGED, FAILED = "not comparable", "not judged", "missing", "diverged", "failed"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One cell: ours (mean and sample standard deviation over seeds), what was printed, and the verdict.
-
-    miss: worse than print by more than the tolerance, or a seed diverged; within (also: as failed as print); better;
-    not comparable (the setting says why); not judged (nothing printed, or nothing that points can judge); missing
-    (not run); diverged or failed (every seed).
-    """
-
-    ours: float | None
-    std: float | None
-    seeds: int
-    printed: Printed | None
-    verdict: str
-    diverged: int = 0
-    never: int = 0  # seeds that never reached what the column counts the rounds to
-    counts: bool = True  # not for rows and columns that print does not have, beside its numbers
-
-    @property
-    def difference(self) -> float | None:
-        """Ours minus print."""
-        if self.ours is None or self.printed is None or self.printed.failed:
-            return None
-        return self.ours - self.printed.mean
-
-    @property
-    def judged(self) -> bool:
-        """Whether it counts in "n of m"."""
-        return self.counts and self.verdict in (MISS, WITHIN, BETTER)
-
 
 @dataclass(frozen=True)
 class Section:
-    """One setting of the table."""
+    """One setting of the table, or the averages over settings."""
 
     setting: Setting
     rows: dict[str, dict[str, Entry]]
@@ -64,6 +31,11 @@ class Section:
     def title(self) -> str:
         """As it stands above the table."""
         return self.setting.title or self.setting.name
+
+    @property
+    def shown(self) -> bool:
+        """Whether there is anything to show: runs, or an average over settings that all have some."""
+        return bool(self.records) or any(e.ours is not None or e.diverged for e in self.entries)
 
     @property
     def columns(self) -> list[str]:
@@ -140,7 +112,7 @@ class Summary:
         """The table as plain text."""
         lines = [self.table.heading, ""]
         for section in self.sections:
-            if not section.records:
+            if not section.shown:
                 continue
             table = [["", *section.columns]]
             table += [
@@ -201,6 +173,8 @@ def _plain(entry: Entry) -> dict[str, Any]:
 def summarise(table: Table, found: Found, searches: Sequence[str] = ()) -> Summary:
     """Judge what has run of a table."""
     sections = [_section(table, setting, found) for setting in table.settings]
+    if table.averages:
+        sections.append(_averages(table, {s.setting.name: s.apart for s in sections}, found))
     failed = [record for records in found.failed.values() for record in records]
     return Summary(table, sections, failed, list(found.stale), list(found.foreign), list(searches))
 
@@ -219,7 +193,27 @@ def _section(table: Table, setting: Setting, found: Found) -> Section:
     }
     if setting.ranked:
         entries = dict(sorted(entries.items(), key=lambda item: standing(item[1][setting.ranked], setting)))
-    main = main_column(setting, apart, {c for row in rows for c in row.published.get(setting.name, {})})
+    printed = {c for row in rows for c in row.published.get(setting.name, {})}
+    return _ordered(setting, entries, records, apart, rows, printed)
+
+
+def _averages(table: Table, apart: dict[str, dict[str, str]], found: Found) -> Section:
+    setting, reasons = averages_setting(table), averages_apart(table, apart)
+    entries = {
+        row.name: {a: average(table, row, a, found, apart=a in reasons) for a in table.averages} for row in table.rows
+    }
+    return _ordered(setting, entries, [], reasons, table.rows, {a for row in table.rows for a in row.averages})
+
+
+def _ordered(
+    setting: Setting,
+    entries: dict[str, dict[str, Entry]],
+    records: list[Values],
+    apart: dict[str, str],
+    rows: Sequence[Row],
+    printed: Collection[str],
+) -> Section:
+    main = main_column(setting, apart, printed)
     in_print = {row.name: entries[row.name] for row in rows if row.counts}
     return Section(setting, entries, records, main, order(in_print, main, setting.selectors[main]), apart)
 
@@ -230,30 +224,10 @@ def _entry(table: Table, setting: Setting, row: Row, column: str, found: Found, 
     records = found.records(setting, row)
     done = [r for r in records if r["status"] == "done"]
     values = [v for r in done if (v := selector.value(r, table.selection)) is not None]
-    diverged, never = len(records) - len(done), len(done) - len(values)
+    entry = judge(table, selector, printed, records, values, len(records) - len(done), apart)
     counts = row.counts and setting.counts and column not in setting.derived and not table.runs_only
-    ours, std = fmean(values) if values else None, stdev(values) if len(values) > 1 else None
-    if not records:
-        verdict = FAILED if found.failed.get((setting.name, row.name)) else MISSING
-    elif apart:
-        verdict = APART
-    elif printed is None or not selector.judged:
-        verdict = DIVERGED if diverged == len(records) else UNJUDGED if values else MISSING
-    elif printed.failed:
-        verdict = WITHIN if diverged or (ours is not None and ours <= _chance(records)) else BETTER
-    elif diverged:
-        verdict = MISS
-    elif ours is None:
-        verdict = MISSING
-    else:
-        worse = (printed.mean - ours) * (-1 if selector.less_is_better else 1)
-        verdict = BETTER if worse < 0 else WITHIN if worse <= table.tolerance + 1e-9 else MISS
-    return Entry(ours, std, len(values), printed, verdict, diverged, never if values else 0, counts)
-
-
-def _chance(records: Sequence[Values]) -> float:
-    """Up to where an accuracy in per cent counts as guessing: half above that of one class in so many."""
-    return 150.0 / int(records[0]["data"]["classes"])
+    verdict = FAILED if not records and found.failed.get((setting.name, row.name)) else entry.verdict
+    return replace(entry, verdict=verdict, never=len(done) - len(values) if values else 0, counts=counts)
 
 
 def standing(entry: Entry, setting: Setting) -> tuple[bool, bool, float]:

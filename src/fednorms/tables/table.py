@@ -124,6 +124,8 @@ class Row(BaseModel):
     """Per setting and column: what was printed; absent where nothing was."""
     counts: bool = True
     """False for a row that print does not have, or not as a target, with its numbers beside it: judged, not counted."""
+    averages: dict[str, Annotated[Printed, BeforeValidator(_printed)]] = {}
+    """What was printed as the row's averages over settings, by the table's names of them."""
     search: dict[str, list[Any]] = {}
     """Key of the recipe to values that are tried on validation images; the best one is used."""
 
@@ -176,6 +178,8 @@ class Table(BaseModel):
     """Keys of a recipe that all runs share."""
     settings: list[Setting] = Field(min_length=1)
     rows: list[Row] = Field(min_length=1)
+    averages: dict[str, dict[str, str]] = {}
+    """Printed averages over settings: name to setting to the column of it that is averaged."""
     path: Path | None = Field(default=None, exclude=True)
     """The folder it was read from."""
 
@@ -293,8 +297,19 @@ def _problems(table: Table) -> list[str]:
         for key, column in named:
             if column not in setting.columns:
                 problems.append(f'{place}{key}: no column "{column}": {nearest(column, setting.columns)}')
+    for average, of in table.averages.items():
+        place = f'averages: "{average}": '
+        problems += [] if len(of) > 1 else [f"{place}an average takes at least two settings, got {len(of)}"]
+        for name, column in of.items():
+            if name not in names:
+                problems.append(f'{place}no setting "{name}": {nearest(name, names)}')
+            elif column not in names[name].columns:
+                known = nearest(column, names[name].columns)
+                problems.append(f'{place}setting "{name}" has no column "{column}": {known}')
     for row in table.rows:
         place = f'row "{row.name}": '
+        unknown = [a for a in row.averages if a not in table.averages]
+        problems += [f'{place}averages: the table has no "{a}": {nearest(a, table.averages)}' for a in unknown]
         problems += [place + p for p in _not_of_a_run(row.recipe, "recipe", "method")]
         pointers = {"settings": row.settings or [], "at": row.at, "published": row.published}
         for key, pointing in pointers.items():
