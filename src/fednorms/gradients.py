@@ -33,7 +33,7 @@ def gradient_functions(
         s.params = params
         buffers = carry.buffers.clone() if touched else carry.buffers
         touched = True
-        with noise.keyed(_key(carry, draw)):
+        with noise.keyed(step_key(carry, draw)):
             s.logits, s.features = task.net.forward(
                 {**carry.fixed, **params, **buffers}, s.x, train=True, batch_statistics=phase.norm == "batch"
             )
@@ -76,7 +76,8 @@ def base_loss(task: Task, carry: Carry, s: Step) -> Tensor:
     return task.loss(s.logits, s.y)
 
 
-def _key(carry: Carry, draw: int) -> Tensor:
+def step_key(carry: Carry, draw: int) -> Tensor:
+    """What keys the randomness of a batch of a step."""
     return carry.key if draw == 0 else torch.cat([carry.key[:1] + draw, carry.key[1:]])
 
 
@@ -97,7 +98,7 @@ def step_view(task: Task, carry: Carry, batch: Batch, draw: int) -> Step:
         return task.net.forward(tensors, x, train=True, batch_statistics=stats == "batch")
 
     s = Step(carry.params, carry.start, *batch, carry.context, task.net.head_names, carry.path, again, task.loss)
-    with noise.keyed(_key(carry, draw)):
+    with noise.keyed(step_key(carry, draw)):
         s.x, s.y = prepare(task, s, lambda p: seen_by(p, s, carry))
     return s
 

@@ -27,7 +27,7 @@ def test_a_round_made_again_from_the_one_before_is_the_round_that_was(tmp_path, 
     for t in (1, 2):
         before, after = (fn.open_run(path, which=at) for at in (t, t + 1))
         assert (before.state.round, after.state.round) == (t, t + 1)
-        first, second = before.next_models(), before.next_models()  # client states are not used up
+        first, second = before.next_round().models, before.next_round().models  # client states are not used up
         assert len(first) == 3
         assert all(torch.equal(first[c][k], second[c][k]) for c in first for k in first[c])
         engine = before.session.engine
@@ -35,6 +35,10 @@ def test_a_round_made_again_from_the_one_before_is_the_round_that_was(tmp_path, 
         assert all(torch.equal(u.model[k], first[u.client][k]) for u in uploads for k in u.model)
         made = server_update(before.task, before.state, uploads).model
         assert all(torch.equal(made[k], after.state.model[k]) for k in made)
+        assert all(torch.equal(t, after.state.model[k]) for k, t in before.next_round().state.model.items())
+        kept_back = [n for n in before.task.net.own if n not in before.task.net.exchanged]
+        for name in first:  # with what a client keeps to itself
+            assert all(torch.equal(first[name][k], after.clients[name].local[k]) for k in kept_back)
 
 
 def test_sparser_checkpoints_and_rounds_that_are_not_there(tmp_path):

@@ -192,9 +192,7 @@ class Graphs(Loop):
         pile = self._exams().pile([test for _, _, test in tested]) if tested else None
         if pile is None:
             return {c.name: self._score_upload(sent, c, upload, self._near(test)) for c, upload, test in tested}
-        sittings = (
-            Sitting(here, c, m, mine) for c, u, _ in tested for here, m, mine in [self._model_after(sent, c, u)]
-        )
+        sittings = (Sitting(here, c, m, mine) for c, u, _ in tested for here, m, mine in [self.model_after(sent, c, u)])
         try:
             return dict(zip([c.name for c, _, _ in tested], self._exams().scores(sittings, pile), strict=True))
         except DrawsInTests as why:

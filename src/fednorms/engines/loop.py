@@ -103,6 +103,10 @@ class Loop:
         """How many images a client trains on."""
         return len(self.data[name])
 
+    def client(self, name: str) -> Client:
+        """A training client with its data and its state of now."""
+        return self._client(self.sites[name], self.data[name])
+
     def _client(self, site: Site, data: Split) -> Client:
         return Client(site.name, data, self.store.get(site.name), dict(site.attributes))
 
@@ -135,7 +139,7 @@ class Loop:
         """Run an extra pass at clients: what each keeps, and what it uploads."""
         found: dict[str, tuple[Tree, Tree]] = {}
         for name in names:
-            client = self._client(self.sites[name], self.data[name])
+            client = self.client(name)
             with self._at("pass", p.name, sent.round, name):
                 mine = own_state(self.task, sent, client.state)
                 context = context_of(self.task, sent.round, client)
@@ -146,7 +150,7 @@ class Loop:
     def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
         """Train the clients of a cohort one after the other; with `score`, also test each right after."""
         done = Trained([])
-        clients = [self._client(self.sites[name], self.data[name]) for name in cohort]
+        clients = [self.client(name) for name in cohort]
         begun: dict[str, Begun] = {}
         if any("joint" in p.requires for p in self.task.method.parts):
             with self._at("joint", sent.round):
@@ -177,10 +181,10 @@ class Loop:
 
     def _score_upload(self, sent: Broadcast, client: Client, upload: Upload, test: Split) -> SiteScore:
         with self._at("test", sent.round, client.name):
-            here, model, mine = self._model_after(sent, client, upload)
+            here, model, mine = self.model_after(sent, client, upload)
             return score_site(self.task, here, client, test, self.tested.num_classes, model, mine, AFTER_LOCAL)
 
-    def _model_after(self, sent: Broadcast, client: Client, upload: Upload) -> tuple[Broadcast, Tree, dict[str, Tree]]:
+    def model_after(self, sent: Broadcast, client: Client, upload: Upload) -> tuple[Broadcast, Tree, dict[str, Tree]]:
         """A client's model right after local training (its state is the new one), as if it had been broadcast."""
         here = replace(sent, model=Tree({**sent.model, **upload.model}))
         return here, *model_for(self.task, here, client, AFTER_LOCAL)

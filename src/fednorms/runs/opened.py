@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fednorms.core import broadcast
+from fednorms.core import broadcast, server_update
 from fednorms.data import Federation
 from fednorms.engines.devices import dtype_of
+from fednorms.engines.loop import Loop
 from fednorms.engines.store import ClientStore
 from fednorms.errors import BadInput
 from fednorms.evaluation.modes import MEASURED, tested_state
@@ -30,6 +32,14 @@ from fednorms.states import Broadcast, ClientState, ServerState, Task
 from fednorms.tree import Tree
 
 Which = Literal["last", "best"] | int
+
+
+@dataclass(frozen=True)
+class NextRound:
+    """A round made again: each client's whole model right after its training, and the server after averaging."""
+
+    models: dict[str, Tree]
+    state: ServerState
 
 
 @dataclass
@@ -85,15 +95,29 @@ class OpenRun:
         """The clients of the round before `state`."""
         return self._cohort(max(self.state.round - 1, 0))
 
+    @cached_property
+    def next_cohort(self) -> list[str]:
+        """The clients of the round after `state`."""
+        return self._cohort(self.state.round)
+
     def _cohort(self, t: int) -> list[str]:
         return self.session.participation.cohort(self.session.engine.clients, self.recipe.seed, t)
 
-    def next_models(self) -> dict[str, Tree]:
-        """What each client of the next round sends right after its training: its model, as in the run itself."""
-        engine, cohort = self.session.engine, self._cohort(self.state.round)
+    def next_round(self) -> NextRound:
+        """The round after `state` again: the clients' models, with what they keep to themselves, and the new server."""
+        with self._states_of_its_own() as engine:
+            sent = broadcast(self.task, self.state)
+            done = engine.train(sent, self.next_cohort).uploads
+            models = {u.client: engine.model_after(sent, engine.client(u.client), u)[1] for u in done}
+        return NextRound(models, server_update(self.task, self.state, done))
+
+    @contextmanager
+    def _states_of_its_own(self) -> Iterator[Loop]:
+        """The engine, with clients' states that are thrown away afterwards."""
+        engine = self.session.engine
         untouched, engine.store = engine.store, ClientStore(engine.store.limit_bytes, source=self.clients)
         try:
-            return {u.client: u.model for u in engine.train(broadcast(self.task, self.state), cohort).uploads}
+            yield engine
         finally:
             engine.store = untouched
 
