@@ -1,5 +1,7 @@
 """Everything that `import fednorms as fn` offers, imported; `fednorms/__init__.py` loads this when first used."""
 
+from fednorms.analysis.analyse import analyse
+from fednorms.analysis.findings import Findings
 from fednorms.data import Federation, Site, Split, from_arrays, from_datasets, from_folders
 from fednorms.data.partition import partition
 from fednorms.data.registry import federation
@@ -24,6 +26,7 @@ __all__ = [
     "Eval",
     "Federation",
     "FednormsError",
+    "Findings",
     "Method",
     "Part",
     "Pass",
@@ -40,6 +43,7 @@ __all__ = [
     "Tree",
     "__version__",
     "adapt",
+    "analyse",
     "compare",
     "describe",
     "evaluate_run",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from docs import make_commuting_page, make_methods_page
+from fednorms.analysis.measures import ANALYSES
 from fednorms.part import REGISTRY
 from tests.pairs import known, order_of, ordered, some
 
@@ -17,6 +18,16 @@ WALK = DOCS / "add-a-method.md"
 def test_the_methods_page_is_current():
     written = make_methods_page.PAGE.read_text(encoding="utf-8")
     assert make_methods_page.page() == written, "run: python docs/make_methods_page.py"
+
+
+def test_the_page_of_analyses_names_all_with_their_figures():
+    rows = re.findall(
+        r"^\| `([a-z-]+)` \| ([^|]*) \|", (DOCS / "analyses.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert [name for name, _ in rows] == list(ANALYSES)
+    for name, figures in rows:
+        papers = {"FedFN", "GReg", "FedWon", "FedNN"}
+        assert {p for p in papers if p in figures} == {p for p in papers if p in ANALYSES[name].figures}
 
 
 # -- which pairs commute ------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ _GROUPS = {
         "predict": "classify images",
         "export": "write a model as plain weights with its classes and preprocessing",
         "adapt": "give a new site a model that fits its images",
+        "analyse": "measure in a run what a figure of the papers shows",
     },
     "Data": {
         "data": "check data sets on disk, and pack them into one file",
@@ -30,7 +31,7 @@ _GROUPS = {
         "deploy": "write a Flower project, and check a site's data against it",
     },
     "Look up": {
-        "list": "show all methods, models or federations",
+        "list": "show all methods, models, federations, analyses, ...",
         "describe": "show what a method does to a model: routes, bytes, state, passes",
     },
 }

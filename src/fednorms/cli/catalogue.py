@@ -1,4 +1,4 @@
-"""`fednorms list`: methods, models, federations, partitions and transforms."""
+"""`fednorms list`: methods, models, federations, partitions, transforms and analyses."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fednorms.cli.parsing import parse
 
 @dataclass
 class List:
-    """Show all methods, models, federations, partition rules or chains of transforms."""
+    """Show all methods, models, federations, partition rules, chains of transforms or analyses."""
 
-    what: tyro.conf.Positional[Literal["methods", "models", "federations", "partitions", "transforms"]]
+    what: tyro.conf.Positional[Literal["methods", "models", "federations", "partitions", "transforms", "analyses"]]
     """What to show."""
     json: bool = False
     """Print one JSON object and nothing else."""
@@ -30,7 +30,13 @@ def list_(args: Sequence[str]) -> int:
     if given.what == "methods":
         _methods(as_json=given.json)
         return 0
-    tables = {"models": _models, "federations": _federations, "partitions": _partitions, "transforms": _transforms}
+    tables = {
+        "models": _models,
+        "federations": _federations,
+        "partitions": _partitions,
+        "transforms": _transforms,
+        "analyses": _analyses,
+    }
     header, rows = tables[given.what]()
     if given.json:
         print_json({given.what: [dict(zip(header, row, strict=True)) for row in rows]})
@@ -45,6 +51,7 @@ _USE = {
     "partitions": 'Used as --partition "dirichlet(beta=0.3, clients=100)"; within=domain divides every domain by '
     "itself, test=deal|alike|personal|whole says what becomes of test data.",
     "transforms": "Used as --augment flip_rotate; by default a data set's papers decide. Tests see no transform.",
+    "analyses": 'Used as `fednorms analyse RUN four-factors`; those by round need a run with keep_checkpoints="all".',
 }
 
 
@@ -95,3 +102,9 @@ def _transforms() -> tuple[list[str], list[list[str]]]:
     from fednorms.transforms import CHAINS
 
     return ["name", "what it does"], [[name, (chain.__doc__ or "").strip()] for name, chain in CHAINS.items()]
+
+
+def _analyses() -> tuple[list[str], list[list[str]]]:
+    from fednorms.analysis.measures import ANALYSES
+
+    return ["name", "of", "what it measures"], [[a.name, a.figures, a.says] for a in ANALYSES.values()]

@@ -1,0 +1,1 @@
+"""Analyses of the papers' figures: functions of plain tensors, and what they find in a run."""

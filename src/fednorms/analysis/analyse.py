@@ -1,0 +1,42 @@
+"""Measure something of the papers' figures in a run of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fednorms.analysis.findings import Findings
+from fednorms.analysis.kept import Kept
+from fednorms.analysis.measures import ANALYSES, Analysis
+from fednorms.data import Federation
+from fednorms.errors import BadInput
+from fednorms.options import nearest
+
+
+def analysis_named(name: str) -> Analysis:
+    """An analysis by its name.
+
+    >>> analysis_named("norm")
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: no analysis "norm": did you mean "norms"? ...
+    """
+    if name not in ANALYSES:
+        raise BadInput(f'no analysis "{name}": {nearest(name, ANALYSES)}')
+    return ANALYSES[name]
+
+
+def analyse(path: str | Path, name: str, federation: Federation | None = None, device: str | None = None) -> Findings:
+    """What an analysis finds in a run's directory, as plain numbers, curves and arrays; the run is left as it is.
+
+    Analyses by round read the rounds that the run kept (keep_checkpoints="all", checkpoint_every=N) and train the next
+    round of each once more, since models right after local training are not stored. `fednorms list analyses` shows
+    all.
+
+    >>> import tempfile
+    >>> from fednorms.runs.driver import run
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = run("fedavg", rounds=1, out=folder + "/run")
+    ...     found = analyse(folder + "/run", "divergence")
+    >>> list(found.scalars), found.arrays["divergence"].shape
+    (['mean over pairs'], (5, 5))
+    """
+    return analysis_named(name).measure(Kept(Path(path), federation, device))

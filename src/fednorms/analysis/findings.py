@@ -1,0 +1,60 @@
+"""What an analysis finds in a run, as plain values that a JSON file can hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Series = list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Numbers, numbers by round, arrays, and words about them.
+
+    >>> found = Findings({"gap": 0.25}, {"loss": [(1, 0.5)]}, {"points": np.zeros((1, 2))}, {"client": "a"})
+    >>> Findings.of(found.plain()).plain() == found.plain()
+    True
+    """
+
+    scalars: dict[str, float] = field(default_factory=dict)
+    series: dict[str, Series] = field(default_factory=dict)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """As values of JSON; what is not finite is null."""
+        return {
+            "scalars": {k: _number(v) for k, v in self.scalars.items()},
+            "series": {k: [[t, _number(v)] for t, v in s] for k, s in self.series.items()},
+            "arrays": {k: _numbers(a.tolist()) for k, a in self.arrays.items()},
+            "words": dict(self.words),
+        }
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Findings:
+        """From what `plain` wrote."""
+        return cls(
+            {k: _back(v) for k, v in values["scalars"].items()},
+            {k: [(int(t), _back(v)) for t, v in s] for k, s in values["series"].items()},
+            {k: np.array(a, dtype=float) for k, a in values["arrays"].items()},
+            dict(values["words"]),
+        )
+
+
+def _number(value: float) -> float | int | None:
+    if not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def _numbers(values: Any) -> Any:  # noqa: ANN401
+    return [_numbers(v) for v in values] if isinstance(values, list) else _number(values)
+
+
+def _back(value: float | None) -> float:
+    return math.nan if value is None else float(value)

@@ -1,0 +1,53 @@
+"""A run's directory as analyses read it: its last state, the rounds that it kept, its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fednorms.analysis.subject import Subject
+from fednorms.data import Federation
+from fednorms.errors import BadInput
+from fednorms.runs.checkpoint import kept_rounds
+from fednorms.runs.directory import RunDirectory
+from fednorms.runs.opened import open_run
+
+
+@dataclass
+class Kept:
+    """What is left of a run on disk."""
+
+    path: Path
+    federation: Federation | None = None
+    device: str | None = None
+
+    @cached_property
+    def last(self) -> Subject:
+        """The run after its last round."""
+        return Subject(open_run(self.path, federation=self.federation, device=self.device))
+
+    def at(self, round: int) -> Subject:
+        """The run after a round of which it kept a checkpoint."""
+        return Subject(open_run(self.path, round, self._data, device=self.device))
+
+    def rounds(self) -> Iterator[Subject]:
+        """The run after every round that it kept, but the last: what follows that one never happened."""
+        usable = [t for t in kept_rounds(RunDirectory(self.path).checkpoints) if t < self.last.run.recipe.rounds]
+        if not usable:
+            raise BadInput(
+                f"Run {self.path} has kept no round but its last. Run it with keep_checkpoints='all', and "
+                "checkpoint_every as often as a curve should have points."
+            )
+        return map(self.at, usable)
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The run's metrics, a row per round."""
+        return RunDirectory(self.path).metrics()
+
+    @property
+    def _data(self) -> Federation:
+        return self.last.run.session.federation  # read once

@@ -1,0 +1,62 @@
+"""`fednorms analyse` and `list analyses`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import fednorms as fn
+from fednorms.analysis.measures import ANALYSES
+from fednorms.cli import main
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("analyse") / "run"
+    small = {"federation": "digits-shift", "model": "cnn-small", "data": {"size": 8, "val": 0.1, "test": 0.8}}
+    fn.run(recipe=fn.Recipe.make(small | {"method": "fedavg", "rounds": 1}), out=path)
+    return path
+
+
+def test_numbers_are_printed_and_files_written(run, tmp_path, capsys):
+    assert main(["analyse", str(run), "divergence", "four-factors", "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "mean over pairs" in said
+    assert "alignment of weights" in said
+    names = {p.name for p in (tmp_path / "out").iterdir()}
+    assert names == {"divergence.json", "divergence.png", "four-factors.json", "four-factors.png"}
+    stored = json.loads((tmp_path / "out" / "divergence.json").read_text())
+    assert stored == fn.analyse(run, "divergence").plain()
+
+
+def test_json(run, capsys):
+    assert main(["analyse", str(run), "divergence", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["analyses"]["divergence"]["scalars"]["mean over pairs"] > 0
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["divergense"], 'no analysis "divergense": did you mean "divergence"'),
+        (["norms"], "has kept no round but its last"),
+        (["divergence", "nonsense"], 'no analysis "nonsense"'),
+    ],
+)
+def test_mistakes_are_exit_code_2_and_nothing_is_written(run, tmp_path, capsys, args, words):
+    assert main(["analyse", str(run), *args, "--out", str(tmp_path / "out")]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_is_not_there(tmp_path, capsys):
+    assert main(["analyse", str(tmp_path / "nowhere"), "divergence"]) == 2
+    assert "is not a run" in capsys.readouterr().err
+
+
+def test_all_are_listed(capsys):
+    assert main(["list", "analyses", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["analyses"]
+    assert [row["name"] for row in listed] == list(ANALYSES)
+    assert all("Figure" in row["of"] and row["what it measures"] for row in listed)

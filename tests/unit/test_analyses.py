@@ -1,0 +1,233 @@
+"""Analyses of runs: each against numbers made by hand from the run's models, and nothing of the run is changed."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import fednorms as fn
+from fednorms.analysis.analyse import analyse
+from fednorms.analysis.kept import Kept
+from fednorms.analysis.measures import ANALYSES
+from fednorms.analysis.picture import png
+from fednorms.analysis.subject import activation_after
+from fednorms.core import broadcast, local_update, server_update
+from fednorms.errors import BadInput
+
+SMALL = {"federation": "digits-shift", "model": "cnn-small", "data": {"size": 8, "val": 0.1, "test": 0.8}}
+BY_ROUND = ["norms", "bn-variance", "training-gap", "smallest-probability"]
+
+
+def kept(path, method="fedavg", **options):
+    recipe = fn.Recipe.make(SMALL | {"method": method, "rounds": 3, "keep_checkpoints": "all"} | options)
+    fn.run(recipe=recipe, out=path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Three rounds of FedAvg with two of five clients, tested in two ways, of which every round is kept."""
+    folder = tmp_path_factory.mktemp("analyses")
+    return kept(folder / "run", evaluate=["global", "global/batch"], participation="fixed:2")
+
+
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory):
+    """Eleven rounds: round 10 is there."""
+    return kept(tmp_path_factory.mktemp("analyses") / "longer", rounds=11)
+
+
+def contents(path):
+    return {p: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(Path(path).rglob("*")) if p.is_file()}
+
+
+def module_of(opened, tensors):
+    module = copy.deepcopy(opened.task.net.module).eval()
+    module.load_state_dict(tensors)
+    return module
+
+
+def seen_by(opened, tensors, site):
+    """Features and logits of a site's test images, with a module of torch alone."""
+    module, data = module_of(opened, tensors), opened.session.federation.site(site).test
+    features = []
+    module.get_submodule(opened.task.net.heads[0]).register_forward_pre_hook(lambda _, args: features.append(args[0]))
+    with torch.no_grad():
+        logits = module((data.x.float() / 255 - 0.5) / 0.5)
+    return features[0], logits, data.y
+
+
+def uploads_after(opened):
+    sent = broadcast(opened.task, opened.state)
+    return [local_update(opened.task, sent, opened.session.engine.client(c))[0] for c in opened.next_cohort]
+
+
+@pytest.mark.parametrize("name", [n for n in ANALYSES if n != "drift-embedding"])
+def test_every_analysis_finds_something_draws_it_and_leaves_the_run_alone(run, name):
+    before = contents(run)
+    found = analyse(run, name)
+    assert contents(run) == before
+    assert found.scalars or found.arrays
+    assert all(math.isfinite(v) or name == "norms" for v in found.scalars.values())
+    assert analyse(run, name).plain() == found.plain()
+    assert png(ANALYSES[name], {"FedAvg": [found, found], "again": [found]}, "A run").startswith(b"\x89PNG")
+
+
+def test_four_factors_of_the_last_model(run):
+    opened = fn.open_run(run)
+    sites = [seen_by(opened, opened.state.model, s.name) for s in opened.session.federation.clients]
+    f, y = torch.cat([s[0] for s in sites]), torch.cat([s[2] for s in sites])
+    found = analyse(run, "four-factors")
+    means = torch.stack([f[y == c].mean(0) for c in range(10)])
+    expected = functional.cosine_similarity(means, opened.state.model["head.weight"])
+    assert found.arrays["alignment"] == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-5)
+
+
+def test_norms_are_those_of_clients_right_after_training_and_of_the_server_after_averaging(tmp_path):
+    path = kept(tmp_path / "run", data={**SMALL["data"], "partition": "sharding(clients=5, shards=2)"})
+    opened = fn.open_run(path, which=1)
+    uploads = uploads_after(opened)
+    seen, unseen = [], []
+    for u in uploads:
+        rows = u.model["head.weight"].norm(dim=1)
+        mine = opened.session.engine.data[u.client].y.unique()
+        seen.append(rows[mine].mean())
+        unseen.append(np.delete(rows.numpy(), mine.numpy()).mean())
+    found = analyse(path, "norms").series
+    assert [t for t, _ in found["W seen"]] == [2, 3]
+    assert found["W seen"][0][1] == pytest.approx(float(np.mean(seen)), rel=1e-5)
+    assert found["W unseen"][0][1] == pytest.approx(float(np.mean(unseen)), rel=1e-5)
+    server = server_update(opened.task, opened.state, uploads).model
+    assert found["W global"][0][1] == pytest.approx(float(server["head.weight"].norm(dim=1).mean()), rel=1e-5)
+    tested = [seen_by(opened, server, s.name)[0] for s in opened.session.federation.clients if s.test]
+    assert found["F global"][0][1] == pytest.approx(float(torch.cat(tested).norm(dim=1).mean()), rel=1e-4)
+    gap = found["F seen"][0][1] - found["F global"][0][1]
+    assert found["F seen - global"][0][1] == pytest.approx(gap)
+
+
+def test_variance_and_statistics_of_normalisation_layers(run):
+    opened = fn.open_run(run, which=2)
+    means = torch.stack([u.model["norm1.running_mean"] for u in uploads_after(opened)])
+    found = analyse(run, "bn-variance")
+    assert [t for t, _ in found.series["mean, norm1"]] == [2, 3]
+    assert found.series["mean, norm1"][1][1] == pytest.approx(float(means.var(0, unbiased=False).mean()), rel=1e-5)
+    statistics = analyse(run, "bn-statistics")
+    last = fn.open_run(run)
+    uploads = {u.client: u.model for u in uploads_after(last)}
+    _, b, server = statistics.words["models"].split(", ")
+    assert server == "server"
+    values = statistics.arrays["variance, norm1"]
+    assert values[1] == pytest.approx(uploads[b]["norm1.running_var"].numpy(), rel=1e-5)
+    assert values[2] == pytest.approx(values[:2].mean(0), rel=1e-2)  # two clients of about the same size
+
+
+def test_the_gap_of_test_losses_is_that_of_the_metrics(run):
+    rows = fn.open_run(run).directory.metrics()
+    sites = {mode: rows[-1]["scores"][f"global/{mode}/test"]["sites"] for mode in ("global", "batch")}
+    gaps = [sites["global"][s]["loss"] - sites["batch"][s]["loss"] for s in sites["batch"]]
+    assert analyse(run, "test-gap").series["batch"][-1] == (3, pytest.approx(sum(gaps) / len(gaps)))
+
+
+def test_the_walk_through_training_sees_what_training_sees(run):
+    subject = Kept(run).at(2)
+    opened = subject.run
+    steps = list(subject.training())
+    losses = {u.client: float(u.metrics["loss"]) for u in uploads_after(opened)}
+    for client in opened.next_cohort:
+        mine = [float(functional.cross_entropy(by_batch, y)) for name, y, by_batch, _ in steps if name == client]
+        assert sum(mine) / len(mine) == pytest.approx(losses[client], rel=1e-5)  # before each step, as the run's loss
+        total = sum(len(y) for name, y, *_ in steps if name == client)
+        assert total == len(opened.session.engine.data[client])
+    # At the first step the model is the server's: its own statistics are the test-time ones.
+    name, y, _, by_server = steps[0]
+    x = next(iter(opened.session.engine.data[name].batches(1)))[0]
+    assert by_server.shape == (len(y), 10)
+    assert x.shape[1:] == opened.session.federation.shape
+    gap = analyse(run, "training-gap").series["gap"][-1]
+    means = []
+    for client in opened.next_cohort:
+        terms = [
+            (functional.cross_entropy(s, y, reduction="sum") - functional.cross_entropy(b, y, reduction="sum"), len(y))
+            for who, y, b, s in steps
+            if who == client
+        ]
+        means.append(float(sum(t for t, _ in terms)) / sum(n for _, n in terms))
+    assert gap == (3, pytest.approx(sum(means) / len(means), rel=1e-4))
+    least = min(float(b.softmax(1).gather(1, y[:, None]).min()) for _, y, b, _ in steps)
+    assert analyse(run, "smallest-probability").series["batch statistics"][-1] == (3, pytest.approx(least, rel=1e-4))
+
+
+def test_a_model_without_batch_normalisation_has_no_gap(tmp_path):
+    path = kept(tmp_path / "run", "gn")
+    assert analyse(path, "training-gap").scalars["gap, last"] == pytest.approx(0, abs=1e-9)
+    with pytest.raises(BadInput, match="no layer with stored statistics"):
+        analyse(path, "bn-variance")
+
+
+def test_divergence_between_clients_test_images(run):
+    opened = fn.open_run(run)
+    names = [s.name for s in opened.session.federation.clients]
+    found = analyse(run, "divergence")
+    assert found.words["clients"].split(", ") == names
+    a, b = (seen_by(opened, opened.state.model, n)[0].double() for n in names[:2])
+    normals = [torch.distributions.Normal(x.mean(0), (x.var(0, unbiased=False) + 1e-5).sqrt()) for x in (a, b)]
+    kl = torch.distributions.kl_divergence
+    both = kl(*normals) + kl(*reversed(normals))
+    assert found.arrays["divergence"][0, 1] == pytest.approx(float(both.mean()), rel=1e-3)
+
+
+def test_maps_are_those_behind_the_activation_and_identical_models_are_alike(run):
+    subject = Kept(run).last
+    shown = activation_after(subject, lambda m: isinstance(m, torch.nn.Conv2d))
+    assert all("relu" in name or "act" in name or "norm" in name for name in shown.values()), shown
+    found = analyse(run, "feature-maps")
+    assert 0 < found.scalars["clients"] <= found.scalars["server and clients"] + 0.5 <= 1.5
+    still = Kept(run).last
+    same = {name: still.server for name in still.next_round.models}
+    still.__dict__["next_round"] = replace(still.next_round, models=same, state=still.run.state)
+    kept_run = Kept(run)
+    kept_run.__dict__["last"] = still
+    alike = ANALYSES["feature-maps"].measure(kept_run).scalars
+    assert alike == {"server and clients": pytest.approx(1), "clients": pytest.approx(1)}
+
+
+def test_an_embedding_holds_as_many_images_of_every_site(run):
+    found = analyse(run, "embedding")
+    sites, counts = np.unique(found.arrays["site"], return_counts=True)
+    assert len(sites) == 5
+    assert counts.max() <= 400
+    assert found.arrays["points of server"].shape == (counts.sum(), 2)
+
+
+def test_drift_is_that_of_round_ten(longer):
+    found = analyse(longer, "drift-embedding")
+    client = found.words["client"]
+    assert client in fn.open_run(longer, which=9).next_cohort
+    assert found.arrays["points of server"].shape == found.arrays[f"points of {client}"].shape
+    assert png(ANALYSES["drift-embedding"], {"FedAvg": [found]}, "Drift").startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("method", ["fedbn", "silobn", "scaffold", "hbn", "fedfn", "fedwon"])
+def test_analyses_of_methods_with_states_and_tensors_of_their_own(tmp_path, method):
+    path = kept(tmp_path / "run", method, rounds=2)
+    names = ["four-factors", "divergence", "norms", "feature-maps"]
+    assert all(np.isfinite(list(analyse(path, n).scalars.values())).any() for n in names)
+
+
+def test_what_cannot_be_analysed_is_said(tmp_path):
+    fn.run(recipe=fn.Recipe.make(SMALL | {"method": "fedavg", "rounds": 1}), out=tmp_path / "run")
+    for name in BY_ROUND:
+        with pytest.raises(BadInput, match="has kept no round but its last"):
+            analyse(tmp_path / "run", name)
+    with pytest.raises(BadInput, match="not tested with both kinds of statistics"):
+        analyse(tmp_path / "run", "test-gap")
+    with pytest.raises(BadInput, match=r'no analysis "t-sne"'):
+        analyse(tmp_path / "run", "t-sne")
