@@ -9,6 +9,9 @@ from statistics import fmean
 
 import pytest
 
+from fednorms.analysis.kept import Kept
+from fednorms.analysis.measures import ANALYSES
+from fednorms.analysis.picture import png
 from fednorms.data.readers import READERS
 from fednorms.errors import BadInput
 from fednorms.method import method
@@ -204,6 +207,34 @@ def test_one_row_of_a_few_tables_trains_on_tiny_data(name, tiny):
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in sample(NAMES, FEW)])
 def test_one_row_of_every_table_trains_on_tiny_data(name, tiny):
     _one_round(name, tiny)
+
+
+ANALYSED = [n for n in NAMES if read(n).analysis]
+
+
+def _analysed(name, tiny, folder):
+    """A row of the figure trains and is analysed, as `reproduce` would do it."""
+    table = read(name)
+    setting, row = min(pairs(table), key=lambda pair: number(f"{name} {pair[0].name} {pair[1].name}"))
+    assert setting.keeps_run or table.analysis == "test-gap"
+    small = shrunk(recipe_for(table, setting, row, 0, {}), tiny(needs(setting, table)))
+    rounds = 10 if table.analysis == "drift-embedding" else 2
+    often = {"rounds": rounds, "checkpoint_every": 1, "keep_checkpoints": "all", "evaluate_every": 1}
+    execute(small.model_copy(update=often), out=folder)
+    found = ANALYSES[table.analysis].measure(Kept(folder))
+    assert found.scalars or found.arrays
+    assert png(ANALYSES[table.analysis], {row.name: [found]}, table.title).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", sample(ANALYSED, 4))
+def test_a_few_figures_are_analysed_on_tiny_data(name, tiny, tmp_path):
+    _analysed(name, tiny, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in ANALYSED if n not in sample(ANALYSED, 4)])
+def test_every_figure_is_analysed_on_tiny_data(name, tiny, tmp_path):
+    _analysed(name, tiny, tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def listed(table: Table) -> Listed:
         count = _finished(table, place) if place is not None else 0
         if count > done:
             done, where = count, "recipes" if place == table.path else str(place)
-    title = f"{table.title} (runs only)" if table.runs_only else table.title
+    title = f"{table.title} (analysis: {table.analysis})" if table.analysis else table.title
     return Listed(table.name, table.paper, table.label, title, data, runs, done, where)
 
 

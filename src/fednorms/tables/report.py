@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from fednorms.analysis.measures import ANALYSES
 from fednorms.runs.atomic import clear_errors, write_atomic
+from fednorms.tables.analyses import findings_of, numbers_of
+from fednorms.tables.entry import UNJUDGED
 from fednorms.tables.estimate import duration
 from fednorms.tables.summary import (
     APART,
@@ -30,23 +33,37 @@ def write(summary: Summary, folder: Path) -> list[Path]:
     """Write the three files (the picture, if matplotlib is there) and return their paths."""
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / "RESULTS.md", folder / "results.csv"]
-    write_atomic(files[0], markdown(summary).encode())
-    write_atomic(files[1], csv_table(summary).encode())
+    pictures = _pictures(summary)
+    write_atomic(folder / "RESULTS.md", markdown(summary, pictures).encode())
+    write_atomic(folder / "results.csv", csv_table(summary).encode())
+    for name, image in pictures.items():
+        write_atomic(folder / name, image)
+    return [folder / name for name in ("RESULTS.md", "results.csv", *pictures)]
+
+
+def _pictures(summary: Summary) -> dict[str, bytes]:
+    """The table as a picture, and one of every setting's analysis; none without matplotlib."""
     try:
+        from fednorms.analysis.picture import png as analysis_png
         from fednorms.tables.picture import png
 
         image = png(summary)
+        found = {} if image is None else {"results.png": image}
+        for section in summary.sections:
+            if findings := findings_of(section.records):
+                analysis = ANALYSES[summary.table.analysis]
+                found[_picture_of(section)] = analysis_png(analysis, findings, section.title)
     except ImportError:
-        return files
-    if image is not None:
-        write_atomic(folder / "results.png", image)
-        files.append(folder / "results.png")
-    return files
+        return {}
+    return found
 
 
-def markdown(summary: Summary) -> str:
-    """The whole report as Markdown."""
+def _picture_of(section: Section) -> str:
+    return f"analysis-{section.setting.slug}.png"
+
+
+def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
+    """The whole report as Markdown; `pictures` names the files beside it."""
     table = summary.table
     shown = [section for section in summary.sections if section.shown]
     lines = [f"# {_escape(table.heading)}", "", f"**{summary.verdict[0].upper()}{summary.verdict[1:]}.**", ""]
@@ -55,8 +72,12 @@ def markdown(summary: Summary) -> str:
         f"✗ misses print by more than {table.tolerance:g} points; better than print is no miss. † is not comparable.",
         "",
     ]
-    if table.runs_only:
-        lines += ["The figure's own analysis is not computed here yet: these are the accuracies of its runs.", ""]
+    if table.analysis:
+        analysis = ANALYSES[table.analysis]
+        lines += [
+            f"The figure's own analysis is {analysis.name} ({analysis.says.rstrip('.')}); the rest are accuracies.",
+            "",
+        ]
     for section in shown:
         lines += [f"## {_escape(section.title)}", "", *_grid(section), ""]
         lines += [f"- † {_escape(column)}: {_escape(why)}" for column, why in section.apart.items()]
@@ -65,6 +86,7 @@ def markdown(summary: Summary) -> str:
         if section.order:
             lines.append(f"- {_escape(order_of(section))}")
         lines += [*(f"- {_escape(line)}" for line in facts(section, table.selection)), ""]
+        lines += _analysis(section, pictures)
     missing = [section.title for section in summary.sections if not section.shown]
     if missing:
         lines += [f"Not run yet: {_escape('; '.join(missing))}.", ""]
@@ -77,6 +99,25 @@ def markdown(summary: Summary) -> str:
         lines += ["## Notes", "", *(f"- {_escape(note)}" for note in notes), ""]
     lines.append(f"Made with `fednorms reproduce {table.name}`.")
     return "\n".join(lines) + "\n"
+
+
+def _analysis(section: Section, pictures: Collection[str]) -> list[str]:
+    """What the figure's analysis found in a setting."""
+    numbers = numbers_of(findings_of(section.records))
+    names = list(dict.fromkeys(name for row in numbers.values() for name in row))
+    lines = []
+    if names:
+        lines += ["| analysis | " + " | ".join(map(_escape, names)) + " |", "| --- |" + " ---: |" * len(names)]
+        for row, found in numbers.items():
+            cells = [_mean_std(*found[name]) if name in found else "-" for name in names]
+            lines.append(f"| {_escape(row)} | " + " | ".join(cells) + " |")
+        lines.append("")
+    picture = _picture_of(section)
+    return lines + ([f"![{_escape(section.title)}]({picture})", ""] if picture in pictures else [])
+
+
+def _mean_std(mean: float, std: float | None, seeds: int) -> str:
+    return f"{mean:.4g}" + ("" if std is None else f" ± {std:.2g}")
 
 
 def _grid(section: Section) -> list[str]:
@@ -160,6 +201,10 @@ def csv_table(summary: Summary) -> str:
                 numbers += ["failed" if failed else _digits(printed and printed.mean), _digits(printed and printed.std)]
                 where = [section.setting.name, name, column, section.setting.columns[column]]
                 writer.writerow([*where, *numbers, _digits(entry.difference), entry.verdict])
+        for name, values in numbers_of(findings_of(section.records)).items():
+            for what, (mean, std, seeds) in values.items():
+                where = [section.setting.name, name, what, summary.table.analysis]
+                writer.writerow([*where, _digits(mean), _digits(std), seeds, 0, "", "", "", UNJUDGED])
     return text.getvalue()
 
 

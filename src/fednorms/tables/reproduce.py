@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fednorms.analysis.kept import Kept
+from fednorms.analysis.measures import ANALYSES
 from fednorms.engines.devices import pick_device
-from fednorms.errors import BadInput
+from fednorms.errors import BadInput, FednormsError
 from fednorms.options import few
 from fednorms.runs.cells import Cell, CellEvent, Outcome, run_cells
 from fednorms.runs.compare import hardware as hardware_of
@@ -29,7 +31,7 @@ from fednorms.tables.plan import (
     pairs,
     recipe_for,
 )
-from fednorms.tables.record import record, shortened, write_record
+from fednorms.tables.record import Values, record, shortened, write_record
 from fednorms.tables.search import (
     Point,
     Search,
@@ -316,16 +318,28 @@ class _Work:
             about = self._about(job.setting, job.row, cell.recipe)
             sites = self._source(cell.recipe).sites
             values = record(outcome, cell.recipe, sites, curve=job.setting.keeps_curve, about=about)
+            if self.table.analysis and outcome.status == "done":
+                values |= self._analysed(cell)
             write_record(self.shelf.result(job.setting, job.row, job.seed), values)
             if values["status"] == "failed":
-                self.failed[f"{cell.label}, seed {job.seed}"] = outcome.error
+                self.failed[f"{cell.label}, seed {job.seed}"] = values["error"]
             return values["status"] != "failed" and not job.setting.keeps_run
 
         self._run(self.table.name, cells, keep)
 
+    def _analysed(self, cell: Cell) -> Values:
+        """What the figure's analysis finds in a finished run; if it fails, the run counts as failed, and stays."""
+        assert cell.path is not None
+        self.observer.say(f"{cell.label}, seed {cell.recipe.seed}: {self.table.analysis}")
+        try:
+            return {"analysis": ANALYSES[self.table.analysis].measure(Kept(cell.path)).plain()}
+        except FednormsError as error:
+            why = str(error).replace(str(cell.path), "RUN")  # no file holds a path of the machine
+            return {"status": "failed", "error": f"the run has ended, but its analysis failed: {why}"}
+
     def _borrowed(self, job: Job, neighbours: Neighbours) -> bool:
-        """Take over what another table has run already; a model that is to be kept must be trained here."""
-        if job.setting.keeps_run:
+        """Take over what another table has run already; a model that is kept or analysed must be trained here."""
+        if job.setting.keeps_run or self.table.analysis:
             return False
         about = {"table": self.table.name, "setting": job.setting.name, "row": job.row.name}
         curve, same_tests = job.setting.keeps_curve, counts_tests(self.table, job.setting)

@@ -225,7 +225,7 @@ def _entry(table: Table, setting: Setting, row: Row, column: str, found: Found, 
     done = [r for r in records if r["status"] == "done"]
     values = [v for r in done if (v := selector.value(r, table.selection)) is not None]
     entry = judge(table, selector, printed, records, values, len(records) - len(done), apart)
-    counts = row.counts and setting.counts and column not in setting.derived and not table.runs_only
+    counts = row.counts and setting.counts and column not in setting.derived and not table.analysis
     verdict = FAILED if not records and found.failed.get((setting.name, row.name)) else entry.verdict
     return replace(entry, verdict=verdict, never=len(done) - len(values) if values else 0, counts=counts)
 

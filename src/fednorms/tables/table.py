@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from fednorms.analysis.measures import ANALYSES
 from fednorms.errors import BadInput
 from fednorms.options import nearest
 from fednorms.runs.compare import slug
@@ -161,8 +162,8 @@ class Table(BaseModel):
     title: str
     """What it shows."""
     kind: Literal["table", "figure"] = "table"
-    runs_only: bool = False
-    """True for a figure whose own analysis is not computed here yet: its runs are made, and what it needs is kept."""
+    analysis: str = ""
+    """What a figure measures in its runs, by the name of an analysis: its accuracies are then not what it prints."""
     tolerance: float = Field(default=3.0, ge=0)
     """Points by which a number may be worse than print; better is never a miss."""
     seeds: int = Field(default=3, ge=1)
@@ -277,6 +278,8 @@ def _problem(error: Any, values: Mapping[str, Any]) -> str:  # noqa: ANN401
 def _problems(table: Table) -> list[str]:
     """What no single key can be blamed for: names that point nowhere, recipes that cannot be."""
     problems: list[str] = []
+    if table.analysis and table.analysis not in ANALYSES:
+        problems.append(f'no analysis "{table.analysis}": {nearest(table.analysis, ANALYSES)}')
     names = {s.name: s for s in table.settings}
     for what, all_of in (("setting", table.settings), ("row", table.rows)):
         slugs = [entry.slug for entry in all_of]  # type: ignore[attr-defined]
