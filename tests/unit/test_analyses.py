@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 import fednorms as fn
@@ -18,7 +19,7 @@ from fednorms.analysis.analyse import analyse
 from fednorms.analysis.kept import Kept
 from fednorms.analysis.measures import ANALYSES
 from fednorms.analysis.picture import png
-from fednorms.analysis.subject import activation_after
+from fednorms.analysis.subject import activated
 from fednorms.core import broadcast, local_update, server_update
 from fednorms.errors import BadInput
 
@@ -184,12 +185,32 @@ def test_divergence_between_clients_test_images(run):
     assert found.arrays["divergence"][0, 1] == pytest.approx(float(both.mean()), rel=1e-3)
 
 
-def test_maps_are_those_behind_the_activation_and_identical_models_are_alike(run):
-    subject = Kept(run).last
-    shown = activation_after(subject, lambda m: isinstance(m, torch.nn.Conv2d))
-    assert all("relu" in name or "act" in name or "norm" in name for name in shown.values()), shown
+class Shared(nn.Module):
+    """One activation for all layers, a pooling in between, and a convolution that nothing follows."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Conv2d(2, 3, 3)
+        self.act, self.pool, self.head = nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Linear(3, 2)
+
+    def forward(self, x):
+        x = self.second(self.act(self.norm(self.first(x))))
+        return self.head(self.act(self.pool(x).flatten(1)))
+
+
+def test_maps_are_those_behind_the_activation_and_before_pooling():
+    model, x = Shared().eval(), torch.rand(4, 1, 6, 6)
+    with torch.no_grad(), activated(model, ["first", "second"]) as seen:
+        model(x)
+    expected = model.norm(model.first(x)).relu()
+    assert torch.equal(seen["first"], expected)
+    assert torch.equal(seen["second"], model.second(expected))
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_identical_models_see_alike(run):
     found = analyse(run, "feature-maps")
-    assert 0 < found.scalars["clients"] <= found.scalars["server and clients"] + 0.5 <= 1.5
+    assert all(0 < v < 1 for v in found.scalars.values())
     still = Kept(run).last
     same = {name: still.server for name in still.next_round.models}
     still.__dict__["next_round"] = replace(still.next_round, models=same, state=still.run.state)
@@ -197,6 +218,11 @@ def test_maps_are_those_behind_the_activation_and_identical_models_are_alike(run
     kept_run.__dict__["last"] = still
     alike = ANALYSES["feature-maps"].measure(kept_run).scalars
     assert alike == {"server and clients": pytest.approx(1), "clients": pytest.approx(1)}
+
+
+def test_maps_of_a_network_that_shares_its_activation(tmp_path):
+    path = kept(tmp_path / "run", rounds=1, model="lenet", data={"size": 32, "val": 0.1, "test": 0.8})
+    assert 0 < analyse(path, "feature-maps").scalars["clients"] < 1
 
 
 def test_an_embedding_holds_as_many_images_of_every_site(run):

@@ -90,6 +90,12 @@ def test_refuses_sizes_out_of_range():
             digits_shift(size=size)
 
 
+def test_refuses_a_division_that_leaves_nothing_to_train_on():
+    for val, test in ((0.1, 0.9), (0.5, 0.5), (-0.1, 0.2)):
+        with pytest.raises(BadInput, match="must leave something to train on"):
+            digits_shift(val=val, test=test)
+
+
 def test_by_name(digits):
     assert federation("digits-shift").fingerprint() == digits.fingerprint()
     assert federation("digits-shift", size=8, seed=2, val=0.2, test=0.3).fingerprint() == (

@@ -20,7 +20,7 @@ from fednorms.analysis.findings import Findings, Series
 from fednorms.analysis.four_factors import four_factors
 from fednorms.analysis.kept import Kept
 from fednorms.analysis.norms import seen_and_unseen
-from fednorms.analysis.subject import Subject, activation_after
+from fednorms.analysis.subject import Subject
 from fednorms.errors import BadInput
 from fednorms.evaluation.statistics import statistics_layers, statistics_names
 from fednorms.tree import Tree
@@ -70,7 +70,7 @@ def _norms(kept: Kept) -> Findings:
         after, t = subject.next_round, subject.round + 1
         clients = [_client_norms(subject, name, model) for name, model in after.models.items()]
         now = {k: float(np.nanmean(v)) if np.isfinite(v).any() else float("nan") for k, v in _columns(clients).items()}
-        server = subject.server_of(after.state)
+        server = subject.server_after
         now["W global"] = float(server[subject.head].double().norm(dim=1).mean())
         now["F global"] = float(subject.outputs(server).features.double().norm(dim=1).mean())
         for what in "WF":
@@ -111,7 +111,7 @@ def _bn_statistics(kept: Kept) -> Findings:
     last = kept.last
     after = last.next_round
     two = sorted(after.models)[:2]
-    models = {**{name: after.models[name] for name in two}, "server": last.server_of(after.state)}
+    models = {**{name: after.models[name] for name in two}, "server": last.server_after}
     arrays = {
         f"{what}, {layer}": np.stack([model[name].double().cpu().numpy() for model in models.values()])
         for layer in _layers(last)
@@ -137,11 +137,13 @@ def _test_gap(kept: Kept) -> Findings:
     series: dict[str, Series] = {}
     for row in kept.metrics:
         scores = {name.removesuffix("/test"): s for name, s in row["scores"].items() if name.endswith("/test")}
-        base = next((s for name, s in scores.items() if name in ("global/global", "personal/global")), None)
+        stored = {name.partition("/")[0]: s for name, s in scores.items() if name.endswith(("/global", "/own"))}
         for name, other in scores.items():
-            if base is not None and name.partition("/")[2].startswith("batch"):
-                gaps = [base["sites"][site]["loss"] - other["sites"][site]["loss"] for site in other["sites"]]
-                series.setdefault(name.partition("/")[2], []).append((int(row["round"]), fmean(gaps)))
+            model, _, statistics = name.partition("/")
+            if statistics.startswith("batch") and model in stored:
+                sites = stored[model]["sites"]
+                gaps = [sites[site]["loss"] - other["sites"][site]["loss"] for site in other["sites"]]
+                series.setdefault(statistics, []).append((int(row["round"]), fmean(gaps)))
     if not series:
         raise BadInput(
             f"Run {kept.path} was not tested with both kinds of statistics: run it with "
@@ -197,12 +199,12 @@ def _divergence(kept: Kept) -> Findings:
 def _feature_maps(kept: Kept) -> Findings:
     """Cosine of the last convolution's maps between clients after training, and with the server; and some maps."""
     last = kept.last
-    shown = activation_after(last, lambda m: isinstance(m, nn.Conv2d))
-    if not shown:
+    layers = [name for name, m in last.run.task.net.module.named_modules() if isinstance(m, nn.Conv2d)]
+    if not layers:
         raise BadInput(f'Model "{last.run.task.net.name}" has no convolution.')
-    deepest = list(shown.values())[-1]
+    deepest = layers[-1]
     after = last.next_round
-    models = {"server": last.server_of(after.state), **after.models}
+    models = {"server": last.server_after, **after.models}
     cosines: dict[tuple[str, str], list[Tensor]] = {}
     for site in last.sites:  # one site's maps at a time: those of all may not fit
         maps = {name: last.outputs(model, [site], [deepest]).maps[deepest] for name, model in models.items()}
@@ -212,7 +214,7 @@ def _feature_maps(kept: Kept) -> Findings:
     with_server = [v for (a, _), v in pairs.items() if a == "server"]
     between = [v for (a, _), v in pairs.items() if a != "server"]
     scalars = {"server and clients": fmean(with_server)} | ({"clients": fmean(between)} if between else {})
-    return Findings(scalars, arrays=_some_maps(last, models, list(shown.values())), words={"layer": deepest})
+    return Findings(scalars, arrays=_some_maps(last, models, layers), words={"layer": deepest})
 
 
 def _some_maps(last: Subject, models: dict[str, Tree], layers: list[str], size: int = 32) -> dict[str, np.ndarray]:
@@ -246,7 +248,7 @@ def _drift_embedding(kept: Kept) -> Findings:
     before = kept.at(9)
     after = before.next_round
     who = min(after.models)
-    found = _points(before, {"server": before.server_of(after.state), who: after.models[who]})
+    found = _points(before, {"server": before.server_after, who: after.models[who]})
     return Findings(found.scalars, found.series, found.arrays, found.words | {"client": who})
 
 

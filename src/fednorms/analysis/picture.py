@@ -45,7 +45,8 @@ def _grid(fig: Figure, rows: int, columns: int) -> list[list[Axes]]:
 
 
 def _curves(fig: Figure, found: Found) -> None:
-    names = list(dict.fromkeys(name for seeds in found.values() for f in seeds for name in f.series))
+    every = [(name, s) for seeds in found.values() for f in seeds for name, s in f.series.items()]
+    names = list(dict.fromkeys(name for name, s in every if any(math.isfinite(v) for _, v in s)))
     wide = min(4, len(names))
     panels = [axis for line in _grid(fig, math.ceil(len(names) / wide), wide) for axis in line]
     for axis, name in zip(panels, names, strict=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +19,7 @@ from fednorms.gradients import step_key, step_view
 from fednorms.layers.norms import is_norm
 from fednorms.passes import depends_on_batch, mixed_rows, prepare_test
 from fednorms.runs.opened import NextRound, OpenRun
-from fednorms.states import Broadcast, Client, ServerState, context_of
+from fednorms.states import Broadcast, Client, ClientState, ServerState, context_of
 from fednorms.tree import Tree
 
 
@@ -56,12 +56,16 @@ class Subject:
     @cached_property
     def server(self) -> Tree:
         """The server's model as it is tested; what clients keep to themselves is the mean over them."""
-        return self.server_of(self.run.state)
+        return self._server(self.run.state, self.run.clients.values())
 
-    def server_of(self, state: ServerState) -> Tree:
-        """The same of a state of the server."""
+    @cached_property
+    def server_after(self) -> Tree:
+        """The same after the next round."""
+        return self._server(self.next_round.state, self.next_round.clients)
+
+    def _server(self, state: ServerState, clients: Iterable[ClientState]) -> Tree:
         sent = broadcast(self.run.task, tested_state(self.run.task, state))
-        return unseen_broadcast(self.run.task, sent, self.run.clients.values()).model
+        return unseen_broadcast(self.run.task, sent, clients).model
 
     @cached_property
     def next_round(self) -> NextRound:
@@ -79,7 +83,10 @@ class Subject:
 
     @torch.no_grad()
     def outputs(self, model: Tree, sites: Sequence[Site] | None = None, maps_of: Sequence[str] = ()) -> Outputs:
-        """What a model makes of sites' test images (default: of all), in eval mode; on the host."""
+        """What a model makes of sites' test images (default: of all), in eval mode; on the host.
+
+        `maps_of` names layers whose maps are wanted, too, each behind its activation.
+        """
         task, sent = self.run.task, self._sent
         found: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         maps: dict[str, list[Tensor]] = {name: [] for name in maps_of}
@@ -92,7 +99,7 @@ class Subject:
             n = len(site.test)
             for rows in mixed_rows(site.name, n) if depends_on_batch(task) else torch.arange(n).split(256):
                 x, y = prepare_test(task, site.test.batch(rows), context, mine, sent)
-                with recording(task.net.module, maps_of) as seen:
+                with activated(task.net.module, maps_of) as seen:
                     logits, features = task.net.forward(model, x, train=False, batch_statistics=False)
                 for name in maps_of:
                     maps[name].append(seen[name].cpu())
@@ -123,48 +130,35 @@ class Subject:
 
 
 @contextmanager
-def recording(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Within this context, the dictionary holds what each named layer put out last."""
+def activated(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """Within this context, the dictionary holds the maps of each named layer in the last pass, as its activation shows
+    them: behind the normalisations and the activation that follow it, before any layer that does something else.
+
+    A network may use one activation in many places, and call others as functions, which nobody can see: then the maps
+    are those before it.
+    """
     seen: dict[str, Tensor] = {}
-    hooks = [
-        module.get_submodule(n).register_forward_hook(lambda _, args, out, n=n: seen.__setitem__(n, out)) for n in names
-    ]
+    wanted = {module.get_submodule(name): name for name in names}
+    current: list[str] = []
+
+    def notice(layer: nn.Module, args: object, out: Tensor) -> None:
+        if layer in wanted:
+            current[:] = [wanted[layer]]
+            seen[current[0]] = out
+        elif current and (isinstance(layer, _ACTIVATIONS) or is_norm(layer)) and out.shape == seen[current[0]].shape:
+            seen[current[0]] = out
+            if isinstance(layer, _ACTIVATIONS):
+                current.clear()
+        else:
+            current.clear()
+
+    leaves = [m for m in module.modules() if not any(True for _ in m.children()) or m in wanted]
+    hooks = [m.register_forward_hook(notice) for m in leaves]
     try:
         yield seen
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def activation_after(subject: Subject, is_wanted: Callable[[nn.Module], bool]) -> dict[str, str]:
-    """For every wanted layer, the layer whose output shows it activated: the next ReLU or the like, before any layer
-    that changes the size of maps; where the network calls none as a module, the last normalisation, or itself.
-    """
-    net, order = subject.run.task.net, []
-    hooks = [
-        m.register_forward_hook(lambda m, args, out, n=n: order.append((n, m, out)))
-        for n, m in net.module.named_modules()
-        if not list(m.children())
-    ]
-    try:
-        subject.outputs(subject.server, subject.sites[:1])
-    finally:
-        for hook in hooks:
-            hook.remove()
-    first_pass = order[: next((i for i in range(1, len(order)) if order[i][0] == order[0][0]), len(order))]
-    found: dict[str, str] = {}
-    for at, (name, layer, out) in enumerate(first_pass):
-        if not is_wanted(layer):
-            continue
-        found[name] = name
-        for later, m, shown in first_pass[at + 1 :]:
-            activates = isinstance(m, _ACTIVATIONS)
-            if not (activates or is_norm(m)) or shown.shape != out.shape:
-                break
-            found[name] = later
-            if activates:
-                break
-    return found
 
 
 _ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Hardswish)

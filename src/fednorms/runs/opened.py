@@ -40,6 +40,7 @@ class NextRound:
 
     models: dict[str, Tree]
     state: ServerState
+    clients: list[ClientState]  # of all that have one, as they are then
 
 
 @dataclass
@@ -109,7 +110,8 @@ class OpenRun:
             sent = broadcast(self.task, self.state)
             done = engine.train(sent, self.next_cohort).uploads
             models = {u.client: engine.model_after(sent, engine.client(u.client), u)[1] for u in done}
-        return NextRound(models, server_update(self.task, self.state, done))
+            clients = list(engine.store.values())
+        return NextRound(models, server_update(self.task, self.state, done), clients)
 
     @contextmanager
     def _states_of_its_own(self) -> Iterator[Loop]:
