@@ -50,6 +50,22 @@ def test_mistakes_are_exit_code_2_and_nothing_is_written(run, tmp_path, capsys, 
     assert not (tmp_path / "out").exists()
 
 
+def test_what_was_measured_stays_when_the_next_fails(run, tmp_path, capsys):
+    assert main(["analyse", str(run), "divergence", "norms", "--out", str(tmp_path / "out")]) == 2
+    assert "mean over pairs" in capsys.readouterr().out
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"divergence.json", "divergence.png"}
+
+
+def test_without_a_name_all_are_named(run, capsys):
+    assert main(["analyse", str(run)]) == 2
+    assert "four-factors" in capsys.readouterr().err
+
+
+def test_what_has_no_single_number_says_so(run, capsys):
+    assert main(["analyse", str(run), "bn-statistics"]) == 0
+    assert "--out DIR writes" in capsys.readouterr().out
+
+
 def test_a_run_that_is_not_there(tmp_path, capsys):
     assert main(["analyse", str(tmp_path / "nowhere"), "divergence"]) == 2
     assert "is not a run" in capsys.readouterr().err

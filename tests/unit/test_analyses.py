@@ -20,15 +20,17 @@ from fednorms.analysis.kept import Kept
 from fednorms.analysis.measures import ANALYSES
 from fednorms.analysis.picture import png
 from fednorms.analysis.subject import activated
-from fednorms.core import broadcast, local_update, server_update
+from fednorms.core import base_phases, begin, broadcast, draws, local_update, server_update, step
 from fednorms.errors import BadInput
+from fednorms.method import names
+from fednorms.runs.directory import RunDirectory
 
 SMALL = {"federation": "digits-shift", "model": "cnn-small", "data": {"size": 8, "val": 0.1, "test": 0.8}}
 BY_ROUND = ["norms", "bn-variance", "training-gap", "smallest-probability"]
 
 
-def kept(path, method="fedavg", **options):
-    recipe = fn.Recipe.make(SMALL | {"method": method, "rounds": 3, "keep_checkpoints": "all"} | options)
+def kept(path, text="fedavg", **options):
+    recipe = fn.Recipe.make(SMALL | {"method": text, "rounds": 3, "keep_checkpoints": "all"} | options)
     fn.run(recipe=recipe, out=path)
     return path
 
@@ -123,10 +125,10 @@ def test_variance_and_statistics_of_normalisation_layers(run):
     statistics = analyse(run, "bn-statistics")
     last = fn.open_run(run)
     uploads = {u.client: u.model for u in uploads_after(last)}
-    _, b, server = statistics.words["models"].split(", ")
+    _, b, server = statistics.words["models"]
     assert server == "server"
     values = statistics.arrays["variance, norm1"]
-    assert values[1] == pytest.approx(uploads[b]["norm1.running_var"].numpy(), rel=1e-5)
+    assert values[1] == pytest.approx(uploads[b.removeprefix("client ")]["norm1.running_var"].numpy(), rel=1e-5)
     assert values[2] == pytest.approx(values[:2].mean(0), rel=1e-2)  # two clients of about the same size
 
 
@@ -134,7 +136,7 @@ def test_the_gap_of_test_losses_is_that_of_the_metrics(run):
     rows = fn.open_run(run).directory.metrics()
     sites = {mode: rows[-1]["scores"][f"global/{mode}/test"]["sites"] for mode in ("global", "batch")}
     gaps = [sites["global"][s]["loss"] - sites["batch"][s]["loss"] for s in sites["batch"]]
-    assert analyse(run, "test-gap").series["batch"][-1] == (3, pytest.approx(sum(gaps) / len(gaps)))
+    assert analyse(run, "test-gap").series["global/batch"][-1] == (3, pytest.approx(sum(gaps) / len(gaps)))
 
 
 def test_the_walk_through_training_sees_what_training_sees(run):
@@ -177,7 +179,7 @@ def test_divergence_between_clients_test_images(run):
     opened = fn.open_run(run)
     names = [s.name for s in opened.session.federation.clients]
     found = analyse(run, "divergence")
-    assert found.words["clients"].split(", ") == names
+    assert found.words["clients"] == names
     a, b = (seen_by(opened, opened.state.model, n)[0].double() for n in names[:2])
     normals = [torch.distributions.Normal(x.mean(0), (x.var(0, unbiased=False) + 1e-5).sqrt()) for x in (a, b)]
     kl = torch.distributions.kl_divergence
@@ -212,12 +214,22 @@ def test_identical_models_see_alike(run):
     found = analyse(run, "feature-maps")
     assert all(0 < v < 1 for v in found.scalars.values())
     still = Kept(run).last
-    same = {name: still.server for name in still.next_round.models}
-    still.__dict__["next_round"] = replace(still.next_round, models=same, state=still.run.state)
+    same = {name: still.tensors(still.server) for name in still.next_round.models}
+    still.__dict__["next_round"] = replace(still.next_round, models=same, tested=still.server)
     kept_run = Kept(run)
     kept_run.__dict__["last"] = still
     alike = ANALYSES["feature-maps"].measure(kept_run).scalars
     assert alike == {"server and clients": pytest.approx(1), "clients": pytest.approx(1)}
+
+
+@pytest.mark.parametrize("text", ["fedavg", "nonorm", "fedwon", "gn"])
+def test_maps_lie_behind_the_activation_whatever_stands_before_it(tmp_path, text):
+    last = Kept(kept(tmp_path / "run", text, rounds=1)).last
+    maps = last.first_maps(last.server, last.sites[0])
+    assert list(maps) == [n for n, m in last.run.task.net.module.named_modules() if isinstance(m, nn.Conv2d)]
+    assert all(m.min() >= 0 and m.max() > 0 for m in maps.values())
+    every = last.outputs(last.server, last.sites[:1], list(maps)).maps
+    assert all(torch.allclose(every[n][:1], maps[n], atol=1e-5) for n in maps)
 
 
 def test_maps_of_a_network_that_shares_its_activation(tmp_path):
@@ -235,17 +247,112 @@ def test_an_embedding_holds_as_many_images_of_every_site(run):
 
 def test_drift_is_that_of_round_ten(longer):
     found = analyse(longer, "drift-embedding")
-    client = found.words["client"]
-    assert client in fn.open_run(longer, which=9).next_cohort
-    assert found.arrays["points of server"].shape == found.arrays[f"points of {client}"].shape
+    server, client = found.words["models"]
+    assert client.removeprefix("client ") in fn.open_run(longer, which=9).next_cohort
+    assert found.arrays[f"points of {server}"].shape == found.arrays[f"points of {client}"].shape
     assert png(ANALYSES["drift-embedding"], {"FedAvg": [found]}, "Drift").startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("method", ["fedbn", "silobn", "scaffold", "hbn", "fedfn", "fedwon"])
-def test_analyses_of_methods_with_states_and_tensors_of_their_own(tmp_path, method):
-    path = kept(tmp_path / "run", method, rounds=2)
-    names = ["four-factors", "divergence", "norms", "feature-maps"]
-    assert all(np.isfinite(list(analyse(path, n).scalars.values())).any() for n in names)
+INSTALLING = ["hbn", "fbn", "adabn", "fednn", "fedrdn", "fixbn"]  # methods whose tests are not of the plain model
+OTHERS = sorted(
+    (n for n in names() if n not in INSTALLING and n not in ("local", "fednorm")),
+    key=lambda n: hashlib.sha256(n.encode()).digest(),
+)
+
+
+@pytest.mark.parametrize("text", [*INSTALLING, *OTHERS[:14]])
+def test_the_servers_model_is_the_one_that_the_run_tested(tmp_path, text):
+    """Losses of every site, from the analysis's logits, against the run's own metrics."""
+    path = kept(tmp_path / "run", text, rounds=2, **({"evaluate": ["global"]} if text in INSTALLING else {}))
+    subject = Kept(path).last
+    scores = RunDirectory(path).metrics()[-1]["scores"]
+    tested = next((s for name, s in scores.items() if name.startswith("global/") and name.endswith("/test")), None)
+    if tested is None:
+        assert text not in INSTALLING
+        pytest.skip(f"{text} tests no global model")
+    seen = subject.outputs(subject.server)
+    for number, site in enumerate(subject.sites):
+        mine = seen.sites == number
+        loss = functional.cross_entropy(seen.logits[mine].double(), seen.labels[mine])
+        if not any(p.evaluation().predict for p in subject.run.task.method.having("evaluation")):
+            assert float(loss) == pytest.approx(tested["sites"][site.name]["loss"], rel=1e-4), site.name
+
+
+def test_layers_that_clients_keep_are_their_mean_after_the_round(tmp_path):
+    subject = Kept(kept(tmp_path / "run", "fedbn")).at(2)
+    after = Kept(tmp_path / "run").at(3)
+    mean = sum(s.local["norm1.running_mean"] for s in after.run.clients.values()) / len(after.run.clients)
+    assert torch.allclose(subject.tensors(subject.server_after)["norm1.running_mean"], mean, atol=1e-6)
+    assert torch.allclose(after.tensors(after.server)["norm1.running_mean"], mean, atol=1e-6)
+
+
+def test_pooled_data_are_compared_with_running_statistics_of_the_moment(tmp_path):
+    path = kept(tmp_path / "run", "centralised")
+    subject = Kept(path).at(1)
+    task, engine = subject.run.task, subject.run.session.engine
+    [name] = engine.clients
+    carry, _ = begin(task, broadcast(task, subject.run.state), engine.client(name))
+    expected = []
+    for batches, phase in draws(task, carry, base_phases(task, carry.context)):
+        x, _ = batches[0]
+        module = module_of(subject.run, carry.model())
+        with torch.no_grad():
+            expected.append(module((x.float() / 255 - 0.5) / 0.5))
+        step(task, carry, batches, phase)
+    found = [by_server for *_, by_server in subject.training()]
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(found, expected, strict=True))
+
+
+def test_models_and_losses_of_ones_own_are_asked_for(tmp_path):
+    def odd(logits, y):
+        return functional.cross_entropy(2 * logits, y)
+
+    recipe = fn.Recipe.make(SMALL | {"method": "fedavg", "rounds": 2, "keep_checkpoints": "all"})
+    fn.run(recipe=recipe, loss=odd, out=tmp_path / "loss")
+    with pytest.raises(BadInput, match="pass the same as loss="):
+        analyse(tmp_path / "loss", "norms")
+    with pytest.raises(BadInput, match="pass the same as loss="):
+        analyse(tmp_path / "loss", "training-gap")
+    assert analyse(tmp_path / "loss", "norms", loss=odd).series
+    model = Own()
+    fn.run(recipe=recipe.model_copy(update={"model": "custom:own"}), model=copy.deepcopy(model), out=tmp_path / "model")
+    with pytest.raises(BadInput, match="pass the same as"):
+        analyse(tmp_path / "model", "divergence")
+    assert analyse(tmp_path / "model", "divergence", model=model).scalars["mean over pairs"] > 0
+
+
+class Own(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 10))
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("fednova", "norms", "fednova changes updates before they are sent"),
+        ("fedtan", "training-gap", "fedtan trains clients together"),
+        ("centralised", "feature-maps", "one client alone"),
+        ("centralised", "bn-variance", "never trained two clients"),
+    ],
+)
+def test_what_a_method_cannot_give_is_said(tmp_path, text, name, said):
+    path = kept(tmp_path / "run", text, rounds=2)
+    with pytest.raises(BadInput, match=said):
+        analyse(path, name)
+
+
+def test_gaps_of_several_models_stay_apart_and_without_statistics_there_is_none(tmp_path):
+    modes = ["global", "personal", "global/batch", "personal/batch"]
+    found = analyse(kept(tmp_path / "ditto", "ditto", rounds=2, evaluate=modes), "test-gap").series
+    assert {name: [t for t, _ in s] for name, s in found.items()} == {"global/batch": [1, 2], "personal/batch": [1, 2]}
+    assert analyse(kept(tmp_path / "gn", "gn", rounds=1), "test-gap").scalars == {"no layer with statistics, last": 0.0}
+
+
+@pytest.mark.parametrize("text", ["fedbn", "silobn", "scaffold", "hbn", "fedfn", "fedwon"])
+def test_analyses_of_methods_with_states_and_tensors_of_their_own(tmp_path, text):
+    path = kept(tmp_path / "run", text, rounds=2)
+    chosen = ["four-factors", "divergence", "norms", "feature-maps"]
+    assert all(np.isfinite(list(analyse(path, n).scalars.values())).any() for n in chosen)
 
 
 def test_what_cannot_be_analysed_is_said(tmp_path):

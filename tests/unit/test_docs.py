@@ -30,6 +30,14 @@ def test_the_page_of_analyses_names_all_with_their_figures():
         assert {p for p in papers if p in figures} == {p for p in papers if p in ANALYSES[name].figures}
 
 
+def test_the_example_of_an_analysis_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    [code] = re.findall(r"```python\n(.*?)```", (DOCS / "analyses.md").read_text(encoding="utf-8"), re.DOTALL)
+    names = {}
+    exec(code, names)
+    assert [t for t, _ in names["found"].series["F seen - global"]] == [5, 9]
+
+
 # -- which pairs commute ------------------------------------------------------------------------------------------
 SAID = make_commuting_page.read(make_commuting_page.PAGE.read_text(encoding="utf-8"))
 LISTED = [pair for pair, order in SAID.items() if order != "refused"]

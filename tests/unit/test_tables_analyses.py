@@ -61,6 +61,52 @@ def test_a_run_whose_analysis_fails_is_kept_and_analysed_next_time(tmp_path, mon
     assert "analysis" in json.loads((tmp_path / "out/results/shift/fedavg/seed-0.json").read_text())
 
 
+def test_an_analysis_stays_with_its_table(tmp_path):
+    made(tmp_path)
+    plain = fn.reproduce(
+        table(tmp_path / "mini"), settings=["shift"], only=["FedAvg"], device="cpu", out=tmp_path / "b"
+    )
+    assert plain.ran == 0  # taken over
+    assert "analysis" not in json.loads((tmp_path / "b/results/shift/fedavg/seed-0.json").read_text())
+    assert not (tmp_path / "b/analysis-shift.png").exists()
+
+
+@pytest.mark.parametrize(
+    "before", [("tolerance = 3.0", "tolerance = 3.0"), (ANALYSED[0], 'tolerance = 3.0\nanalysis = "embedding"')]
+)
+def test_results_without_this_analysis_are_made_again(tmp_path, before):
+    made(tmp_path, before)
+    done = made(tmp_path)
+    assert done.ran == 1
+    assert (
+        json.loads((tmp_path / "out/results/shift/fedavg/seed-0.json").read_text())["analysis"]["name"] == "divergence"
+    )
+
+
+def test_a_run_that_was_kept_is_analysed_without_training_it_again(tmp_path):
+    store = ('title = "Digits that', 'store = ["model"]\ntitle = "Digits that')
+    folder = table(tmp_path / "mini", change=store)
+    fn.reproduce(folder, settings=["shift"], only=["FedAvg"], device="cpu", out=tmp_path / "out")
+    metrics = tmp_path / "out/runs/shift/fedavg/seed-0/metrics.jsonl"
+    before = metrics.read_bytes()
+    folder = table(tmp_path / "mini", change=store, analysis=ANALYSED)
+    fn.reproduce(folder, settings=["shift"], only=["FedAvg"], device="cpu", out=tmp_path / "out")
+    assert metrics.read_bytes() == before
+    assert "analysis" in json.loads((tmp_path / "out/results/shift/fedavg/seed-0.json").read_text())
+
+
+def test_any_error_of_an_analysis_is_that_of_its_run_alone(tmp_path, monkeypatch):
+    good = measures.ANALYSES["divergence"]
+
+    def broken(kept):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setitem(measures.ANALYSES, "divergence", measures.Analysis(**{**vars(good), "measure": broken}))
+    done = made(tmp_path, only=())
+    assert [why.rpartition(": ")[2] for why in done.failed.values()] == ["out of memory"] * 2
+    assert (tmp_path / "out/RESULTS.md").exists()
+
+
 def test_an_unknown_analysis_is_named(tmp_path):
     with pytest.raises(BadInput, match='no analysis "divergense": did you mean "divergence"'):
         made(tmp_path, ("tolerance = 3.0", 'tolerance = 3.0\nanalysis = "divergense"'))

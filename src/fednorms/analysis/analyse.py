@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torch import nn
+
 from fednorms.analysis.findings import Findings
 from fednorms.analysis.kept import Kept
 from fednorms.analysis.measures import ANALYSES, Analysis
 from fednorms.data import Federation
 from fednorms.errors import BadInput
 from fednorms.options import nearest
+from fednorms.runs.losses import Loss
 
 
 def analysis_named(name: str) -> Analysis:
@@ -24,12 +27,19 @@ def analysis_named(name: str) -> Analysis:
     return ANALYSES[name]
 
 
-def analyse(path: str | Path, name: str, federation: Federation | None = None, device: str | None = None) -> Findings:
+def analyse(
+    path: str | Path,
+    name: str,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    device: str | None = None,
+) -> Findings:
     """What an analysis finds in a run's directory, as plain numbers, curves and arrays; the run is left as it is.
 
-    Analyses by round read the rounds that the run kept (keep_checkpoints="all", checkpoint_every=N) and train the next
-    round of each once more, since models right after local training are not stored. `fednorms list analyses` shows
-    all.
+    Analyses by round read the rounds that the run kept (its recipe's keep_checkpoints = "all" and checkpoint_every) and
+    train the next round of each once more, since models right after local training are not stored. `fednorms list
+    analyses` shows all. A run with a model or a loss of your own needs the same again.
 
     >>> import tempfile
     >>> from fednorms.runs.driver import run
@@ -39,4 +49,4 @@ def analyse(path: str | Path, name: str, federation: Federation | None = None, d
     >>> list(found.scalars), found.arrays["divergence"].shape
     (['mean over pairs'], (5, 5))
     """
-    return analysis_named(name).measure(Kept(Path(path), federation, device))
+    return analysis_named(name).measure(Kept(Path(path), federation, model, loss, device))

@@ -13,7 +13,7 @@ def divergence(a: Tensor, b: Tensor, eps: float = 1e-5) -> float:
     """KL(a||b) + KL(b||a) of normal distributions fitted to each channel of two sets of features, mean over channels.
 
     D = mean_c [(v_a + d^2) / (2 v_b) + (v_b + d^2) / (2 v_a) - 1], d = m_a - m_b, with `eps` added to variances, so
-    that channels that never fire count nothing. GReg, Figure 6.
+    that channels that fire in neither count nothing. GReg, Figure 6.
 
     >>> wide, far = torch.tensor([[-1.0], [1.0]]), torch.tensor([[1.0], [3.0]])
     >>> round(divergence(wide, far, eps=0.0), 6), round(divergence(wide, 2 * wide, eps=0.0), 6)

@@ -24,7 +24,7 @@ class Findings:
     scalars: dict[str, float] = field(default_factory=dict)
     series: dict[str, Series] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    words: dict[str, str] = field(default_factory=dict)
+    words: dict[str, str | list[str]] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
         """As values of JSON; what is not finite is null."""

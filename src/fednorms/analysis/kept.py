@@ -8,12 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from fednorms.analysis.subject import Subject
 from fednorms.data import Federation
 from fednorms.errors import BadInput
 from fednorms.runs.checkpoint import kept_rounds
 from fednorms.runs.directory import RunDirectory
-from fednorms.runs.opened import open_run
+from fednorms.runs.losses import Loss
+from fednorms.runs.opened import Which, open_run
 
 
 @dataclass
@@ -22,24 +25,29 @@ class Kept:
 
     path: Path
     federation: Federation | None = None
+    model: nn.Module | None = None
+    loss: Loss | None = None
     device: str | None = None
 
     @cached_property
     def last(self) -> Subject:
         """The run after its last round."""
-        return Subject(open_run(self.path, federation=self.federation, device=self.device))
+        return self._open("last", self.federation)
 
     def at(self, round: int) -> Subject:
         """The run after a round of which it kept a checkpoint."""
-        return Subject(open_run(self.path, round, self._data, device=self.device))
+        return self._open(round, self.last.run.session.federation)  # read once
+
+    def _open(self, which: Which, federation: Federation | None) -> Subject:
+        return Subject(open_run(self.path, which, federation, self.model, self.loss, self.device))
 
     def rounds(self) -> Iterator[Subject]:
         """The run after every round that it kept, but the last: what follows that one never happened."""
         usable = [t for t in kept_rounds(RunDirectory(self.path).checkpoints) if t < self.last.run.recipe.rounds]
         if not usable:
             raise BadInput(
-                f"Run {self.path} has kept no round but its last. Run it with keep_checkpoints='all', and "
-                "checkpoint_every as often as a curve should have points."
+                f'Run {self.path} has kept no round but its last. Put keep_checkpoints = "all" in its recipe, and '
+                "checkpoint_every = N for a point of the curve every N rounds."
             )
         return map(self.at, usable)
 
@@ -47,7 +55,3 @@ class Kept:
     def metrics(self) -> list[dict[str, Any]]:
         """The run's metrics, a row per round."""
         return RunDirectory(self.path).metrics()
-
-    @property
-    def _data(self) -> Federation:
-        return self.last.run.session.federation  # read once

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fednorms.analysis.channels import variance_across
 from fednorms.analysis.divergence import divergences
@@ -20,7 +20,8 @@ from fednorms.analysis.findings import Findings, Series
 from fednorms.analysis.four_factors import four_factors
 from fednorms.analysis.kept import Kept
 from fednorms.analysis.norms import seen_and_unseen
-from fednorms.analysis.subject import Subject
+from fednorms.analysis.subject import Model, Subject
+from fednorms.data import Site
 from fednorms.errors import BadInput
 from fednorms.evaluation.statistics import statistics_layers, statistics_names
 from fednorms.tree import Tree
@@ -57,31 +58,29 @@ def _four_factors(kept: Kept) -> Findings:
     """Similarity of classifier rows, of classes, within classes, and of classes with their rows, on all test images."""
     last = kept.last
     seen = last.outputs(last.server)
-    found = four_factors(seen.features, seen.labels, last.server[last.head].cpu())
+    found = four_factors(seen.features, seen.labels, last.rows_of_classifier(last.server))
     arrays = {"weights": found.weights, "between": found.between, "within": found.within, "alignment": found.alignment}
     return Findings(found.scalars, arrays=arrays)
 
 
-@_analysis("norms", "FedFN Figures 2 and 3, appendix Figures 1 and 2", "curves")
+@_analysis("norms", "FedFN Figures 2 to 4, appendix Figures 1 and 2", "curves")
 def _norms(kept: Kept) -> Findings:
     """Norms of classifier rows (W) and raw features (F): of clients after training, classes they saw or not; global."""
     series: dict[str, Series] = {}
     for subject in kept.rounds():
-        after, t = subject.next_round, subject.round + 1
-        clients = [_client_norms(subject, name, model) for name, model in after.models.items()]
+        clients = [_client_norms(subject, name, model) for name, model in subject.next_round.models.items()]
         now = {k: float(np.nanmean(v)) if np.isfinite(v).any() else float("nan") for k, v in _columns(clients).items()}
-        server = subject.server_after
-        now["W global"] = float(server[subject.head].double().norm(dim=1).mean())
-        now["F global"] = float(subject.outputs(server).features.double().norm(dim=1).mean())
+        now["W global"] = float(subject.rows_of_classifier(subject.server_after).norm(dim=1).mean())
+        now["F global"] = float(subject.outputs(subject.server_after).features.double().norm(dim=1).mean())
         for what in "WF":
             now[f"{what} seen - global"] = now[f"{what} seen"] - now[f"{what} global"]
         for name, value in now.items():
-            series.setdefault(name, []).append((t, value))
-    return Findings({f"{name}, last": s[-1][1] for name, s in series.items()}, series)
+            series.setdefault(name, []).append((subject.round + 1, value))
+    return Findings(_last(series), series)
 
 
 def _client_norms(subject: Subject, name: str, model: Tree) -> dict[str, float]:
-    rows, outputs, seen = model[subject.head], subject.outputs(model), subject.seen_by(name)
+    rows, outputs, seen = subject.rows_of_classifier(model), subject.outputs(model), subject.seen_by(name)
     w = seen_and_unseen(rows.norm(dim=1), torch.arange(len(rows)), seen)
     f = seen_and_unseen(outputs.features.norm(dim=1), outputs.labels, seen)
     return dict(zip(("W seen", "W unseen", "F seen", "F unseen"), (*w, *f), strict=True))
@@ -92,32 +91,41 @@ def _columns(rows: Iterable[dict[str, float]]) -> dict[str, np.ndarray]:
     return {name: np.array([row[name] for row in table]) for name in table[0]}
 
 
+def _last(series: dict[str, Series]) -> dict[str, float]:
+    return {f"{name}, last": s[-1][1] for name, s in series.items()}
+
+
 @_analysis("bn-variance", "GReg Figure 1", "curves")
 def _bn_variance(kept: Kept) -> Findings:
     """Variance across clients of the statistics of the first and the last normalisation layer after local training."""
     series: dict[str, Series] = {}
     for subject in kept.rounds():
-        layers, models = _layers(subject), list(subject.next_round.models.values())
+        layers = _layers(subject)
+        if len(subject.run.next_cohort) < 2:
+            continue  # one client has no variance
+        models = list(subject.next_round.models.values())
         for layer in dict.fromkeys((layers[0], layers[-1])):
             for what, name in zip(("mean", "variance"), _leaves(subject, layer), strict=True):
                 value = variance_across([model[name] for model in models])
                 series.setdefault(f"{what}, {layer}", []).append((subject.round + 1, value))
-    return Findings({f"{name}, last": s[-1][1] for name, s in series.items()}, series)
+    if not series:
+        raise BadInput(f"Run {kept.path} never trained two clients in the round after one that it kept.")
+    return Findings(_last(series), series)
 
 
 @_analysis("bn-statistics", "FedWon Figures 1b and 12", "channels")
 def _bn_statistics(kept: Kept) -> Findings:
     """Statistics per channel of every normalisation layer: two clients after one more local round, and the server."""
     last = kept.last
-    after = last.next_round
-    two = sorted(after.models)[:2]
-    models = {**{name: after.models[name] for name in two}, "server": last.server_after}
+    layers, clients = _layers(last), last.next_round.models
+    models = {f"client {name}": clients[name] for name in sorted(clients)[:2]}
+    models["server"] = last.tensors(last.server_after)
     arrays = {
         f"{what}, {layer}": np.stack([model[name].double().cpu().numpy() for model in models.values()])
-        for layer in _layers(last)
+        for layer in layers
         for what, name in zip(("mean", "variance"), _leaves(last, layer), strict=True)
     }
-    return Findings(arrays=arrays, words={"models": ", ".join(models)})
+    return Findings(arrays=arrays, words={"models": list(models)})
 
 
 def _layers(subject: Subject) -> list[str]:
@@ -133,41 +141,40 @@ def _leaves(subject: Subject, layer: str) -> list[str]:
 
 @_analysis("test-gap", "GReg Figure 2", "curves")
 def _test_gap(kept: Kept) -> Findings:
-    """Loss on test images with the server's statistics minus that with the test batch's, mean over clients."""
+    """Loss on test images with stored statistics minus that with the test batch's, mean over clients; by round."""
     series: dict[str, Series] = {}
     for row in kept.metrics:
         scores = {name.removesuffix("/test"): s for name, s in row["scores"].items() if name.endswith("/test")}
-        stored = {name.partition("/")[0]: s for name, s in scores.items() if name.endswith(("/global", "/own"))}
         for name, other in scores.items():
             model, _, statistics = name.partition("/")
-            if statistics.startswith("batch") and model in stored:
-                sites = stored[model]["sites"]
+            stored = scores.get(f"{model}/own", scores.get(f"{model}/global"))
+            if statistics.startswith("batch") and stored is not None:
+                sites = stored["sites"]
                 gaps = [sites[site]["loss"] - other["sites"][site]["loss"] for site in other["sites"]]
-                series.setdefault(statistics, []).append((int(row["round"]), fmean(gaps)))
+                series.setdefault(name, []).append((int(row["round"]), fmean(gaps)))
+    if not series and not statistics_layers(kept.last.run.task.net):
+        series = {"no layer with statistics": [(int(row["round"]), 0.0) for row in kept.metrics if row["scores"]]}
     if not series:
         raise BadInput(
             f"Run {kept.path} was not tested with both kinds of statistics: run it with "
-            'evaluate = ["global", "global/batch"].'
+            'evaluate = ["global", "global/batch"], or "personal" where clients keep layers of their own.'
         )
-    return Findings({f"{name}, last": s[-1][1] for name, s in series.items()}, series)
+    return Findings(_last(series), series)
 
 
 @_analysis("training-gap", "GReg Figure 3", "curves")
 def _training_gap(kept: Kept) -> Findings:
     """Loss on training batches with the statistics received minus that with the batch's own, mean over a round."""
-
-    def gap(subject: Subject, y: Tensor, by_batch: Tensor, by_server: Tensor) -> tuple[float, float]:
-        loss = subject.run.task.loss
-        return float(loss(by_server, y) - loss(by_batch, y)), float(len(y))
-
     series: Series = []
     for subject in kept.rounds():
-        clients: dict[str, list[tuple[float, float]]] = {}
+        loss = subject.run.task.loss
+        clients: dict[str, list[tuple[float, int]]] = {}
         for name, y, by_batch, by_server in subject.training():
-            clients.setdefault(name, []).append(gap(subject, y, by_batch, by_server))
+            gap = float(loss(by_server, y) - loss(by_batch, y))
+            clients.setdefault(name, []).append((gap, len(y)))
         means = [fmean([g for g, _ in of], weights=[n for _, n in of]) for of in clients.values()]
         series.append((subject.round + 1, fmean(means)))
-    return Findings({"gap, last": series[-1][1]}, {"gap": series})
+    return Findings(_last({"gap": series}), {"gap": series})
 
 
 @_analysis("smallest-probability", "GReg Figure 7", "curves")
@@ -191,7 +198,7 @@ def _divergence(kept: Kept) -> Findings:
     last = kept.last
     matrix = divergences([last.outputs(last.server, [site]).features for site in last.sites])
     pairs = matrix[np.triu_indices(len(matrix), 1)]
-    names = ", ".join(site.name for site in last.sites)
+    names = [site.name for site in last.sites]
     return Findings({"mean over pairs": float(pairs.mean())}, arrays={"divergence": matrix}, words={"clients": names})
 
 
@@ -199,37 +206,41 @@ def _divergence(kept: Kept) -> Findings:
 def _feature_maps(kept: Kept) -> Findings:
     """Cosine of the last convolution's maps between clients after training, and with the server; and some maps."""
     last = kept.last
-    layers = [name for name, m in last.run.task.net.module.named_modules() if isinstance(m, nn.Conv2d)]
+    site = last.sites[0]
+    layers = list(last.first_maps(last.server, site))
     if not layers:
         raise BadInput(f'Model "{last.run.task.net.name}" has no convolution.')
-    deepest = layers[-1]
-    after = last.next_round
-    models = {"server": last.server_after, **after.models}
+    clients = {f"client {name}": model for name, model in last.next_round.models.items()}
+    if len(clients) < 2:
+        raise BadInput(f"Round {last.round + 1} has one client alone, which is all that the server averages.")
+    models: dict[str, Model] = {"server": last.server_after, **clients}
     cosines: dict[tuple[str, str], list[Tensor]] = {}
-    for site in last.sites:  # one site's maps at a time: those of all may not fit
-        maps = {name: last.outputs(model, [site], [deepest]).maps[deepest] for name, model in models.items()}
+    for at in last.sites:  # one site's maps at a time: those of all may not fit
+        maps = {name: last.outputs(model, [at], layers[-1:]).maps[layers[-1]] for name, model in models.items()}
         for a, b in combinations(models, 2):
             cosines.setdefault((a, b), []).append(map_cosines(maps[a], maps[b]))
     pairs = {pair: float(torch.cat(found).mean()) for pair, found in cosines.items()}
-    with_server = [v for (a, _), v in pairs.items() if a == "server"]
-    between = [v for (a, _), v in pairs.items() if a != "server"]
-    scalars = {"server and clients": fmean(with_server)} | ({"clients": fmean(between)} if between else {})
-    return Findings(scalars, arrays=_some_maps(last, models, layers), words={"layer": deepest})
+    scalars = {
+        "server and clients": fmean(v for (a, _), v in pairs.items() if a == "server"),
+        "clients": fmean(v for (a, _), v in pairs.items() if a != "server"),
+    }
+    drawn = list(models)[:3]
+    arrays = {"image": _image(last, site)}
+    for name in drawn:
+        for layer, maps_of_one in last.first_maps(models[name], site).items():
+            arrays[f"{name}, {layer}"] = _grey(drawn_maps(maps_of_one, (_PIXELS, _PIXELS))[0])
+    return Findings(scalars, arrays=arrays, words={"layer": layers[-1], "models": drawn, "layers": layers})
 
 
-def _some_maps(last: Subject, models: dict[str, Tree], layers: list[str], size: int = 32) -> dict[str, np.ndarray]:
-    """The first test image of the first site, and its maps in every layer: server and two clients; 0 to 255."""
-    some = {name: models[name] for name in list(models)[:3]}
-    site = last.sites[0]
+_PIXELS = 32  # of drawn maps
+
+
+def _image(subject: Subject, site: Site) -> np.ndarray:
+    """A site's first test image."""
     assert site.test is not None
-    image = last.run.task.preprocessing.unit(site.test.batch([0])[0], dtype=torch.float32)
-    small = torch.nn.functional.interpolate(image, size=(size, size), mode="bilinear", antialias=True)
-    arrays = {"image": _grey(small[0].permute(1, 2, 0))}
-    for name, model in some.items():
-        maps = last.outputs(model, [site], layers).maps
-        for layer in layers:
-            arrays[f"{name}, {layer}"] = _grey(drawn_maps(maps[layer][:1], (size, size))[0])
-    return arrays
+    image = subject.run.task.preprocessing.unit(site.test.batch([0])[0], dtype=torch.float32)
+    small = torch.nn.functional.interpolate(image, size=(_PIXELS, _PIXELS), mode="bilinear", antialias=True)
+    return _grey(small[0].permute(1, 2, 0))
 
 
 def _grey(x: Tensor) -> np.ndarray:
@@ -238,7 +249,7 @@ def _grey(x: Tensor) -> np.ndarray:
 
 @_analysis("embedding", "FedNN Figure 7", "points")
 def _embedding(kept: Kept) -> Findings:
-    """t-SNE of the server's features of 2,000 test images, as many of every domain."""
+    """t-SNE of the server's features of 2,000 test images, as many of every site."""
     return _points(kept.last, {"server": kept.last.server})
 
 
@@ -246,18 +257,15 @@ def _embedding(kept: Kept) -> Findings:
 def _drift_embedding(kept: Kept) -> Findings:
     """t-SNE of the features of a client right after training in round 10 and of the server after it, together."""
     before = kept.at(9)
-    after = before.next_round
-    who = min(after.models)
-    found = _points(before, {"server": before.server_after, who: after.models[who]})
-    return Findings(found.scalars, found.series, found.arrays, found.words | {"client": who})
+    models = before.next_round.models
+    return _points(before, {"server": before.server_after, f"client {min(models)}": models[min(models)]})
 
 
-def _points(subject: Subject, models: dict[str, Tree], images: int = 2000) -> Findings:
+def _points(subject: Subject, models: Mapping[str, Model], images: int = 2000) -> Findings:
     outputs = {name: subject.outputs(model) for name, model in models.items()}
     one = next(iter(outputs.values()))
     rows = balanced_rows(one.sites, images)
     points = embedding([o.features[rows] for o in outputs.values()])
     arrays = {f"points of {name}": p.round(2) for name, p in zip(outputs, points, strict=True)}
     arrays |= {"site": one.sites[rows].numpy(), "class": one.labels[rows].numpy()}
-    names = ", ".join(site.name for site in subject.sites)
-    return Findings(arrays=arrays, words={"models": ", ".join(models), "sites": names})
+    return Findings(arrays=arrays, words={"models": list(models), "sites": [site.name for site in subject.sites]})

@@ -97,7 +97,7 @@ def _channels(fig: Figure, found: Found) -> None:
     lines = _grid(fig, len(found) * math.ceil(len(first.arrays) / 2), 2)
     panels = [axis for line in lines for axis in line]
     for (row, seeds), start in zip(found.items(), range(0, len(panels), len(first.arrays)), strict=False):
-        models = seeds[0].words["models"].split(", ")
+        models = seeds[0].words["models"]
         for axis, (name, values) in zip(panels[start:], seeds[0].arrays.items(), strict=False):
             for model, channel in zip(models, values, strict=True):
                 axis.plot(channel, label=model, linewidth=1, color="black" if model == "server" else None)
@@ -110,10 +110,10 @@ def _channels(fig: Figure, found: Found) -> None:
 def _points(fig: Figure, found: Found) -> None:
     """Several models: coloured by model. One: by site and by class."""
     first = next(iter(found.values()))[0]
-    together = len(first.words["models"].split(", ")) > 1
+    together = len(first.words["models"]) > 1
     for line, (row, seeds) in zip(_grid(fig, len(found), 1 if together else 2), found.items(), strict=True):
         one = seeds[0]
-        models, sites = (one.words[k].split(", ") for k in ("models", "sites"))
+        models, sites = one.words["models"], one.words["sites"]
         clouds = [one.arrays[f"points of {model}"] for model in models]
         if together:
             for model, points in zip(models, clouds, strict=True):
@@ -134,17 +134,14 @@ def _points(fig: Figure, found: Found) -> None:
 
 
 def _maps(fig: Figure, found: Found) -> None:
-    first = next(iter(found.values()))[0].arrays
-    wide = max(len([n for n in seeds[0].arrays if n != "image"]) for seeds in found.values()) // 3 or 1
-    lines = _grid(fig, 3 * len(found), wide + 1)
-    for axis in (axis for line in lines for axis in line):
-        axis.set_axis_off()
-    for block, (row, seeds) in enumerate(found.items()):
-        maps = {n: a for n, a in seeds[0].arrays.items() if n != "image"}
-        models = list(dict.fromkeys(n.partition(", ")[0] for n in maps))
-        for line, model in zip(lines[3 * block :], models, strict=False):
-            line[0].imshow(first["image"].astype(np.uint8).squeeze(), cmap="gray")
-            line[0].set_title(f"{row}, {model}", fontsize=7)
-            for axis, name in zip(line[1:], [n for n in maps if n.startswith(f"{model}, ")], strict=False):
-                axis.imshow(maps[name], cmap="inferno")
-                axis.set_title(name.partition(", ")[2], fontsize=7)
+    """A line per method and model: the image, and its maps behind every convolution."""
+    every = [(row, seeds[0], model) for row, seeds in found.items() for model in seeds[0].words["models"]]
+    lines = _grid(fig, len(every), 1 + max(len(one.words["layers"]) for _, one, _ in every))
+    for line, (row, one, model) in zip(lines, every, strict=True):
+        line[0].imshow(one.arrays["image"].astype(np.uint8).squeeze(), cmap="gray")
+        line[0].set_title(f"{row}, {model}", fontsize=7)
+        for axis, layer in zip(line[1:], one.words["layers"], strict=False):
+            axis.imshow(one.arrays[f"{model}, {layer}"], cmap="inferno")
+            axis.set_title(layer, fontsize=7)
+        for axis in line:
+            axis.set_axis_off()

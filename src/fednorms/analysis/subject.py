@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,13 +14,17 @@ from fednorms import noise
 from fednorms.core import base_phases, begin, broadcast, draws, step
 from fednorms.data import Site
 from fednorms.errors import BadInput
-from fednorms.evaluation.modes import site_state, tested_state, unseen_broadcast
+from fednorms.evaluation.modes import Mode, model_for, site_state, unseen_broadcast
 from fednorms.gradients import step_key, step_view
 from fednorms.layers.norms import is_norm
+from fednorms.part import Route
 from fednorms.passes import depends_on_batch, mixed_rows, prepare_test
 from fednorms.runs.opened import NextRound, OpenRun
-from fednorms.states import Broadcast, Client, ClientState, ServerState, context_of
+from fednorms.states import Broadcast, Client, context_of
 from fednorms.tree import Tree
+
+Model = Tree | Broadcast
+"""Tensors, the same at every site, or what a server sends for a test, of which every site makes its own."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +57,11 @@ class Subject:
             raise BadInput(f'Federation "{self.run.session.federation.name}" has no client with test images.')
         return found
 
+    # -- models -------------------------------------------------------------------------------------------------
     @cached_property
-    def server(self) -> Tree:
+    def server(self) -> Broadcast:
         """The server's model as it is tested; what clients keep to themselves is the mean over them."""
-        return self._server(self.run.state, self.run.clients.values())
-
-    @cached_property
-    def server_after(self) -> Tree:
-        """The same after the next round."""
-        return self._server(self.next_round.state, self.next_round.clients)
-
-    def _server(self, state: ServerState, clients: Iterable[ClientState]) -> Tree:
-        sent = broadcast(self.run.task, tested_state(self.run.task, state))
-        return unseen_broadcast(self.run.task, sent, clients).model
+        return unseen_broadcast(self.run.task, self.run.test_broadcast, self.run.clients.values())
 
     @cached_property
     def next_round(self) -> NextRound:
@@ -73,55 +69,97 @@ class Subject:
         return self.run.next_round()
 
     @property
-    def head(self) -> str:
-        """The name of the classifier's weights."""
-        return f"{self.run.task.net.heads[0]}.weight"
+    def server_after(self) -> Broadcast:
+        """The server's model after the next round, as it is tested."""
+        return self.next_round.tested
+
+    def at_site(self, model: Model, site: Site) -> tuple[Tree, dict[str, Tree]]:
+        """The tensors that a site tests, and the parts' states there."""
+        assert site.test is not None
+        task, own = self.run.task, site.train if site.train is not None else site.test
+        client = Client(site.name, own, self.run.clients.get(site.name), dict(site.attributes))
+        if isinstance(model, Broadcast):
+            kept = any(route is Route.LOCAL for route in task.net.routes.values())
+            return model_for(task, model, client, Mode("unseen" if kept else "global").resolved(task))
+        return model, site_state(task, self.server, client)
+
+    def tensors(self, model: Model) -> Tree:
+        """The tensors that the first site tests."""
+        return self.at_site(model, self.sites[0])[0]
+
+    def rows_of_classifier(self, model: Model) -> Tensor:
+        """The classifier's weights, one row per class."""
+        return self.tensors(model)[f"{self.run.task.net.heads[0]}.weight"].detach().double().cpu()
 
     def seen_by(self, client: str) -> set[int]:
         """The classes of a client's training images."""
         return set(self.run.session.engine.data[client].y.unique().tolist())
 
-    @torch.no_grad()
-    def outputs(self, model: Tree, sites: Sequence[Site] | None = None, maps_of: Sequence[str] = ()) -> Outputs:
+    # -- what they make of images -------------------------------------------------------------------------------
+    def outputs(self, model: Model, sites: Sequence[Site] | None = None, maps_of: Sequence[str] = ()) -> Outputs:
         """What a model makes of sites' test images (default: of all), in eval mode; on the host.
 
         `maps_of` names layers whose maps are wanted, too, each behind its activation.
         """
-        task, sent = self.run.task, self._sent
         found: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         maps: dict[str, list[Tensor]] = {name: [] for name in maps_of}
         for number, site in enumerate(self.sites):
             if sites is not None and site not in sites:
                 continue
-            assert site.test is not None
-            client = Client(site.name, site.train or site.test, self.run.clients.get(site.name), dict(site.attributes))
-            context, mine = context_of(task, self.round, client, evaluating=True), site_state(task, sent, client)
-            n = len(site.test)
-            for rows in mixed_rows(site.name, n) if depends_on_batch(task) else torch.arange(n).split(256):
-                x, y = prepare_test(task, site.test.batch(rows), context, mine, sent)
-                with activated(task.net.module, maps_of) as seen:
-                    logits, features = task.net.forward(model, x, train=False, batch_statistics=False)
+            for _, logits, features, y, seen in self._pass(model, site, maps_of):
                 for name in maps_of:
                     maps[name].append(seen[name].cpu())
                 found.append((features.flatten(1).cpu(), logits.cpu(), y.cpu(), torch.full((len(y),), number)))
         features, logits, labels, whose = (torch.cat(column) for column in zip(*found, strict=True))
         return Outputs(features, logits, labels, whose, {name: torch.cat(some) for name, some in maps.items()})
 
-    @cached_property
-    def _sent(self) -> Broadcast:
-        return self.run.test_broadcast
+    def first_maps(self, model: Model, site: Site) -> dict[str, Tensor]:
+        """The maps of a site's first test image behind every convolution, in the order in which they run."""
+        convolutions = [n for n, m in self.run.task.net.module.named_modules() if isinstance(m, nn.Conv2d)]
+        for rows, *_, seen in self._pass(model, site, convolutions, first=True):
+            at = (rows == 0).nonzero().flatten()
+            return {name: maps[at].cpu() for name, maps in seen.items()}
+        raise AssertionError("a site has test images")
+
+    @torch.no_grad()
+    def _pass(
+        self, model: Model, site: Site, maps_of: Sequence[str], *, first: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]]:
+        """Row numbers, logits, features, labels and maps of a site's test images, batch by batch; or of the batch
+        that holds the first image alone (with as many others as its answer depends on).
+        """
+        task, data = self.run.task, site.test
+        assert data is not None
+        tensors, mine = self.at_site(model, site)
+        sent = model if isinstance(model, Broadcast) else self.server
+        client = Client(site.name, data, self.run.clients.get(site.name), dict(site.attributes))
+        context = context_of(task, sent.round, client, evaluating=True)
+        n = len(data)
+        batches = (
+            mixed_rows(site.name, n) if depends_on_batch(task) else list(torch.arange(n).split(1 if first else 256))
+        )
+        for rows in [b for b in batches if 0 in b] if first else batches:
+            x, y = prepare_test(task, data.batch(rows), context, mine, sent)
+            with activated(task.net.module, maps_of) as seen:
+                logits, features = task.net.forward(tensors, x, train=False, batch_statistics=False)
+            yield rows, logits, features, y, seen
 
     def training(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
         """The next round's local steps, one by one: client, labels, and the batch's logits before the step, with the
-        batch's own statistics and with those that the server sent.
+        batch's own statistics and with those that the server sent (data that are pooled: with the running ones).
         """
         task, sent = self.run.task, broadcast(self.run.task, self.run.state)
         engine = self.run.session.engine
+        joint = [p.name for p in task.method.parts if "joint" in p.requires]
+        if joint:
+            raise BadInput(f"{joint[0]} trains clients together, so that their steps cannot be followed one by one.")
+        self.run.check_loss()
+        pooled = set(engine.clients) != {s.name for s in self.run.session.federation.clients}
         for name in self.run.next_cohort:
             carry, _ = begin(task, sent, engine.client(name))
             for batches, phase in draws(task, carry, base_phases(task, carry.context)):
                 ahead = replace(carry, key=carry.key + torch.tensor([0, 1]).to(carry.key))  # as the step will see it
-                view = step_view(task, ahead, batches[0], 0)
+                view = step_view(task, replace(ahead, start_buffers=carry.buffers) if pooled else ahead, batches[0], 0)
                 with torch.no_grad(), noise.keyed(step_key(ahead, 0)):
                     by_batch, _ = view.forward(view.params, view.x)
                     by_server, _ = view.forward(view.params, view.x, stats="broadcast")
@@ -145,7 +183,9 @@ def activated(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Ten
         if layer in wanted:
             current[:] = [wanted[layer]]
             seen[current[0]] = out
-        elif current and (isinstance(layer, _ACTIVATIONS) or is_norm(layer)) and out.shape == seen[current[0]].shape:
+        elif not current or isinstance(layer, _NOTHING):
+            return
+        elif (isinstance(layer, _ACTIVATIONS) or is_norm(layer)) and out.shape == seen[current[0]].shape:
             seen[current[0]] = out
             if isinstance(layer, _ACTIVATIONS):
                 current.clear()
@@ -153,7 +193,7 @@ def activated(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Ten
             current.clear()
 
     leaves = [m for m in module.modules() if not any(True for _ in m.children()) or m in wanted]
-    hooks = [m.register_forward_hook(notice) for m in leaves]
+    hooks = [m.register_forward_hook(notice) for m in leaves] if wanted else []
     try:
         yield seen
     finally:
@@ -162,3 +202,8 @@ def activated(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Ten
 
 
 _ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Hardswish)
+_NOTHING = (
+    nn.Identity,
+    nn.Dropout,
+    nn.Dropout2d,
+)  # what stands in a removed normalisation's place, and noise of training

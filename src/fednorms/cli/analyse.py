@@ -12,8 +12,11 @@ import tyro
 
 from fednorms.analysis.analyse import analyse as measured
 from fednorms.analysis.analyse import analysis_named
+from fednorms.analysis.findings import Findings
+from fednorms.analysis.measures import ANALYSES, Analysis
 from fednorms.cli.output import grid, print_json, stderr, stdout
 from fednorms.cli.parsing import parse
+from fednorms.errors import BadInput
 from fednorms.runs.atomic import clear_errors, write_atomic
 from fednorms.tables.report import NO_PICTURE
 
@@ -41,31 +44,43 @@ class Analyse:
 def analyse(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Analyse, "analyse", args)
+    if not given.names:
+        raise BadInput(f"analyse: name what to measure. Known: {', '.join(ANALYSES)}")
     chosen = [analysis_named(name) for name in dict.fromkeys(given.names)]
-    found = {a.name: measured(given.run, a.name, device=given.device) for a in chosen}
+    found: dict[str, Findings] = {}
+    for analysis in chosen:  # each is shown and written as soon as it is there
+        found[analysis.name] = measured(given.run, analysis.name, device=given.device)
+        if not given.json:
+            _show(analysis.name, found[analysis.name])
+        if given.out is not None:
+            files = _write(given.out, analysis, found[analysis.name], given.run.name)
+            if not given.json:
+                stdout().print("written: " + ", ".join(map(str, files)), markup=False, soft_wrap=True)
     if given.json:
         print_json({"run": str(given.run), "analyses": {name: f.plain() for name, f in found.items()}})
-    else:
-        rows = [[name, what, f"{value:.4g}"] for name, f in found.items() for what, value in f.scalars.items()]
-        if rows:
-            stdout().print(grid(["analysis", "what", "value"], rows, numbers_from=2))
-    if given.out is None:
-        return 0
-    with clear_errors(given.out):
-        given.out.mkdir(parents=True, exist_ok=True)
-    files = []
-    for analysis in chosen:
-        files.append(given.out / f"{analysis.name}.json")
-        write_atomic(files[-1], (json.dumps(found[analysis.name].plain()) + "\n").encode())
-        try:
-            from fednorms.analysis.picture import png
-
-            image = png(analysis, {given.run.name: [found[analysis.name]]}, given.run.name)
-        except ImportError:
-            stderr().print(NO_PICTURE, markup=False)
-            continue
-        files.append(given.out / f"{analysis.name}.png")
-        write_atomic(files[-1], image)
-    if not given.json:
-        stdout().print("written: " + ", ".join(map(str, files)), markup=False, soft_wrap=True)
     return 0
+
+
+def _show(name: str, found: Findings) -> None:
+    if found.scalars:
+        rows = [[what, f"{value:.4g}"] for what, value in found.scalars.items()]
+        stdout().print(grid([name, "value"], rows, numbers_from=1))
+    else:
+        stdout().print(f"{name}: no single number; --out DIR writes what was found, and a picture", markup=False)
+
+
+def _write(out: Path, analysis: Analysis, found: Findings, run: str) -> list[Path]:
+    with clear_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    files = [out / f"{analysis.name}.json"]
+    write_atomic(files[0], (json.dumps(found.plain()) + "\n").encode())
+    try:
+        from fednorms.analysis.picture import png
+
+        image = png(analysis, {run: [found]}, run)
+    except ImportError:
+        stderr().print(NO_PICTURE, markup=False)
+        return files
+    files.append(out / f"{analysis.name}.png")
+    write_atomic(files[1], image)
+    return files

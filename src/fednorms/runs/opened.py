@@ -18,7 +18,7 @@ from fednorms.engines.devices import dtype_of
 from fednorms.engines.loop import Loop
 from fednorms.engines.store import ClientStore
 from fednorms.errors import BadInput
-from fednorms.evaluation.modes import MEASURED, tested_state
+from fednorms.evaluation.modes import MEASURED, tested_state, unseen_broadcast
 from fednorms.models import build
 from fednorms.net import Net
 from fednorms.passes import passes
@@ -40,7 +40,7 @@ class NextRound:
 
     models: dict[str, Tree]
     state: ServerState
-    clients: list[ClientState]  # of all that have one, as they are then
+    tested: Broadcast  # what a test of that state broadcasts; tensors that clients keep are the mean over them
 
 
 @dataclass
@@ -105,13 +105,33 @@ class OpenRun:
         return self.session.participation.cohort(self.session.engine.clients, self.recipe.seed, t)
 
     def next_round(self) -> NextRound:
-        """The round after `state` again: the clients' models, with what they keep to themselves, and the new server."""
+        """The round after `state` again: the clients' models, with what they keep to themselves, and the new server.
+
+        Not for methods that change updates before they are sent, since a model right after training is then not there.
+        """
+        if self.task.method.changes_updates:
+            who = [*self.task.method.having("send"), *self.task.method.having("protect")][0].name
+            raise BadInput(
+                f"{who} changes updates before they are sent: clients' models after training cannot be made again."
+            )
+        self.check_loss()
         with self._states_of_its_own() as engine:
             sent = broadcast(self.task, self.state)
             done = engine.train(sent, self.next_cohort).uploads
             models = {u.client: engine.model_after(sent, engine.client(u.client), u)[1] for u in done}
-            clients = list(engine.store.values())
-        return NextRound(models, server_update(self.task, self.state, done), clients)
+            state = server_update(self.task, self.state, done)
+            tested = unseen_broadcast(
+                self.task, engine.test_broadcast(state, self.next_cohort), list(engine.store.values())
+            )
+        return NextRound(models, state, tested)
+
+    def check_loss(self) -> None:
+        """Refuse to train a run again whose own loss was not passed again."""
+        if self.lost_loss:
+            raise BadInput(
+                f"Run {self.directory.path} was trained with a loss of your own "
+                f"({self.lost_loss.removeprefix('custom:')}): pass the same as loss=."
+            )
 
     @contextmanager
     def _states_of_its_own(self) -> Iterator[Loop]:

@@ -10,11 +10,21 @@ from fednorms.analysis.findings import Findings
 from fednorms.tables.record import Values
 
 
-def findings_of(records: Sequence[Values]) -> dict[str, list[Findings]]:
-    """By row, what each seed's run showed; rows without any are left out."""
+def stored(name: str, findings: Findings) -> Values:
+    """What a result keeps of an analysis."""
+    return {"analysis": {"name": name, **findings.plain()}}
+
+
+def is_analysed(record: Values, name: str) -> bool:
+    """Whether a result has all that a figure with this analysis (none: "") shows; a run that diverged has nothing."""
+    return not name or record["status"] != "done" or record.get("analysis", {}).get("name") == name
+
+
+def findings_of(records: Sequence[Values], name: str) -> dict[str, list[Findings]]:
+    """By row, what an analysis showed in each seed's run; rows without any are left out."""
     found: dict[str, list[Findings]] = {}
     for record in records:
-        if "analysis" in record:
+        if name and record.get("analysis", {}).get("name") == name:
             found.setdefault(record["row"], []).append(Findings.of(record["analysis"]))
     return found
 

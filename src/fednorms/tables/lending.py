@@ -54,7 +54,8 @@ class Neighbours:
             whole = not same_tests or stored["evaluate_every"] == recipe.evaluate_every
             if same and whole and (not curve or "curve" in values or values["status"] == "diverged"):
                 origin = " / ".join(str(values[k]) for k in ("table", "setting", "row"))
-                return {**values, **about, "from": values.get("from", origin)}
+                lent = {k: v for k, v in values.items() if k != "analysis"}  # which is that table's own
+                return {**lent, **about, "from": values.get("from", origin)}
         return None
 
 

@@ -50,7 +50,7 @@ def _pictures(summary: Summary) -> dict[str, bytes]:
         image = png(summary)
         found = {} if image is None else {"results.png": image}
         for section in summary.sections:
-            if findings := findings_of(section.records):
+            if findings := findings_of(section.records, summary.table.analysis):
                 analysis = ANALYSES[summary.table.analysis]
                 found[_picture_of(section)] = analysis_png(analysis, findings, section.title)
     except ImportError:
@@ -86,7 +86,7 @@ def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
         if section.order:
             lines.append(f"- {_escape(order_of(section))}")
         lines += [*(f"- {_escape(line)}" for line in facts(section, table.selection)), ""]
-        lines += _analysis(section, pictures)
+        lines += _analysis(section, table.analysis, pictures)
     missing = [section.title for section in summary.sections if not section.shown]
     if missing:
         lines += [f"Not run yet: {_escape('; '.join(missing))}.", ""]
@@ -101,9 +101,9 @@ def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _analysis(section: Section, pictures: Collection[str]) -> list[str]:
+def _analysis(section: Section, analysis: str, pictures: Collection[str]) -> list[str]:
     """What the figure's analysis found in a setting."""
-    numbers = numbers_of(findings_of(section.records))
+    numbers = numbers_of(findings_of(section.records, analysis))
     names = list(dict.fromkeys(name for row in numbers.values() for name in row))
     lines = []
     if names:
@@ -201,7 +201,7 @@ def csv_table(summary: Summary) -> str:
                 numbers += ["failed" if failed else _digits(printed and printed.mean), _digits(printed and printed.std)]
                 where = [section.setting.name, name, column, section.setting.columns[column]]
                 writer.writerow([*where, *numbers, _digits(entry.difference), entry.verdict])
-        for name, values in numbers_of(findings_of(section.records)).items():
+        for name, values in numbers_of(findings_of(section.records, summary.table.analysis)).items():
             for what, (mean, std, seeds) in values.items():
                 where = [section.setting.name, name, what, summary.table.analysis]
                 writer.writerow([*where, _digits(mean), _digits(std), seeds, 0, "", "", "", UNJUDGED])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from fednorms.options import few
 from fednorms.runs.cells import Cell, CellEvent, Outcome, run_cells
 from fednorms.runs.compare import hardware as hardware_of
 from fednorms.runs.recipe import Recipe
+from fednorms.tables.analyses import is_analysed, stored
 from fednorms.tables.estimate import duration, estimate
 from fednorms.tables.folders import open_table
 from fednorms.tables.lending import Neighbours
@@ -290,7 +292,8 @@ class _Work:
         total, neighbours = 0, Neighbours(self.shelf.out, self.observer)
         for setting, row in self._pairs():
             key = (setting.name, row.name)
-            there = {r["recipe"]["seed"] for r in found.records(setting, row)}
+            whole = [r for r in found.records(setting, row) if is_analysed(r, self.table.analysis)]
+            there = {r["recipe"]["seed"] for r in whole}
             if setting.name in self.skipped:
                 total += len(there)
                 continue
@@ -332,10 +335,13 @@ class _Work:
         assert cell.path is not None
         self.observer.say(f"{cell.label}, seed {cell.recipe.seed}: {self.table.analysis}")
         try:
-            return {"analysis": ANALYSES[self.table.analysis].measure(Kept(cell.path)).plain()}
-        except FednormsError as error:
-            why = str(error).replace(str(cell.path), "RUN")  # no file holds a path of the machine
-            return {"status": "failed", "error": f"the run has ended, but its analysis failed: {why}"}
+            return stored(self.table.analysis, ANALYSES[self.table.analysis].measure(Kept(cell.path)))
+        except Exception as error:
+            if not isinstance(error, FednormsError):  # not one of our errors: say where it came from
+                self.observer.say(traceback.format_exc().rstrip())
+            why = f"the run has ended, but its analysis failed: {error or type(error).__name__}"
+            self.observer.say(f"{cell.label}, seed {cell.recipe.seed}: {why}")
+            return {"status": "failed", "error": why.replace(str(cell.path), "RUN")}  # no path of the machine
 
     def _borrowed(self, job: Job, neighbours: Neighbours) -> bool:
         """Take over what another table has run already; a model that is kept or analysed must be trained here."""
