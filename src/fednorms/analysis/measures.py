@@ -266,6 +266,6 @@ def _points(subject: Subject, models: Mapping[str, Model], images: int = 2000) -
     one = next(iter(outputs.values()))
     rows = balanced_rows(one.sites, images)
     points = embedding([o.features[rows] for o in outputs.values()])
-    arrays = {f"points of {name}": p.round(2) for name, p in zip(outputs, points, strict=True)}
+    arrays = {f"points of {name}": p.round(1) for name, p in zip(outputs, points, strict=True)}
     arrays |= {"site": one.sites[rows].numpy(), "class": one.labels[rows].numpy()}
     return Findings(arrays=arrays, words={"models": list(models), "sites": [site.name for site in subject.sites]})
