@@ -127,7 +127,10 @@ def enter(task: Task, carry: Carry, phase: Phase) -> None:
         tensor.requires_grad_(name in active)
     moving = carry.params.pick(carry.active).detach()
     carry.velocity = _velocity(task, carry)
-    carry.optimiser = Optimiser.fresh(task.training, moving, rate_of(carry.context, phase), task.like)
+    training = task.training
+    if phase.weight_decay is not None:
+        training = replace(training, weight_decay=phase.weight_decay)
+    carry.optimiser = Optimiser.fresh(training, moving, rate_of(carry.context, phase), task.like)
     for name, moment in carry.optimiser.first_moment.items():
         if name in carry.velocity:
             moment.copy_(carry.velocity[name])
@@ -282,7 +285,10 @@ def diagnose(task: Task, sent: Broadcast, client: Client) -> None:
 
 def base_phases(task: Task, context: Context) -> list[Phase]:
     """The phases of this round: the recipe's one, as the parts' `plan` changes it."""
-    return task.method.phases([recipe_phase(task)], context)
+    phases = task.method.phases([recipe_phase(task)], context)
+    if any(phase.weight_decay is not None for phase in phases):  # graphs are captured with the recipe's
+        raise RuntimeError("a phase of training has a weight decay of its own: only phases of `evaluation` may")
+    return phases
 
 
 def recipe_phase(task: Task) -> Phase:

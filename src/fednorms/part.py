@@ -62,6 +62,7 @@ class Phase:
     """A stretch of local training: how long, which tensors move, which statistics normalise.
 
     `lr=None` is the round's rate; `factor` multiplies it. `draws` batches go into one step (only `oracle` sees them).
+    `weight_decay=None` is the recipe's; only phases of `evaluation` may have another.
 
     >>> Phase(epochs=5, train="head").norm
     'batch'
@@ -74,6 +75,7 @@ class Phase:
     lr: float | None = None
     factor: float = 1.0
     draws: int = 1
+    weight_decay: float | None = None
 
 
 @dataclass(frozen=True)

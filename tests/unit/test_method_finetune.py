@@ -1,11 +1,14 @@
 """FineTune: changes tests, never training."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fednorms import noise
 from fednorms.core import begin, broadcast, train
-from fednorms.part import Phase
+from fednorms.method import Method
+from fednorms.part import REGISTRY, Part, Phase, part
 from fednorms.states import Client
 from fednorms.training import Training, batch_plan
 from tests.reference import fedavg
@@ -36,6 +39,29 @@ def test_equals_plain_training_on_a_copy_of_the_server_model():
     model.load_state_dict(run.model)
     fedavg.train(model, data["b"].x, data["b"].y, rows, lr=0.1)
     close(carry.model(), model.state_dict())
+
+
+@pytest.mark.parametrize(("option", "decay"), [("", 0.0), (", weight_decay=0.3", 0.3)])
+def test_fine_tuning_has_a_weight_decay_of_its_own(option, decay):
+    data = tiny_data()
+    run, carry = adapted(f"finetune(epochs=2{option})", data, lr=0.2, weight_decay=0.05)
+    rows = batch_plan(7, Training(batch_size=4), Phase(epochs=2), noise.seed_of("adapt", 0, 2, "b", 0))[0]
+    model = tiny_net()
+    model.load_state_dict(run.model)
+    fedavg.train(model, data["b"].x, data["b"].y, rows, lr=0.02, weight_decay=decay)
+    close(carry.model(), model.state_dict())
+
+
+def test_a_phase_of_training_has_the_recipes_weight_decay():
+    @part("decaying")
+    class Decaying(Part):
+        def plan(self, phases, c):
+            return [replace(phase, weight_decay=0.1) for phase in phases]
+
+    REGISTRY.pop("decaying")
+    data = tiny_data()
+    with pytest.raises(RuntimeError, match="only phases of `evaluation` may"):
+        rounds(tiny_task(Method((Decaying(),)), data), data, 1)
 
 
 def test_rate_zero_gives_back_the_global_model():

@@ -29,4 +29,4 @@ class FedBABU(Part):
 
     @override
     def evaluation(self) -> Eval:
-        return Eval(phases=(Phase(epochs=self.epochs, lr=self.lr),) if self.epochs else ())
+        return Eval(phases=(Phase(epochs=self.epochs, lr=self.lr, weight_decay=0.0),) if self.epochs else ())
