@@ -96,6 +96,24 @@ def test_a_search_has_ended_when_every_value_has_every_seed_of_a_search(searched
     assert json.loads((tmp_path / "out/search/shift/fedbn.json").read_text())["chosen"] == {"training.lr": 0.1}
 
 
+def test_a_search_on_other_data_is_named_and_made_again(searched, tmp_path):
+    folder, whole, *_ = searched
+    out = tmp_path / "out"
+    for what in ("search", "results"):
+        shutil.copytree(whole / what, out / what)
+    file = out / "search/shift/fedbn.json"
+    values = json.loads(file.read_text())
+    values["recipe"]["fingerprint"] = values["data"]["fingerprint"] = "0" * 32
+    file.write_text(json.dumps(values))
+    shown, ears = heard(folder, out, report=True)
+    assert any("1 searches are of other data: not used (shift / FedBN)" in text for text in ears.said)
+    assert not any("was chosen" in text for text in shown.summary.searches)
+    again, _ = heard(folder, out, search=True)
+    assert again.ran == 3
+    assert any("lr 0.1 was chosen" in text for text in again.summary.searches)
+    assert heard(folder, out)[0].ran == 0  # the row's own results hold
+
+
 def test_a_run_of_a_search_that_fails_is_recorded_and_tried_again(tmp_path):
     broken = f"{GRID}\nrecipe.class_weights = [1.0]"
     folder = table(tmp_path / "mini", change=('method = "fedbn"', broken))

@@ -48,6 +48,8 @@ from fednorms.tables.sources import Source, check_columns, find_root, look, miss
 from fednorms.tables.summary import Summary, summarise
 from fednorms.tables.table import Row, Setting, Table
 
+Fingerprint = Callable[[Setting, Recipe], str | None]
+
 
 @dataclass
 class Reproduction:
@@ -170,6 +172,9 @@ class _Work:
         searches = self._searches()
         found = found_in(self.shelf, self.table, self._chosen(searches))
         self._find_data(with_searches(found, searches))
+        searches = self._searches(self._fingerprint)
+        if foreign := [" / ".join(key) for key, search in searches.items() if search.foreign]:
+            self.observer.say(f"{len(foreign)} searches are of other data: not used ({few(foreign)})")
         if not report_only:
             self._run_searches(searches)
         if not search_only:
@@ -184,9 +189,9 @@ class _Work:
     def _pairs(self) -> list[tuple[Setting, Row]]:
         return list(pairs(self.table, self.settings, self.rows))
 
-    def _searches(self) -> dict[tuple[str, str], Search]:
+    def _searches(self, fingerprint: Fingerprint = lambda setting, recipe: None) -> dict[tuple[str, str], Search]:
         return {
-            (setting.name, row.name): open_search(self.shelf, self.table, setting, row)
+            (setting.name, row.name): open_search(self.shelf, self.table, setting, row, fingerprint)
             for setting, row in pairs(self.table)
             if row.search
         }
@@ -408,8 +413,8 @@ class _Work:
     def report(self, interrupted: bool = False) -> Reproduction:
         from fednorms.tables.report import write
 
-        searches = self._searches()
         fingerprint = self._seen_fingerprint if interrupted else self._fingerprint
+        searches = self._searches(fingerprint)
         found = with_searches(found_in(self.shelf, self.table, self._chosen(searches), fingerprint), searches)
         said = [s.sentence() for s in searches.values() if s.begun]
         summary = summarise(self.table, found, said)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from itertools import product
@@ -37,6 +37,7 @@ class Search:
     about: Values = field(default_factory=dict)
     metric: str = "accuracy"
     stored: Values = field(default_factory=dict)  # as its file has it
+    foreign: bool = False  # there is one on other data, which does not count
 
     @property
     def seeds(self) -> range:
@@ -173,8 +174,17 @@ class Search:
         ]
 
 
-def open_search(shelf: Shelf, table: Table, setting: Setting, row: Row) -> Search:
-    """The search of a row as far as it is stored: in the output folder, or finished beside the table itself."""
+def open_search(
+    shelf: Shelf,
+    table: Table,
+    setting: Setting,
+    row: Row,
+    fingerprint: Callable[[Setting, Recipe], str | None] = lambda setting, recipe: None,
+) -> Search:
+    """The search of a row as far as it is stored: in the output folder, or finished beside the table itself.
+
+    `fingerprint` tells that of the data at hand, or None where they are not: a search on other data does not count.
+    """
     search = Search(table, setting, row, shelf.search(setting, row))
     places = [search.path]
     if table.path and table.path.resolve() != shelf.out.resolve():
@@ -183,7 +193,11 @@ def open_search(shelf: Shelf, table: Table, setting: Setting, row: Row) -> Searc
         values = read_record(place)
         if values is None or values.get("grid") != row.search:
             continue
-        if same_run(values["recipe"], search.recipe(values["recipe_of"], values["recipe"]["seed"])):
+        recipe = search.recipe(values["recipe_of"], values["recipe"]["seed"])
+        if same_run(values["recipe"], recipe):
+            if fingerprint(setting, recipe) not in (None, values["recipe"]["fingerprint"]):
+                search = replace(search, foreign=True)
+                continue
             failed = values.get("failed", [])
             found = replace(search, runs=values["runs"], failed=failed, metric=values["metric"], stored=values)
             if found.ended or place == search.path:
