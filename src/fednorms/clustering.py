@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 
 def finch(x: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ def nearest_neighbours(x: Tensor, rows: int = 1024) -> Tensor:
     >>> nearest_neighbours(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])).tolist()
     [1, 0, 1]
     """
-    unit = x / x.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    unit = normalize(x)
     found = []
     for start in range(0, len(unit), rows):  # some rows at a time: the whole matrix may not fit
         similarity = unit[start : start + rows] @ unit.T

@@ -193,7 +193,7 @@ def finish(
     for p, job in passes(task, "after"):
         view = LocalView(task, p, carry.client, after, carry.context, carry.broadcast, parts)
         parts[p.name], uploads[p.name] = job.client(view)
-    if task.method.changes_updates or task.method.having("finish"):
+    if task.method.changing or task.method.having("finish"):
         params, start = after.pick(net.sent_params), carry.start.pick(net.sent_params)
         delta = params - start
         mean_grad = Tree({k: carry.grad_sum[k] / n for k, n in carry.grad_steps.items() if k in params})

@@ -48,7 +48,7 @@ class Method:
             ]
             if len(rivals) > 1
         ]
-        if changing := [p.name for p in (*self.having("send"), *self.having("protect"))]:
+        if changing := self.changing:
             problems += [
                 f"{p.name} needs the clients' plain updates, which {' and '.join(changing)} changes before they are "
                 "sent: keep one of them"
@@ -81,13 +81,13 @@ class Method:
         return f"method({str(self)!r})"
 
     @property
-    def changes_updates(self) -> bool:
-        """Whether a client sends something else than its model as it trained it.
+    def changing(self) -> list[str]:
+        """The parts by which a client sends something else than its model as it trained it.
 
-        >>> method("fednova").changes_updates, method("fedprox").changes_updates
-        (True, False)
+        >>> method("fednova").changing, method("fedprox").changing
+        (['fednova'], [])
         """
-        return bool(self.having("send") or self.having("protect"))
+        return [p.name for p in (*self.having("send"), *self.having("protect"))]
 
     def having(self, hook: str) -> list[Part]:
         """The parts that implement a hook, in order.

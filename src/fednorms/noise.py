@@ -33,6 +33,15 @@ def seed_of(*names: object) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def permutation(n: int, *names: object) -> Tensor:
+    """The numbers 0 to n - 1 in an order hashed from names.
+
+    >>> permutation(4, "test order", "clinic").sort().values.tolist()
+    [0, 1, 2, 3]
+    """
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed_of(*names)))
+
+
 def stream(name: str) -> int:
     """The 32-bit stream number of a layer or part, hashed from its name.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -83,14 +83,13 @@ class LocalView:
         self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None
     ) -> Iterator[dict[str, Tensor]]:
         """Per batch of training data, shuffled anew each round, the input of every wanted layer (buffers untouched)."""
-        rows = _permutation(len(self.client.data), "order of a pass", self._word())
+        rows = noise.permutation(len(self.client.data), "order of a pass", self._word())
         return layer_inputs(self.task, self.sent, self.client, self.model, self.everyone, wanted, rows, batch_size)
 
     @torch.no_grad()
     def features(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Penultimate features and labels of the training data, in batches, as a test sees them."""
-        n = len(self.client.data)
-        for rows in mixed_rows(self.client.name, n) if depends_on_batch(self.task) else torch.arange(n).split(256):
+        for rows in rows_of_test(self.task, self.client.name, len(self.client.data)):
             x, y = self._prepared(rows)
             yield self.task.net.forward(self.model, x, train=False, batch_statistics=False)[1].flatten(1), y
 
@@ -168,7 +167,7 @@ def shuffled_rows(site: str, images: int) -> Tensor:
     >>> shuffled_rows("clinic", 4).sort().values.tolist()
     [0, 1, 2, 3]
     """
-    return _permutation(images, "test order", site, images)
+    return noise.permutation(images, "test order", site, images)
 
 
 def mixed_rows(site: str, images: int, size: int = 256) -> list[Tensor]:
@@ -183,8 +182,11 @@ def mixed_rows(site: str, images: int, size: int = 256) -> list[Tensor]:
     return batches
 
 
-def _permutation(n: int, *words: str | int) -> Tensor:
-    return torch.randperm(n, generator=torch.Generator().manual_seed(noise.seed_of(*words)))
+def rows_of_test(task: Task, site: str, images: int) -> Sequence[Tensor]:
+    """The batches in which a site's images go through a model with stored statistics: in order, or `mixed_rows` where
+    those of a batch share statistics all the same.
+    """
+    return mixed_rows(site, images) if depends_on_batch(task) else torch.arange(images).split(256)
 
 
 def prepare_test(task: Task, batch: Batch, context: Context, mine: dict[str, Tree], sent: Broadcast) -> Batch:

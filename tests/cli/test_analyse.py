@@ -9,13 +9,13 @@ import pytest
 import fednorms as fn
 from fednorms.analysis.measures import ANALYSES
 from fednorms.cli import main
+from tests.kept import SMALL
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("analyse") / "run"
-    small = {"federation": "digits-shift", "model": "cnn-small", "data": {"size": 8, "val": 0.1, "test": 0.8}}
-    fn.run(recipe=fn.Recipe.make(small | {"method": "fedavg", "rounds": 1}), out=path)
+    fn.run(recipe=fn.Recipe.make(SMALL | {"method": "fedavg", "rounds": 1}), out=path)
     return path
 
 

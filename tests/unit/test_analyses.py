@@ -24,15 +24,9 @@ from fednorms.core import base_phases, begin, broadcast, draws, local_update, se
 from fednorms.errors import BadInput
 from fednorms.method import names
 from fednorms.runs.directory import RunDirectory
+from tests.kept import SMALL, kept
 
-SMALL = {"federation": "digits-shift", "model": "cnn-small", "data": {"size": 8, "val": 0.1, "test": 0.8}}
 BY_ROUND = ["norms", "bn-variance", "training-gap", "smallest-probability"]
-
-
-def kept(path, text="fedavg", **options):
-    recipe = fn.Recipe.make(SMALL | {"method": text, "rounds": 3, "keep_checkpoints": "all"} | options)
-    fn.run(recipe=recipe, out=path)
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -9,20 +9,13 @@ import fednorms as fn
 from fednorms.core import broadcast, server_update
 from fednorms.errors import BadInput, RunFailed
 from fednorms.runs.checkpoint import kept_rounds
+from tests.kept import SMALL, kept
 from tests.tables import table
-
-SMALL = {"federation": "digits-shift", "model": "cnn-small", "data": {"size": 8, "val": 0.1, "test": 0.8}}
-
-
-def kept(path, method, **options):
-    recipe = fn.Recipe.make(SMALL | {"method": method, "rounds": 4, "keep_checkpoints": "all"} | options)
-    fn.run(recipe=recipe, out=path)
-    return path
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbn"])
 def test_a_round_made_again_from_the_one_before_is_the_round_that_was(tmp_path, method):
-    path = kept(tmp_path / "run", method, participation="fixed:3")
+    path = kept(tmp_path / "run", method, 4, participation="fixed:3")
     assert kept_rounds(path / "checkpoints") == [1, 2, 3, 4]
     for t in (1, 2):
         before, after = (fn.open_run(path, which=at) for at in (t, t + 1))
@@ -42,7 +35,7 @@ def test_a_round_made_again_from_the_one_before_is_the_round_that_was(tmp_path, 
 
 
 def test_sparser_checkpoints_and_rounds_that_are_not_there(tmp_path):
-    path = kept(tmp_path / "run", "fedavg", checkpoint_every=3)
+    path = kept(tmp_path / "run", "fedavg", 4, checkpoint_every=3)
     assert kept_rounds(path / "checkpoints") == [3, 4]
     with pytest.raises(BadInput, match=r"no checkpoint of round 2; there are: 3, 4"):
         fn.open_run(path, which=2)
@@ -51,7 +44,7 @@ def test_sparser_checkpoints_and_rounds_that_are_not_there(tmp_path):
 
 
 def test_a_damaged_round_is_named_and_the_others_open(tmp_path):
-    path = kept(tmp_path / "run", "fedavg")
+    path = kept(tmp_path / "run", "fedavg", 4)
     file = path / "checkpoints/round-000002/server.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(RunFailed, match=r"checkpoint of round 2 .*is damaged"):

@@ -8,23 +8,9 @@ from torch import nn
 
 from fednorms.analysis.findings import Findings
 from fednorms.analysis.kept import Kept
-from fednorms.analysis.measures import ANALYSES, Analysis
+from fednorms.analysis.measures import analysis_named
 from fednorms.data import Federation
-from fednorms.errors import BadInput
-from fednorms.options import nearest
 from fednorms.runs.losses import Loss
-
-
-def analysis_named(name: str) -> Analysis:
-    """An analysis by its name.
-
-    >>> analysis_named("norm")
-    Traceback (most recent call last):
-    fednorms.errors.BadInput: no analysis "norm": did you mean "norms"? ...
-    """
-    if name not in ANALYSES:
-        raise BadInput(f'no analysis "{name}": {nearest(name, ANALYSES)}')
-    return ANALYSES[name]
 
 
 def analyse(

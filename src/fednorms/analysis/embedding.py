@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednorms.noise import seed_of
+from fednorms.noise import permutation
 
 
 def balanced_rows(groups: Tensor, n: int) -> Tensor:
@@ -23,8 +23,7 @@ def balanced_rows(groups: Tensor, n: int) -> Tensor:
     for number, group in enumerate(names):
         rows = (groups == group).nonzero().squeeze(1)
         share = n // len(names) + (number < n % len(names))
-        generator = torch.Generator().manual_seed(seed_of("embedding", int(group), len(rows)))
-        found.append(rows[torch.randperm(len(rows), generator=generator)[:share].sort().values])
+        found.append(rows[permutation(len(rows), "embedding", int(group), len(rows))[:share].sort().values])
     return torch.cat(found)
 
 

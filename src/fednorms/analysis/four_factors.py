@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 Array = np.ndarray
 
@@ -47,15 +48,11 @@ def four_factors(features: Tensor, labels: Tensor, weight: Tensor, *, normalise_
     >>> found.weights.tolist(), found.between.tolist(), found.within.tolist(), found.alignment.tolist()
     ([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [1.0, 1.0], [1.0, 1.0])
     """
-    f, w = features.double(), weight.double()
-    f = _unit(f) if normalise_first else f
-    classes = len(w)
-    means = torch.stack([f[labels == c].mean(0) for c in range(classes)])  # NaN where there are none
-    within = torch.stack([(_unit(f[labels == c]) @ _unit(means[c])).mean() for c in range(classes)])
-    m, rows = _unit(means), _unit(w)
+    f, unit = features.double(), normalize(features.double())
+    f = unit if normalise_first else f
+    each = [labels == c for c in range(len(weight))]
+    m = normalize(torch.stack([f[own].mean(0) for own in each]))  # NaN where there are none
+    rows = normalize(weight.double())
+    within = torch.stack([(unit[own] @ mean).mean() for own, mean in zip(each, m, strict=True)])
     found = rows @ rows.T, m @ m.T, within, (m * rows).sum(1)
     return FourFactors(*(t.cpu().numpy() for t in found))
-
-
-def _unit(x: Tensor) -> Tensor:
-    return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12)

@@ -24,6 +24,7 @@ from fednorms.analysis.subject import Model, Subject
 from fednorms.data import Site
 from fednorms.errors import BadInput
 from fednorms.evaluation.statistics import statistics_layers, statistics_names
+from fednorms.options import nearest
 from fednorms.tree import Tree
 
 Picture = Literal["matrices", "curves", "channels", "points", "maps"]
@@ -51,6 +52,18 @@ def _analysis(name: str, figures: str, picture: Picture) -> Callable[[_Measure],
         return measure
 
     return register
+
+
+def analysis_named(name: str) -> Analysis:
+    """An analysis by its name.
+
+    >>> analysis_named("norm")
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: no analysis "norm": did you mean "norms"? ...
+    """
+    if name not in ANALYSES:
+        raise BadInput(f'no analysis "{name}": {nearest(name, ANALYSES)}')
+    return ANALYSES[name]
 
 
 @_analysis("four-factors", "FedFN Figures 1 and 5", "matrices")

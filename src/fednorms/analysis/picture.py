@@ -23,8 +23,13 @@ _SIZE = 2.6  # inches of a panel
 
 def png(analysis: Analysis, found: Found, title: str) -> bytes:
     """The picture as bytes."""
+    return png_of(figure(analysis, found, title))
+
+
+def png_of(drawn: Figure) -> bytes:
+    """A figure as a PNG file."""
     buffer = io.BytesIO()
-    figure(analysis, found, title).savefig(buffer, format="png", dpi=110, metadata={"Software": "fednorms"})
+    drawn.savefig(buffer, format="png", dpi=110, metadata={"Software": "fednorms"})
     return buffer.getvalue()
 
 

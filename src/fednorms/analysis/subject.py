@@ -18,7 +18,7 @@ from fednorms.evaluation.modes import Mode, model_for, site_state, unseen_broadc
 from fednorms.gradients import step_key, step_view
 from fednorms.layers.norms import is_norm
 from fednorms.part import Route
-from fednorms.passes import depends_on_batch, mixed_rows, prepare_test
+from fednorms.passes import depends_on_batch, prepare_test, rows_of_test
 from fednorms.runs.opened import NextRound, OpenRun
 from fednorms.states import Broadcast, Client, context_of
 from fednorms.tree import Tree
@@ -73,11 +73,13 @@ class Subject:
         """The server's model after the next round, as it is tested."""
         return self.next_round.tested
 
+    def _client(self, site: Site) -> Client:
+        assert site.test is not None
+        return self.run.session.engine.at_test(site, site.test)
+
     def at_site(self, model: Model, site: Site) -> tuple[Tree, dict[str, Tree]]:
         """The tensors that a site tests, and the parts' states there."""
-        assert site.test is not None
-        task, own = self.run.task, site.train if site.train is not None else site.test
-        client = Client(site.name, own, self.run.clients.get(site.name), dict(site.attributes))
+        task, client = self.run.task, self._client(site)
         if isinstance(model, Broadcast):
             kept = any(route is Route.LOCAL for route in task.net.routes.values())
             return model_for(task, model, client, Mode("unseen" if kept else "global").resolved(task))
@@ -132,13 +134,11 @@ class Subject:
         assert data is not None
         tensors, mine = self.at_site(model, site)
         sent = model if isinstance(model, Broadcast) else self.server
-        client = Client(site.name, data, self.run.clients.get(site.name), dict(site.attributes))
-        context = context_of(task, sent.round, client, evaluating=True)
-        n = len(data)
-        batches = (
-            mixed_rows(site.name, n) if depends_on_batch(task) else list(torch.arange(n).split(1 if first else 256))
-        )
-        for rows in [b for b in batches if 0 in b] if first else batches:
+        context = context_of(task, sent.round, self._client(site), evaluating=True)
+        batches = rows_of_test(task, site.name, len(data))
+        if first:
+            batches = [b for b in batches if 0 in b] if depends_on_batch(task) else [torch.arange(1)]
+        for rows in batches:
             x, y = prepare_test(task, data.batch(rows), context, mine, sent)
             with activated(task.net.module, maps_of) as seen:
                 logits, features = task.net.forward(tensors, x, train=False, batch_statistics=False)

@@ -11,9 +11,8 @@ from typing import Annotated
 import tyro
 
 from fednorms.analysis.analyse import analyse as measured
-from fednorms.analysis.analyse import analysis_named
 from fednorms.analysis.findings import Findings
-from fednorms.analysis.measures import ANALYSES, Analysis
+from fednorms.analysis.measures import ANALYSES, Analysis, analysis_named
 from fednorms.cli.output import grid, print_json, stderr, stdout
 from fednorms.cli.parsing import parse
 from fednorms.errors import BadInput

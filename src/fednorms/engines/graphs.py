@@ -173,7 +173,7 @@ class Graphs(Loop):
             if exams.shared(mode):
                 yield Sitting(sent, Client(site.name, data), sent.model, {})
                 continue
-            client = self._client(site, site.train if site.train is not None else self._near(data))
+            client = self.at_test(site, self._near(data))
             self.device.borrow(_tensors(client.state), exams.stream)
             # Only fine-tuning can draw from torch's own generator.
             with self._at("test", sent.round, site.name) if mode.model == "adapted" else nullcontext():
@@ -185,7 +185,7 @@ class Graphs(Loop):
     ) -> dict[str, SiteScore]:
         """Test clients right after local training."""
         tested = [
-            (replace(self._client(self.sites[name], self.data[name]), state=state), upload, test)
+            (replace(self.client(name), state=state), upload, test)
             for name, upload, state in trained
             if (test := self.sites[name].test) is not None
         ]
@@ -235,7 +235,7 @@ class Graphs(Loop):
         waiting = Waiting(room, self.device, self.task.like.device, whole)
         finite: list[Tensor] = []
         for number, name in enumerate(cohort):
-            client = self._client(self.sites[name], self.data[name])
+            client = self.client(name)
             with self.device.on(self.streams[number % self.slot_count]):
                 upload, state = self._one(number % self.slot_count, sent, packed, client)
                 moved = [upload.model, state.local, second_model(self.task, state.parts), *upload.parts.values()]
@@ -250,7 +250,7 @@ class Graphs(Loop):
         for name, good in zip(cohort, fine, strict=True):
             if not good:
                 try:
-                    diagnose(self.task, sent, self._client(self.sites[name], self.data[name]))
+                    diagnose(self.task, sent, self.client(name))
                 except Diverged as error:
                     if self.on_divergence == "stop":
                         raise
@@ -314,7 +314,7 @@ class Graphs(Loop):
             outer.optimiser = replace(inner.optimiser, first_moment=inner.optimiser.first_moment.clone())
         upload, state = finish(self.task, outer, early, self._second(slot, outer) if self.task.twin else None)
         state = replace(state, local=state.local.clone())  # a view would keep the whole block alive
-        if not self.task.method.changes_updates:
+        if not self.task.method.changing:
             upload = replace(upload, model=Packed(upload.model, block[: self.layout.exchanged]))
         return upload, state
 

@@ -107,6 +107,10 @@ class Loop:
         """A training client with its data and its state of now."""
         return self._client(self.sites[name], self.data[name])
 
+    def at_test(self, site: Site, data: Split) -> Client:
+        """A site with its state of now, and with its training images, or the tested ones (`data`) if it has none."""
+        return self._client(site, site.train if site.train is not None else data)
+
     def _client(self, site: Site, data: Split) -> Client:
         return Client(site.name, data, self.store.get(site.name), dict(site.attributes))
 
@@ -236,8 +240,7 @@ class Loop:
     def score(self, sent: Broadcast, site: Site, data: Split, mode: Mode) -> SiteScore:
         """Test a mode at one site."""
         data = self._near(data)
-        own = site.train if site.train is not None else data
-        client = self._client(site, own)
+        client = self.at_test(site, data)
         with self._at("test", sent.round, site.name):
             model, mine = model_for(self.task, sent, client, mode)
             return score_site(self.task, sent, client, data, self.tested.num_classes, model, mine, mode)

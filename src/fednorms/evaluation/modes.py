@@ -81,10 +81,9 @@ class Mode:
             )
         if self.model == "adapted" and not task.method.evaluation().phases:
             raise BadInput(f'{what} does not adapt. Add "+ finetune" to evaluate "adapted".')
-        if self.model == "after_local" and task.method.changes_updates:
-            senders = [*task.method.having("send"), *task.method.having("protect")]
+        if self.model == "after_local" and (changing := task.method.changing):
             raise BadInput(
-                f"{what} has no model right after local training to test: {senders[0].name} changes updates before "
+                f"{what} has no model right after local training to test: {changing[0]} changes updates before "
                 'they are sent. Evaluate "global" or "personal".'
             )
         statistics = self.statistics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 from typing_extensions import override
 
 from fednorms.clustering import cluster_means, finch
@@ -55,14 +56,14 @@ class FedPLVM(Part):
     def loss(self, s: Step) -> Tensor | float:
         if not s.path[self.name] or not s.down:  # nothing was sent before the first round
             return 0.0
-        f, g, label = _unit(s.features.flatten(1)), s.down["prototype"], s.down["class"]
+        f, g, label = normalize(s.features.flatten(1)), s.down["prototype"], s.down["class"]
         valid = (label >= 0).expand(len(f), -1)
         own = s.y.unsqueeze(1) == label
         known = own.any(1)
         positive = torch.where(known.unsqueeze(1), own, valid)  # a term of 0 for samples that are left out
-        con = sparse_contrast(f @ _unit(g).T, positive, valid, self.alpha, self.tau)
+        con = sparse_contrast(f @ normalize(g).T, positive, valid, self.alpha, self.tau)
         member = positive.to(g)
-        centre = _unit(member @ g / member.sum(1, keepdim=True))
+        centre = normalize(member @ g / member.sum(1, keepdim=True))
         cor = 2 * ((f * centre).sum(1) - 1) ** 2
         share = known.to(f) / known.sum().clamp(min=1)
         return self.lam * ((con + cor) * share).sum()
@@ -109,7 +110,3 @@ def _padded(tree: Tree, size: int) -> Tree:
             "class": torch.cat([tree["class"], tree["class"].new_full((more,), -1)]),
         }
     )
-
-
-def _unit(x: Tensor) -> Tensor:
-    return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12)

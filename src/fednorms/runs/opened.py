@@ -109,10 +109,10 @@ class OpenRun:
 
         Not for methods that change updates before they are sent, since a model right after training is then not there.
         """
-        if self.task.method.changes_updates:
-            who = [*self.task.method.having("send"), *self.task.method.having("protect")][0].name
+        if changing := self.task.method.changing:
             raise BadInput(
-                f"{who} changes updates before they are sent: clients' models after training cannot be made again."
+                f"{changing[0]} changes updates before they are sent: clients' models after training cannot be made "
+                "again."
             )
         self.check_loss()
         with self._states_of_its_own() as engine:

@@ -8,6 +8,7 @@ from statistics import fmean
 
 from fednorms.tables.entry import Entry, judge
 from fednorms.tables.plan import Found
+from fednorms.tables.selectors import Selector
 from fednorms.tables.table import Row, Setting, Table
 
 
@@ -27,7 +28,7 @@ def averages_apart(table: Table, apart: Mapping[str, Mapping[str, str]]) -> dict
     return {average: "; ".join(reasons) for average, reasons in found.items() if reasons}
 
 
-def average(table: Table, row: Row, name: str, found: Found, *, apart: bool) -> Entry:
+def average(table: Table, row: Row, name: str, selector: Selector, found: Found, *, apart: bool) -> Entry:
     """A row's average over those of the settings in which it stands, of the seeds that have run in all of them.
 
     Its printed number repeats what the columns say: judged, but not counted once more.
@@ -45,5 +46,4 @@ def average(table: Table, row: Row, name: str, found: Found, *, apart: bool) -> 
         if None not in scores:
             values.append(fmean(v for v in scores if v is not None))
     records = [by_seed[0][seed] for seed in seeds]
-    selector = averages_setting(table).selectors[name]
     return replace(judge(table, selector, row.averages.get(name), records, values, diverged, apart), counts=False)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from fednorms.analysis.picture import png_of
 from fednorms.runs.report import COLOURS, DASHES, MARKERS
 from fednorms.tables.summary import APART, MISS, Section, Summary, ours_of, print_of
 
@@ -21,9 +21,7 @@ def png(summary: Summary) -> bytes | None:
     """The picture as bytes; None if nothing has run."""
     if not summary.records:
         return None
-    buffer = io.BytesIO()
-    figure(summary).savefig(buffer, format="png", dpi=110, metadata={"Software": "fednorms"})
-    return buffer.getvalue()
+    return png_of(figure(summary))
 
 
 def figure(summary: Summary) -> Figure:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fednorms.analysis.measures import ANALYSES
 from fednorms.runs.atomic import clear_errors, write_atomic
-from fednorms.tables.analyses import findings_of, numbers_of
+from fednorms.tables.analyses import numbers_of
 from fednorms.tables.entry import UNJUDGED
 from fednorms.tables.estimate import duration
 from fednorms.tables.summary import (
@@ -50,9 +50,9 @@ def _pictures(summary: Summary) -> dict[str, bytes]:
         image = png(summary)
         found = {} if image is None else {"results.png": image}
         for section in summary.sections:
-            if findings := findings_of(section.records, summary.table.analysis):
+            if section.findings:
                 analysis = ANALYSES[summary.table.analysis]
-                found[_picture_of(section)] = analysis_png(analysis, findings, section.title)
+                found[_picture_of(section)] = analysis_png(analysis, section.findings, section.title)
     except ImportError:
         return {}
     return found
@@ -86,7 +86,7 @@ def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
         if section.order:
             lines.append(f"- {_escape(order_of(section))}")
         lines += [*(f"- {_escape(line)}" for line in facts(section, table.selection)), ""]
-        lines += _analysis(section, table.analysis, pictures)
+        lines += _analysis(section, pictures)
     missing = [section.title for section in summary.sections if not section.shown]
     if missing:
         lines += [f"Not run yet: {_escape('; '.join(missing))}.", ""]
@@ -101,9 +101,9 @@ def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _analysis(section: Section, analysis: str, pictures: Collection[str]) -> list[str]:
+def _analysis(section: Section, pictures: Collection[str]) -> list[str]:
     """What the figure's analysis found in a setting."""
-    numbers = numbers_of(findings_of(section.records, analysis))
+    numbers = numbers_of(section.findings)
     names = list(dict.fromkeys(name for row in numbers.values() for name in row))
     lines = []
     if names:
@@ -201,7 +201,7 @@ def csv_table(summary: Summary) -> str:
                 numbers += ["failed" if failed else _digits(printed and printed.mean), _digits(printed and printed.std)]
                 where = [section.setting.name, name, column, section.setting.columns[column]]
                 writer.writerow([*where, *numbers, _digits(entry.difference), entry.verdict])
-        for name, values in numbers_of(findings_of(section.records, summary.table.analysis)).items():
+        for name, values in numbers_of(section.findings).items():
             for what, (mean, std, seeds) in values.items():
                 where = [section.setting.name, name, what, summary.table.analysis]
                 writer.writerow([*where, _digits(mean), _digits(std), seeds, 0, "", "", "", UNJUDGED])

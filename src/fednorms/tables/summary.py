@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
+from fednorms.analysis.findings import Findings
+from fednorms.tables.analyses import findings_of
 from fednorms.tables.averages import average, averages_apart, averages_setting
 from fednorms.tables.entry import APART, BETTER, DIVERGED, FAILED, MISS, MISSING, Entry, judge
 from fednorms.tables.plan import Found
@@ -26,6 +28,7 @@ class Section:
     main: str
     order: tuple[int, int] | None  # pairs of rows that stand in the printed order on the main column, and all pairs
     apart: dict[str, str]  # columns that are not comparable, and why
+    findings: dict[str, list[Findings]]  # by row, of a figure's analysis in each seed's run
 
     @property
     def title(self) -> str:
@@ -194,13 +197,14 @@ def _section(table: Table, setting: Setting, found: Found) -> Section:
     if setting.ranked:
         entries = dict(sorted(entries.items(), key=lambda item: standing(item[1][setting.ranked], setting)))
     printed = {c for row in rows for c in row.published.get(setting.name, {})}
-    return _ordered(setting, entries, records, apart, rows, printed)
+    return _ordered(setting, entries, records, apart, rows, printed, table.analysis)
 
 
 def _averages(table: Table, apart: dict[str, dict[str, str]], found: Found) -> Section:
     setting, reasons = averages_setting(table), averages_apart(table, apart)
     entries = {
-        row.name: {a: average(table, row, a, found, apart=a in reasons) for a in table.averages} for row in table.rows
+        row.name: {a: average(table, row, a, s, found, apart=a in reasons) for a, s in setting.selectors.items()}
+        for row in table.rows
     }
     return _ordered(setting, entries, [], reasons, table.rows, {a for row in table.rows for a in row.averages})
 
@@ -212,10 +216,12 @@ def _ordered(
     apart: dict[str, str],
     rows: Sequence[Row],
     printed: Collection[str],
+    analysis: str = "",
 ) -> Section:
     main = main_column(setting, apart, printed)
     in_print = {row.name: entries[row.name] for row in rows if row.counts}
-    return Section(setting, entries, records, main, order(in_print, main, setting.selectors[main]), apart)
+    in_order = order(in_print, main, setting.selectors[main])
+    return Section(setting, entries, records, main, in_order, apart, findings_of(records, analysis))
 
 
 def _entry(table: Table, setting: Setting, row: Row, column: str, found: Found, apart: bool) -> Entry:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from fednorms.analysis.measures import ANALYSES
+from fednorms.analysis.measures import analysis_named
 from fednorms.errors import BadInput
 from fednorms.options import nearest
 from fednorms.runs.compare import slug
@@ -278,8 +278,11 @@ def _problem(error: Any, values: Mapping[str, Any]) -> str:  # noqa: ANN401
 def _problems(table: Table) -> list[str]:
     """What no single key can be blamed for: names that point nowhere, recipes that cannot be."""
     problems: list[str] = []
-    if table.analysis and table.analysis not in ANALYSES:
-        problems.append(f'no analysis "{table.analysis}": {nearest(table.analysis, ANALYSES)}')
+    if table.analysis:
+        try:
+            analysis_named(table.analysis)
+        except BadInput as error:
+            problems.append(str(error))
     names = {s.name: s for s in table.settings}
     for what, all_of in (("setting", table.settings), ("row", table.rows)):
         slugs = [entry.slug for entry in all_of]  # type: ignore[attr-defined]
