@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 import fednorms as fn
 from fednorms.analysis.measures import ANALYSES
@@ -48,6 +49,21 @@ def test_mistakes_are_exit_code_2_and_nothing_is_written(run, tmp_path, capsys, 
     assert main(["analyse", str(run), *args, "--out", str(tmp_path / "out")]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU that is not there")
+def test_a_device_that_is_not_there(run, capsys):
+    assert main(["analyse", str(run), "divergence", "--device", "cuda"]) == 2
+    assert "cuda" in capsys.readouterr().err
+
+
+def test_a_file_in_the_folders_place_is_refused_before_anything_is_measured(run, tmp_path, capsys):
+    (tmp_path / "out").write_text("mine")
+    assert main(["analyse", str(run), "divergence", "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr()
+    assert "is a file: name a folder" in said.err
+    assert "mean over pairs" not in said.out
+    assert (tmp_path / "out").read_text() == "mine"
 
 
 def test_what_was_measured_stays_when_the_next_fails(run, tmp_path, capsys):

@@ -34,7 +34,7 @@ class Analyse:
     """What to measure, as "four-factors" or "embedding"."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: numbers only)")] = None
     """Write everything that was found (JSON), and a picture, here."""
-    device: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: a GPU if there is one)")] = None
+    device: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: as in the run, if it is here)")] = None
     """Where models run."""
     json: bool = False
     """Print one JSON object and nothing else."""
@@ -46,6 +46,8 @@ def analyse(args: Sequence[str]) -> int:
     if not given.names:
         raise BadInput(f"analyse: name what to measure. Known: {', '.join(ANALYSES)}")
     chosen = [analysis_named(name) for name in dict.fromkeys(given.names)]
+    if given.out is not None and given.out.exists() and not given.out.is_dir():
+        raise BadInput(f"--out {given.out} is a file: name a folder.")
     found: dict[str, Findings] = {}
     for analysis in chosen:  # each is shown and written as soon as it is there
         found[analysis.name] = measured(given.run, analysis.name, device=given.device)

@@ -14,7 +14,7 @@ from torch import nn
 
 from fednorms.core import broadcast, server_update
 from fednorms.data import Federation
-from fednorms.engines.devices import dtype_of
+from fednorms.engines.devices import dtype_of, pick_device
 from fednorms.engines.loop import Loop
 from fednorms.engines.store import ClientStore
 from fednorms.errors import BadInput
@@ -200,7 +200,8 @@ def open_run(
 def _portable(recipe: Recipe, device: str | None) -> Recipe:
     """The recipe for this machine: every weight comes from the checkpoint, and a GPU may not be here."""
     gpu = recipe.device.startswith("cuda") and torch.cuda.is_available()
-    here = {"engine": "loop", "device": device or ("cuda" if gpu else "cpu"), "pretrained": False, "weights": ""}
+    chosen = pick_device(device or ("cuda" if gpu else "cpu"))
+    here = {"engine": "loop", "device": chosen, "pretrained": False, "weights": ""}
     return recipe.model_copy(update=here)
 
 
