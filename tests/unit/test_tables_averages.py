@@ -10,11 +10,11 @@ import pytest
 
 from fednorms.cli.reproduce import show
 from fednorms.errors import BadInput
-from fednorms.tables.plan import Found
 from fednorms.tables.report import csv_table, markdown
 from fednorms.tables.reproduce import Reproduction
 from fednorms.tables.summary import summarise
 from fednorms.tables.table import Table
+from tests.tables import found
 
 OURS = {("a", "FedAvg"): [80.0, 84.0], ("b", "FedAvg"): [60.0, 58.0], ("a", "FedBN"): [90.0, 92.0]}
 
@@ -37,45 +37,6 @@ def table(**values):
         ],
     }
     return Table.make(made | values)
-
-
-def record(setting, row, seed, per_cent, status="done"):
-    clients = {"accuracy": {"mean": per_cent / 100, "spread": 0.0, "worst": 0.01, "pooled": 0.02}}
-    domains = {"d": {"sites": 1, "train": 1, "val": 0, "test": 1}}
-    return {
-        "setting": setting,
-        "row": row,
-        "status": status,
-        "headline": "global",
-        "last": {"global": {"clients": clients, "domains": {}}},
-        "recipe": {"seed": seed, "precision": "float32"},
-        "seconds": {"total": 1.0, "round": 1.0},
-        "data": {
-            "federation": "f",
-            "layout": "",
-            "clients": 1,
-            "unseen": 0,
-            "shape": [3, 8, 8],
-            "classes": 10,
-            "domains": domains,
-            "fingerprint": "0",
-            "notes": [],
-        },
-        "jobs": 1,
-        "date": "2026-11-16",
-        "hardware": "h",
-        "version": "0",
-        "torch": "0",
-    }
-
-
-def found(ours=OURS, diverged=()):
-    return Found(
-        done={
-            key: [record(*key, s, v, "diverged" if (*key, s) in diverged else "done") for s, v in enumerate(values)]
-            for key, values in ours.items()
-        }
-    )
 
 
 def averages(summary):
@@ -108,7 +69,7 @@ def test_a_seed_that_diverged_anywhere_is_a_miss():
 def test_an_average_with_a_column_that_is_not_comparable_is_not_either():
     settings = table().model_dump()["settings"]
     settings[0]["incomparable"] = {"A": "drawn by hand"}
-    summary = summarise(table(settings=settings), found())
+    summary = summarise(table(settings=settings), found(OURS))
     assert averages(summary)["FedAvg"].verdict == "not comparable"
     assert summary.sections[-1].apart == {"All": "contains A: drawn by hand"}
 

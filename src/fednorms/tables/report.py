@@ -13,6 +13,7 @@ from fednorms.runs.atomic import clear_errors, write_atomic
 from fednorms.tables.analyses import numbers_of
 from fednorms.tables.entry import UNJUDGED
 from fednorms.tables.estimate import duration
+from fednorms.tables.ladder import lines_of, steps_of
 from fednorms.tables.summary import (
     APART,
     MISS,
@@ -78,6 +79,7 @@ def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
             f"The figure's own analysis is {analysis.name} ({analysis.says.rstrip('.')}); the rest are accuracies.",
             "",
         ]
+    lines += _ladder(summary) if len(shown) > 1 else []
     for section in shown:
         lines += [f"## {_escape(section.title)}", "", *_grid(section), ""]
         lines += [f"- † {_escape(column)}: {_escape(why)}" for column, why in section.apart.items()]
@@ -99,6 +101,20 @@ def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
         lines += ["## Notes", "", *(f"- {_escape(note)}" for note in notes), ""]
     lines.append(f"Made with `fednorms reproduce {table.name}`.")
     return "\n".join(lines) + "\n"
+
+
+def _ladder(summary: Summary) -> list[str]:
+    """The figure's axis as one table: lines down, steps across."""
+    ladder, steps = summary.table.ladder, steps_of(summary)
+    if ladder is None or not steps:
+        return []
+    section = next(s for s in summary.sections if ladder.column in s.columns)
+    title = _escape(f"{ladder.column} over {ladder.label}")
+    lines = [["", *map(_escape, steps)], ["---", *["---:"] * len(steps)]]
+    for name, line in lines_of(summary).items():
+        cells = [_cell(line[step], section, ladder.column) if step in line else "" for step in steps]
+        lines.append([_escape(name), *cells])
+    return [f"## {title}", "", *("| " + " | ".join(line) + " |" for line in lines), ""]
 
 
 def _analysis(section: Section, pictures: Collection[str]) -> list[str]:

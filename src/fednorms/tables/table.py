@@ -140,6 +140,21 @@ class Row(BaseModel):
         return self.settings is None or setting.name in self.settings
 
 
+class Ladder(BaseModel):
+    """What a figure has as its axis: settings, or rows, that step through one quantity."""
+
+    model_config = _FORBID
+
+    label: str = Field(min_length=1)
+    """The quantity, as "clients"."""
+    column: str
+    """The column that is drawn over it."""
+    settings: dict[str, str] = {}
+    """Setting to its step, as "clients-5" to "5": every row is a line."""
+    rows: dict[str, str] = {}
+    """Row to its step: every setting is a line."""
+
+
 class Table(BaseModel):
     """A published table or figure: settings times rows times seeds are its runs.
 
@@ -181,6 +196,8 @@ class Table(BaseModel):
     rows: list[Row] = Field(min_length=1)
     averages: dict[str, dict[str, str]] = {}
     """Printed averages over settings: name to setting to the column of it that is averaged."""
+    ladder: Ladder | None = None
+    """The axis of a figure over settings or over rows."""
     path: Path | None = Field(default=None, exclude=True)
     """The folder it was read from."""
 
@@ -264,6 +281,8 @@ def _problem(error: Any, values: Mapping[str, Any]) -> str:  # noqa: ANN401
         name = entry.get("name") if isinstance(entry, Mapping) else None
         place = f"{loc[0][:-1]} " + (f'"{name}"' if name else f"number {loc[1] + 1}") + ": "
         model, loc = (Row if loc[0] == "rows" else Setting), loc[2:]  # type: ignore[assignment]
+    elif len(loc) > 1 and loc[0] == "ladder":
+        place, model, loc = "ladder: ", Ladder, loc[1:]  # type: ignore[assignment]
     key = ".".join(map(str, loc))
     if error["type"] == "extra_forbidden":
         known = [k for k in model.model_fields if k != "path"]
@@ -312,6 +331,7 @@ def _problems(table: Table) -> list[str]:
             elif column not in names[name].columns:
                 known = nearest(column, names[name].columns)
                 problems.append(f'{place}setting "{name}" has no column "{column}": {known}')
+    problems += _ladder_problems(table)
     for row in table.rows:
         place = f'row "{row.name}": '
         unknown = [a for a in row.averages if a not in table.averages]
@@ -336,6 +356,28 @@ def _problems(table: Table) -> list[str]:
         problems += [f'{place}search: "{key}" has no values' for key, grid in row.search.items() if not grid]
         problems += _recipe_problems(table, row)
     return problems
+
+
+def _ladder_problems(table: Table) -> list[str]:
+    ladder = table.ladder
+    if ladder is None:
+        return []
+    if bool(ladder.settings) == bool(ladder.rows):
+        return ["ladder: expected either settings or rows, each with its step"]
+    steps, known = (
+        (ladder.settings, [s.name for s in table.settings])
+        if ladder.settings
+        else (ladder.rows, [row.name for row in table.rows])
+    )
+    what = "setting" if ladder.settings else "row"
+    problems = [f'ladder: no {what} "{name}": {nearest(name, known)}' for name in steps if name not in known]
+    problems += [] if len(set(steps.values())) == len(steps) else ["ladder: two of its steps have the same name"]
+    on = [s for s in table.settings if s.name in ladder.settings] if ladder.settings else table.settings
+    return problems + [
+        f'ladder: setting "{s.name}" has no column "{ladder.column}": {nearest(ladder.column, s.columns)}'
+        for s in on
+        if ladder.column not in s.columns
+    ]
 
 
 def _not_of_a_run(recipe: Mapping[str, Any], key: str, *more: str) -> list[str]:
