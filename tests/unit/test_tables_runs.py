@@ -214,6 +214,15 @@ def test_no_data_at_all_is_bad_input_that_says_what_is_needed(finished, tmp_path
         heard(folder, tmp_path / "out", data=tmp_path, settings=["pictures"])
 
 
+@pytest.mark.parametrize("below", [(), ("results",)])
+def test_a_file_in_the_place_of_the_folder_is_refused_before_the_first_run(finished, tmp_path, below):
+    folder, *_ = finished
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(BadInput, match=r"taken is a file; choose another folder"):
+        heard(folder, tmp_path.joinpath("taken", *below))
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
 def test_a_column_that_names_a_domain_the_data_do_not_have_is_found_before_the_first_run(tmp_path):
     folder = table(tmp_path / "mini", change=('"domain:clean"', '"domain:clear"'))
     with pytest.raises(BadInput, match=r'column "Clean".*did you mean "clean"'):

@@ -16,7 +16,7 @@ from fednorms.analysis.measures import ANALYSES, Analysis, analysis_named
 from fednorms.cli.output import grid, print_json, stderr, stdout
 from fednorms.cli.parsing import parse
 from fednorms.errors import BadInput
-from fednorms.runs.atomic import clear_errors, write_atomic
+from fednorms.runs.atomic import check_folder, clear_errors, write_atomic
 from fednorms.tables.report import NO_PICTURE
 
 
@@ -46,8 +46,8 @@ def analyse(args: Sequence[str]) -> int:
     if not given.names:
         raise BadInput(f"analyse: name what to measure. Known: {', '.join(ANALYSES)}")
     chosen = [analysis_named(name) for name in dict.fromkeys(given.names)]
-    if given.out is not None and given.out.exists() and not given.out.is_dir():
-        raise BadInput(f"--out {given.out} is a file: name a folder.")
+    if given.out is not None:
+        check_folder(given.out)
     found: dict[str, Findings] = {}
     for analysis in chosen:  # each is shown and written as soon as it is there
         found[analysis.name] = measured(given.run, analysis.name, device=given.device)

@@ -9,11 +9,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fednorms.errors import RunFailed
+from fednorms.errors import BadInput, RunFailed
 
 _FULL = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
 NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
 TEMPORARY = ".tmp"  # how the names of half-written files end
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a file where a folder is to be, before the work whose results would go there.
+
+    >>> check_folder(Path("pyproject.toml/results"))
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: --out pyproject.toml/results: pyproject.toml is a file; choose another folder
+    """
+    there = next((p for p in (out, *out.parents) if os.path.lexists(p)), out)
+    if os.path.lexists(there) and not there.is_dir():
+        raise BadInput(f"--out {out}: {there} is a file; choose another folder")
 
 
 def replace_bytes(path: Path, data: bytes, *, sync: bool = True) -> None:

@@ -20,6 +20,7 @@ from fednorms.engines.loop import repeatable
 from fednorms.errors import BadInput, RunFailed
 from fednorms.layers import KeyedDropout, KeyedDropout2d, KeyedStochasticDepth
 from fednorms.passes import prepare_test
+from fednorms.runs.atomic import check_folder
 from fednorms.runs.choosing import Chosen, choose, input_normalisers
 from fednorms.runs.loading import ABOUT, FORMAT, TENSORS, load_model, site_preprocessing
 from fednorms.runs.opened import OpenRun, Which, open_run
@@ -135,8 +136,7 @@ def write_model(
 def _check_target(out: Path) -> None:
     if out.is_dir() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty: choose another directory to export to, or empty it first.")
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"{out} is a file, not a directory to export to: choose another.")
+    check_folder(out)
 
 
 def _check_onnx() -> None:

@@ -14,6 +14,7 @@ from fednorms.analysis.measures import ANALYSES
 from fednorms.engines.devices import pick_device
 from fednorms.errors import BadInput, FednormsError
 from fednorms.options import few
+from fednorms.runs.atomic import check_folder
 from fednorms.runs.cells import Cell, CellEvent, Outcome, run_cells
 from fednorms.runs.compare import hardware as hardware_of
 from fednorms.runs.recipe import Recipe
@@ -114,12 +115,14 @@ def reproduce(
         if number < 1:
             raise BadInput(f"reproduce: {what} must be an integer >= 1, got {number}.")
     given = [data] if isinstance(data, str | Path) else list(data)
+    folder = Path(out) if out is not None else default_out(table)
+    check_folder(folder)
     work = _Work(
         table=table,
         settings=chosen_settings(table, settings),
         rows=chosen_rows(table, only),
         seeds=list(range(seeds or table.seeds)),
-        shelf=Shelf(Path(out) if out is not None else default_out(table)),
+        shelf=Shelf(folder),
         given=[_folder(root) for root in given],
         jobs=jobs,
         device=pick_device(device),
