@@ -208,6 +208,16 @@ def test_identical_models_see_alike(run):
     found = analyse(run, "feature-maps")
     assert all(0 < v < 1 for v in found.scalars.values())
     still = Kept(run).last
+    a, *others = still.sites  # each of a domain of its own
+    server, one, two, *rest = found.words["lines"]
+    clients = sorted(still.next_round.models)[:2]
+    assert [server, one, two] == [f"{name} at {a.name}" for name in ("server", *(f"client {c}" for c in clients))]
+    assert rest == [f"server at {site.name}" for site in others[:5]]
+    last_layer = found.words["layer"]
+    for line in found.words["lines"]:
+        assert found.arrays[f"image, {line}"].shape == (32, 32, 3)
+        assert found.arrays[f"{last_layer}, {line}"].shape == (32, 32)
+    assert (found.arrays[f"{last_layer}, {server}"] != found.arrays[f"{last_layer}, {rest[0]}"]).any()
     same = {name: still.tensors(still.server) for name in still.next_round.models}
     still.__dict__["next_round"] = replace(still.next_round, models=same, tested=still.server)
     kept_run = Kept(run)

@@ -217,10 +217,17 @@ def _divergence(kept: Kept) -> Findings:
 
 @_analysis("feature-maps", "FedWon Figures 5 and 13", "maps")
 def _feature_maps(kept: Kept) -> Findings:
-    """Cosine of the last convolution's maps between clients after training, and with the server; and some maps."""
+    """Cosine of the last convolution's maps between clients after training, and with the server; and some maps.
+
+    Drawn are those of one image: of the server and two clients at the first site, of the server alone at one site of
+    every other domain.
+    """
     last = kept.last
-    site = last.sites[0]
-    layers = list(last.first_maps(last.server, site))
+    by_domain: dict[str, Site] = {}
+    for site in last.sites:
+        by_domain.setdefault(site.domain, site)
+    first, *others = by_domain.values()
+    layers = list(last.first_maps(last.server, first))
     if not layers:
         raise BadInput(f'Model "{last.run.task.net.name}" has no convolution.')
     clients = {f"client {name}": model for name, model in last.next_round.models.items()}
@@ -237,15 +244,18 @@ def _feature_maps(kept: Kept) -> Findings:
         "server and clients": fmean(v for (a, _), v in pairs.items() if a == "server"),
         "clients": fmean(v for (a, _), v in pairs.items() if a != "server"),
     }
-    drawn = list(models)[:3]
-    arrays = {"image": _image(last, site)}
-    for name in drawn:
+    lines = [(name, first) for name in list(models)[:3]] + [("server", site) for site in others[:_DOMAINS]]
+    arrays = {}
+    for name, site in lines:
+        arrays[f"image, {name} at {site.name}"] = _image(last, site)
         for layer, maps_of_one in last.first_maps(models[name], site).items():
-            arrays[f"{name}, {layer}"] = _grey(drawn_maps(maps_of_one, (_PIXELS, _PIXELS))[0])
-    return Findings(scalars, arrays=arrays, words={"layer": layers[-1], "models": drawn, "layers": layers})
+            arrays[f"{layer}, {name} at {site.name}"] = _grey(drawn_maps(maps_of_one, (_PIXELS, _PIXELS))[0])
+    drawn = [f"{name} at {site.name}" for name, site in lines]
+    return Findings(scalars, arrays=arrays, words={"layer": layers[-1], "lines": drawn, "layers": layers})
 
 
 _PIXELS = 32  # of drawn maps
+_DOMAINS = 5  # beside the first, of which maps are drawn
 
 
 def _image(subject: Subject, site: Site) -> np.ndarray:

@@ -139,14 +139,14 @@ def _points(fig: Figure, found: Found) -> None:
 
 
 def _maps(fig: Figure, found: Found) -> None:
-    """A line per method and model: the image, and its maps behind every convolution."""
-    every = [(row, seeds[0], model) for row, seeds in found.items() for model in seeds[0].words["models"]]
+    """A line per method, model and site: the image, and its maps behind every convolution."""
+    every = [(row, seeds[0], model) for row, seeds in found.items() for model in seeds[0].words["lines"]]
     lines = _grid(fig, len(every), 1 + max(len(one.words["layers"]) for _, one, _ in every))
     for line, (row, one, model) in zip(lines, every, strict=True):
-        line[0].imshow(one.arrays["image"].astype(np.uint8).squeeze(), cmap="gray")
+        line[0].imshow(one.arrays[f"image, {model}"].astype(np.uint8).squeeze(), cmap="gray")
         line[0].set_title(f"{row}, {model}", fontsize=7)
         for axis, layer in zip(line[1:], one.words["layers"], strict=False):
-            axis.imshow(one.arrays[f"{model}, {layer}"], cmap="inferno")
+            axis.imshow(one.arrays[f"{layer}, {model}"], cmap="inferno")
             axis.set_title(layer, fontsize=7)
         for axis in line:
             axis.set_axis_off()
