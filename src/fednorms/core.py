@@ -33,7 +33,7 @@ from fednorms.states import (
 )
 from fednorms.training import Optimiser, batch_plan, clipped
 from fednorms.tree import Tree, branch, join
-from fednorms.views import Begin, Context, End, Round
+from fednorms.views import NOT_ASKED_FOR, Begin, Context, End, Round
 
 
 # -- the start of a round -------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def finish(
                 params=params,
                 start=start,
                 delta=delta,
-                mean_grad=mean_grad,
+                mean_grad=mean_grad if p.uses_mean_gradient else NOT_ASKED_FOR,
                 buffers=carry.buffers,
                 steps=max(carry.exchanged_steps, 1),
                 gradient=lambda w: full_gradient(task, carry, w),
@@ -215,15 +215,15 @@ def finish(
             for p in task.method.parts
         }
         for p in task.method.having("finish"):
-            parts[p.name], sent = p.finish(ends[p.name])
+            parts[p.name], sent = _trees(p, "finish", p.finish(ends[p.name]))
             uploads[p.name] = Tree({**uploads.get(p.name, {}), **sent}).detach()
             leaked = net.private & {k.rsplit("/", 1)[-1] for k in uploads[p.name]}
             if leaked:
                 raise RuntimeError(f"{p.name} would upload {min(leaked)}, which is {net.routes[min(leaked)].name}")
-        changed = delta
+        changed, untouched = delta, delta.marks()
         for p in task.method.having("send"):
-            changed = p.send(changed, ends[p.name])
-        if changed is not delta:
+            changed, _ = _trees(p, "send", (p.send(changed, ends[p.name]), Tree()))
+        if changed.marks() != untouched:
             model.update(start + changed)
         for p in task.method.having("protect"):
             model = protected(task, carry, model, uploads, p, ends[p.name])
@@ -321,6 +321,15 @@ def draws(task: Task, carry: Carry, phases: Iterable[Phase]) -> Iterator[tuple[l
             raise BadInput(f'Client "{carry.client.name}": {problem}') from None
 
 
+def _trees(p: Part, hook: str, given: object) -> tuple[Tree, Tree]:
+    """What a hook gave back, if it is what it should be."""
+    if not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(t, Tree) for t in given)):
+        got = given[0] if hook in ("send", "stats") and isinstance(given, tuple) else given
+        wanted = "a Tree" if hook in ("send", "stats") else "two Trees"
+        raise BadInput(f"{p.name}: {hook} returns {wanted}, got {type(got).__name__}.")
+    return given
+
+
 # -- the server -----------------------------------------------------------------------------------------------------
 
 
@@ -335,22 +344,23 @@ def server_update(task: Task, state: ServerState, uploads: list[Upload] | Combin
     views = {}
     for p in task.method.parts:
         up, context = got.parts[p.name], context_of(task, state.round, None)
-        even = got.even.pick(task.net.sent_params) - state.model if p.uses_even_mean else Tree()
+        even = got.even.pick(task.net.sent_params) - state.model if p.uses_even_mean else NOT_ASKED_FOR
         views[p.name] = Round(state.model, up, parts[p.name], got.sampled, task.clients, context, even)
         if p in riding:
             parts[p.name] = riding[p].server(up, views[p.name])
-            views[p.name] = replace(views[p.name], mine=parts[p.name])
+            views[p.name] = Round(state.model, up, parts[p.name], got.sampled, task.clients, context, even)
     for p in task.method.having("release"):
         got = released(task, state, got, p, views[p.name])
     new = Tree({**state.model, **got.model})
     for hook, names in (("server", task.net.sent_params), ("stats", task.net.statistics)):
         before = state.model.pick(names)
         delta = plain = got.model.pick(names) - before
+        untouched = plain.marks()
         for p in task.method.having(hook):
             if hook == "server":
-                delta, parts[p.name] = p.server(delta, views[p.name])
+                delta, parts[p.name] = _trees(p, "server", p.server(delta, views[p.name]))
             else:
-                delta = p.stats(delta, views[p.name])
-        if delta is not plain:
+                delta, _ = _trees(p, "stats", (p.stats(delta, views[p.name]), Tree()))
+        if delta.marks() != untouched:
             new.update(before + delta)
     return ServerState(state.round + 1, new.detach(), {k: v.detach() for k, v in parts.items()}, state.seed)

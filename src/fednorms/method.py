@@ -11,6 +11,7 @@ import pkgutil
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cache
 
 from fednorms.errors import BadInput
 from fednorms.options import nearest
@@ -56,6 +57,7 @@ class Method:
                 if p.uses_even_mean or p.needs_plain_updates
             ]
         problems += [problem for p in self.having("protect") for problem in self._unprotected(p)]
+        problems += [problem for p in self.having("passes") for problem in _riding_problems(p)]
         if problems:
             raise BadInput(f'Method "{self}": ' + "; ".join(problems) + ".")
 
@@ -143,6 +145,16 @@ class Method:
         return next((w for w in wanted if w), "size")
 
 
+def _riding_problems(p: Part) -> list[str]:
+    """What cannot ride together in one training call."""
+    riding = [job for job in p.passes() if job.when in ("before", "after")]
+    if len(riding) > 1:
+        return [f"{p.name} has {len(riding)} passes before or after training, of which a part may have one"]
+    if riding and overrides(p, "finish") and p.uploads and riding[0].reduce != p.reduction:
+        return [f"{p.name} reduces what its pass sends by {riding[0].reduce} and what finish sends by {p.reduction}"]
+    return []
+
+
 def method(text: str | Method | Part) -> Method:
     """Read a method from its text form: names joined by `+`, options in parentheses.
 
@@ -152,14 +164,16 @@ def method(text: str | Method | Part) -> Method:
     Traceback (most recent call last):
     fednorms.errors.BadInput: Unknown method "fedprocs": did you mean "fedprox"? Known: ...
     """
-    if isinstance(text, Method):
-        return text
-    if isinstance(text, Part):
-        return Method((text,))
     load_all()
+    if isinstance(text, (Method, Part)):
+        made = text if isinstance(text, Method) else Method((text,))
+        for p in made.parts:
+            if REGISTRY.get(p.name) is not type(p):
+                raise BadInput(f'The name "{p.name}" stands for other code by now: make the part anew.')
+        return made
     try:
         # A bare word is a string also where Python keeps the word for itself: mixbn(kind=global).
-        tree = ast.parse(_PYTHON.sub(r"='\1'", " ".join(text.split())), mode="eval").body
+        tree = ast.parse(_PYTHON.sub(r"='\1'", " ".join(text.splitlines()).strip()), mode="eval").body
     except SyntaxError as error:
         raise _unreadable(text, f"near column {error.offset}") from None
     return Method(tuple(p for term in _terms(tree) for p in _read(term, text)))
@@ -171,9 +185,14 @@ def load_all() -> None:
     >>> load_all(); "fedbn" in REGISTRY
     True
     """
+    for module in _modules():
+        importlib.import_module(module)
+
+
+@cache
+def _modules() -> list[str]:
     package = importlib.import_module("fednorms.methods")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"fednorms.methods.{module.name}")
+    return [f"fednorms.methods.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
 
 
 def names() -> list[str]:

@@ -87,6 +87,8 @@ class Net:
         self._tied = len(list(self.module.named_parameters())) != len(
             list(self.module.named_parameters(remove_duplicate=False))
         )
+        self.module.train()
+        self._at_rest = {m for m in self._norms if not m.training}  # by a `train` of the model's own
         self._mode: tuple[bool, bool] | None = None
         self._features: list[Tensor] = []
         self._hook = self.module.get_submodule(self.heads[0]).register_forward_pre_hook(
@@ -203,7 +205,7 @@ class Net:
         if self._mode is None or self._mode[0] != train:
             self.module.train(train)
         for m in self._norms:
-            m.train(batch_statistics)
+            m.train(batch_statistics and m not in self._at_rest)
             if isinstance(m, (AdaptiveGroupNorm, GlobalNorm)):
                 m.sampling = train
         self._mode = mode
@@ -219,6 +221,11 @@ class Net:
             logits = functional_call(self.module, dict(tensors), (x,), tie_weights=self._tied)
         if isinstance(logits, tuple):  # networks with auxiliary heads return them beside the logits in training
             logits = logits[0]
+        if not self._features:
+            raise BadInput(
+                f'Model "{self.name}" does not call its classifier "{self.heads[0]}" as a module, so that its features '
+                "cannot be seen. Call it, or name another layer with head=."
+            )
         features = self._features[0]
         self._features.clear()
         return logits.to(x.dtype), features
@@ -262,10 +269,23 @@ class Net:
 
     @contextmanager
     def watching(self, wanted: Callable[[nn.Module], bool]) -> Iterator[dict[str, Tensor]]:
-        """Within this context, the dictionary holds the last input of every wanted layer."""
+        """Within this context, the dictionary holds the input of every wanted layer, until it is cleared.
+
+        That of a layer which is called several times is all its inputs, one below the other.
+        """
         seen: dict[str, Tensor] = {}
+
+        def note(name: str, x: Tensor) -> None:
+            before = seen.get(name)
+            if before is not None and before.shape[1:] != x.shape[1:]:
+                raise BadInput(
+                    f'Layer "{name}" of model "{self.name}" is called with inputs of different shapes in one pass, '
+                    "which have no statistics in common. Give each its own layer."
+                )
+            seen[name] = x if before is None else torch.cat([before, x])
+
         hooks = [
-            m.register_forward_pre_hook(lambda _, args, name=name: seen.__setitem__(name, args[0]))
+            m.register_forward_pre_hook(lambda _, args, name=name: note(name, args[0]))
             for name, m in self.module.named_modules()
             if wanted(m)
         ]
@@ -287,9 +307,9 @@ class Net:
         with torch.no_grad():
             try:
                 logits, _ = self.forward(state, images, train=False, batch_statistics=False)
-            except (RuntimeError, ValueError, AssertionError, IndexError) as error:
+            except (RuntimeError, ValueError, AssertionError, IndexError, AttributeError, TypeError, KeyError) as error:
                 raise BadInput(
-                    f'Model "{self.name}" cannot take images of {size}: {error}. '
+                    f'Model "{self.name}" cannot take images of {size}: {type(error).__name__}: {error}. '
                     "Give the federation another size, or choose another model."
                 ) from error
             if tuple(logits.shape) != (2, classes):
@@ -297,6 +317,14 @@ class Net:
                     f'Model "{self.name}" gives outputs of shape {tuple(logits.shape)} for two images; expected '
                     f"(2, {classes}), one logit per class. Build it with {classes} outputs."
                 )
+            for head in self.heads:
+                width = getattr(self.module.get_submodule(head), "out_features", classes)
+                if width != classes:
+                    raise BadInput(
+                        f'Layer "{head}" of model "{self.name}" was taken for its classifier and has {width} outputs, '
+                        f"not {classes}. Name the layer that gives the logits with head=."
+                    )
+            self._check_buffers(state, images)
             try:
                 self.forward(state, images[:1], train=True, batch_statistics=True)
             except ValueError as error:
@@ -305,17 +333,45 @@ class Net:
                 return True
         return False
 
+    def _check_buffers(self, state: Tree, images: Tensor) -> None:
+        """Refuse a model whose forward pass changes what cannot be federated: it would leak from client to client."""
+        bound: list[str] = []
+        loose = {n: b.clone() for n, b in self.module.named_buffers() if n not in self.slots}
+
+        def after(prefix: str, m: nn.Module, *_: object) -> None:
+            names = {leaf: f"{prefix}.{leaf}" if prefix else leaf for leaf in m._buffers}
+            bound.extend(n for leaf, n in names.items() if n in state and m._buffers[leaf] is not state[n])
+
+        hooks = [m.register_forward_hook(partial(after, n)) for n, m in self.module.named_modules() if m._buffers]
+        try:
+            self.forward(state, images, train=True, batch_statistics=True)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if bound:
+            raise BadInput(
+                f'Model "{self.name}" puts a new tensor in the place of its buffer "{bound[0]}", which is lost. Write '
+                "into it instead: buffer.copy_(new)."
+            )
+        moved = [n for n, b in self.module.named_buffers() if n in loose and not torch.equal(b, loose[n])]
+        if moved:
+            raise BadInput(
+                f'Model "{self.name}" changes its buffer "{moved[0]}" in a forward pass, and does not save it '
+                "(persistent=False): it would leak from client to client. Register it as persistent."
+            )
+
 
 def _slots(module: nn.Module, heads: list[str]) -> Iterator[tuple[str, Slot]]:
     persistent = module.state_dict(keep_vars=True)
     first: dict[int, str] = {}
+    also: dict[int, list[str]] = {}  # of a tied parameter: one that is also the classifier's is the classifier's
     for n, t in persistent.items():
         first.setdefault(id(t), n)
+        also.setdefault(id(t), []).append(n)
     layers = sum(_has_weights(m) for m in module.modules())
     layer = 0
     for prefix, m in module.named_modules():
         layer += _has_weights(m)
-        head = any(prefix == h or prefix.startswith(h + ".") for h in heads)
         for kind, tensors in (("param", m._parameters), ("buffer", m._buffers)):
             for leaf, tensor in tensors.items():
                 name = f"{prefix}.{leaf}" if prefix else leaf
@@ -324,6 +380,7 @@ def _slots(module: nn.Module, heads: list[str]) -> Iterator[tuple[str, Slot]]:
                 if kind == "param" and first[id(tensor)] != name:
                     continue  # a tied parameter has one slot, under its first name
                 trainable = kind == "param" and tensor.requires_grad
+                head = any(n.startswith(h + ".") for n in also[id(tensor)] for h in heads)
                 where = (max(layer, 1), layers, type(module).__name__)
                 yield name, Slot(name, leaf, "param" if kind == "param" else "buffer", m, head, trainable, *where)
 

@@ -7,6 +7,8 @@ server sent to it (`down`) and its own state (`mine`), never another part's, and
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import re
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast, dataclass_tr
 
 from torch import Tensor, nn
 
+from fednorms.errors import BadInput
 from fednorms.options import option as option
 from fednorms.options import validate
 from fednorms.tree import Tree
@@ -76,6 +79,11 @@ class Phase:
     factor: float = 1.0
     draws: int = 1
     weight_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        for what, value in (("epochs", self.epochs), ("steps", self.steps), ("draws", self.draws)):
+            if value is not None and value < 1:
+                raise BadInput(f"A phase has at least one of its {what}, got {value}: leave out a phase without any.")
 
 
 @dataclass(frozen=True)
@@ -251,6 +259,23 @@ P = TypeVar("P", bound=type[Part])
 F = TypeVar("F", bound=Callable[..., tuple[Part, ...]])
 
 
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def _check_free(name: str, new: type[Part] | Callable[..., tuple[Part, ...]]) -> None:
+    """Refuse a name that something else has; the same code may come again, as a cell of a notebook does."""
+    if not new.__module__.startswith("fednorms."):
+        importlib.import_module("fednorms.method").load_all()  # or a part of the library would take the name later
+    old = REGISTRY.get(name) or SUMS.get(name)
+    if name == "fedavg" or (old is not None and _place(old) != _place(new)):
+        whose = "the library's" if old is None else f"{old.__module__}.{old.__qualname__}"
+        raise BadInput(f'The name "{name}" is taken by {whose}: call the part otherwise.')
+
+
+def _place(thing: type[Part] | Callable[..., tuple[Part, ...]]) -> tuple[str, str]:
+    return thing.__module__, thing.__qualname__
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def part(name: str) -> Callable[[P], P]:
     """Class decorator: make a Part a frozen, validated dataclass and register it under `name`.
@@ -263,8 +288,11 @@ def part(name: str) -> Callable[[P], P]:
     'shrink(by=0.25)'
     >>> _ = REGISTRY.pop("shrink")
     """
+    if not _NAME.fullmatch(name):
+        raise BadInput(f'A part is called by a word in small letters, digits and _, as in "fedprox"; got {name!r}.')
 
     def decorate(cls: P) -> P:
+        _check_free(name, cls)
         cls.name = name
         cls.__post_init__ = validate  # type: ignore[attr-defined]
         made = dataclass(frozen=True, repr=False)(cls)
@@ -279,6 +307,7 @@ def sum_of_parts(name: str) -> Callable[[F], F]:
     """Function decorator: register a method that is the sum of other parts (FedWon = nonorm + wsconv + agc)."""
 
     def decorate(make: F) -> F:
+        _check_free(name, make)
         SUMS[name] = make
         return make
 

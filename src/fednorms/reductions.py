@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fednorms.errors import BadInput
 from fednorms.part import Reduction
 from fednorms.passes import passes
 from fednorms.states import Combined, Task, Upload
@@ -22,14 +23,24 @@ def reduce_uploads(trees: list[Tree], weights: list[float], how: Reduction) -> T
             name: [(t, w) for t, w in zip(trees, weights, strict=True) if name in t] for tree in trees for name in tree
         }
         return Tree({k: mean([t.pick([k]) for t, _ in row], [w for _, w in row])[k] for k, row in rows.items()})
-    if not trees or not trees[0]:
-        return Tree()
     if how == "list":
         return join(**{str(i): tree for i, tree in enumerate(trees)})
+    if uneven := next((i for i, tree in enumerate(trees) if set(tree) != set(trees[0])), 0):
+        some = ", ".join(sorted(set(trees[uneven]) ^ set(trees[0]))[:3])
+        raise BadInput(
+            f'Clients 1 and {uneven + 1} of the round do not send the same entries ({some}), which reduction="{how}" '
+            'needs: send them all, or take reduction="grouped" or "list".'
+        )
+    if not trees or not trees[0]:
+        return Tree()
     if how == "stack":
         return Tree({k: torch.stack([t[k].to(first.device) for t in trees]) for k, first in trees[0].items()})
+    counts = [k for k, first in trees[0].items() if not first.is_floating_point()]
     if how == "sum":
-        return mean(trees, [1.0] * len(trees)) * float(len(trees))
+        whole = Tree({k: torch.stack([t[k].to(trees[0][k].device) for t in trees]).sum(dim=0) for k in counts})
+        return Tree({**mean(trees, [1.0] * len(trees)) * float(len(trees)), **whole})
+    if counts:  # a mean of counters is a number, where models keep the first client's
+        trees = [Tree({k: v.double() if k in counts else v for k, v in tree.items()}) for tree in trees]
     return mean(trees, weights if how == "weighted" else [1.0] * len(trees))
 
 
@@ -51,9 +62,11 @@ def combine(task: Task, uploads: list[Upload]) -> Combined:
         return Combined(Tree(), {p.name: Tree() for p in task.method.parts}, 0, Tree())
     uploads = sorted(uploads, key=lambda u: u.client)
     weights, models = upload_weights(task, uploads), [u.model for u in uploads]
-    parts = {
-        name: reduce_uploads([u.parts.get(name, Tree()) for u in uploads], weights, how)
-        for name, how in reductions(task).items()
-    }
+    parts = {}
+    for name, how in reductions(task).items():
+        try:
+            parts[name] = reduce_uploads([u.parts.get(name, Tree()) for u in uploads], weights, how)
+        except BadInput as error:
+            raise BadInput(f"{name}: {error}") from None
     even = mean(models, [1.0] * len(models)) if any(p.uses_even_mean for p in task.method.parts) else Tree()
     return Combined(mean(models, weights), parts, len(uploads), even)

@@ -122,6 +122,17 @@ class Tree(dict[str, Tensor]):
         """
         return Tree({k: self[k] for k in names if k in self})
 
+    def marks(self) -> list[tuple[str, int, int]]:
+        """What changes as soon as an entry is replaced or written to.
+
+        >>> tree = Tree(w=torch.zeros(1))
+        >>> before = tree.marks()
+        >>> _ = tree["w"].add_(1)
+        >>> tree.marks() == before
+        False
+        """
+        return [(k, id(v), v._version) for k, v in self.items()]
+
     def finite(self) -> bool:
         """Whether every floating entry is finite.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fednorms import noise
+from fednorms.errors import BadInput
 from fednorms.tree import Tree
 
 
@@ -111,8 +112,23 @@ class Begin:
     received: Tree = field(default_factory=Tree)  # the exchanged tensors as the server sent them
 
 
+NOT_ASKED_FOR = Tree()
+"""Stands in a view for what a part did not ask for."""
+_ASK = {"mean_grad": "uses_mean_gradient", "even": "uses_even_mean"}
+
+
+class _OnRequest:
+    """A view some of whose fields cost something: reading one that the part did not ask for is an error."""
+
+    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401
+        value = super().__getattribute__(name)
+        if value is NOT_ASKED_FOR:
+            raise BadInput(f"`{name}` is there for parts that ask for it: set {_ASK[name]} = True in the part's class.")
+        return value
+
+
 @dataclass(frozen=True)
-class End:
+class End(_OnRequest):
     """What a part sees when a client's local training is over.
 
     `params`, `start`, `delta` and `mean_grad` hold exactly the trainable tensors that are sent. `mean_grad` is the mean
@@ -141,7 +157,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class Round:
+class Round(_OnRequest):
     """What a part sees on the server: `up` is its reduced upload, `model` the server's model before the round."""
 
     model: Tree
@@ -150,7 +166,9 @@ class Round:
     sampled: int
     total: int
     context: Context
-    even: Tree = field(default_factory=Tree)  # the unweighted mean update, for parts with `uses_even_mean`
+    even: Tree = field(
+        default_factory=lambda: NOT_ASKED_FOR
+    )  # the unweighted mean update, for parts with `uses_even_mean`
 
 
 @dataclass(frozen=True)

@@ -173,42 +173,42 @@ def test_unreadable_text_shows_how_to_write_one():
 
 
 def test_two_objectives_are_refused_by_name():
-    @part("other-loss")
+    @part("other_loss")
     class Other(Part):
         def objective(self, s):
             return s.logits.sum()
 
     try:
-        with pytest.raises(BadInput, match="spherefed and other-loss each replace the base loss: keep one"):
+        with pytest.raises(BadInput, match="spherefed and other_loss each replace the base loss: keep one"):
             Method((REGISTRY["spherefed"](), Other()))
     finally:
-        del REGISTRY["other-loss"]
+        del REGISTRY["other_loss"]
 
 
 def test_two_input_normalisations_are_refused_by_name():
-    @part("other-input")
+    @part("other_input")
     class Other(Part):
         normalises_input = True
 
     try:
-        with pytest.raises(BadInput, match="fedrdn and other-input each normalise the input: keep one"):
+        with pytest.raises(BadInput, match="fedrdn and other_input each normalise the input: keep one"):
             Method((REGISTRY["fedrdn"](), Other()))
     finally:
-        del REGISTRY["other-input"]
+        del REGISTRY["other_input"]
 
 
 def test_two_weightings_are_refused_unless_the_recipe_chooses():
-    @part("by-size")
+    @part("by_size")
     class Sized(Part):
         weighting = "size"
 
     try:
         both = method("fedbn") + Sized()
-        with pytest.raises(BadInput, match=re.escape("fedbn (uniform) and by-size (size) ask for different")):
+        with pytest.raises(BadInput, match=re.escape("fedbn (uniform) and by_size (size) ask for different")):
             both.weighting()
         assert both.weighting("uniform") == "uniform"
     finally:
-        del REGISTRY["by-size"]
+        del REGISTRY["by_size"]
 
 
 def test_integers_are_taken_for_numbers_and_stored_as_such():

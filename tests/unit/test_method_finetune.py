@@ -58,10 +58,12 @@ def test_a_phase_of_training_has_the_recipes_weight_decay():
         def plan(self, phases, c):
             return [replace(phase, weight_decay=0.1) for phase in phases]
 
-    REGISTRY.pop("decaying")
     data = tiny_data()
-    with pytest.raises(RuntimeError, match="only phases of `evaluation` may"):
-        rounds(tiny_task(Method((Decaying(),)), data), data, 1)
+    try:
+        with pytest.raises(RuntimeError, match="only phases of `evaluation` may"):
+            rounds(tiny_task(Method((Decaying(),)), data), data, 1)
+    finally:
+        REGISTRY.pop("decaying")
 
 
 def test_rate_zero_gives_back_the_global_model():

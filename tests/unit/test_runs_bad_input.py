@@ -105,17 +105,19 @@ def test_skipped_clients_are_dropped_from_the_average_and_counted(tmp_path):
 
 
 def test_a_run_directory_of_another_recipe_is_refused_and_untouched(tmp_path):
-    fn.run("fedavg", two_sites(), Flat(), 1, out=tmp_path / "run")
+    model = Flat()
+    fn.run("fedavg", two_sites(), model, 1, out=tmp_path / "run")
     before = (tmp_path / "run" / "recipe.toml").read_text()
     with pytest.raises(BadInput, match="rounds"):
-        fn.run("fedavg", two_sites(), Flat(), 2, out=tmp_path / "run")
+        fn.run("fedavg", two_sites(), model, 2, out=tmp_path / "run")
     assert (tmp_path / "run" / "recipe.toml").read_text() == before
 
 
 def test_other_data_are_refused(tmp_path):
-    fn.run("fedavg", two_sites(), Flat(), 1, out=tmp_path / "run")
+    model = Flat()
+    fn.run("fedavg", two_sites(), model, 1, out=tmp_path / "run")
     with pytest.raises(BadInput, match="other data"):
-        fn.resume(tmp_path / "run", federation=two_sites(second=14), model=Flat())
+        fn.resume(tmp_path / "run", federation=two_sites(second=14), model=model)
 
 
 def test_a_run_with_objects_of_the_users_own_says_what_resume_needs(tmp_path):

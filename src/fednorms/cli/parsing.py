@@ -95,7 +95,7 @@ _METAVARS = {
     "hold_out": "SITE [SITE ...]",
     "weights": "FILE",
 }
-_NOT_OPTIONS = ("training", "data", "version", "fingerprint")
+_NOT_OPTIONS = ("training", "data", "version", "fingerprint", "own_parts")
 _WHAT = "What is trained, on what, and how it is tested."
 
 RecipeOptions: Any = _options("RecipeOptions", _WHAT, Recipe, Recipe(), omit=_NOT_OPTIONS)
@@ -121,6 +121,7 @@ def merged(base: Recipe, options: object, training: object, data: object) -> Rec
     values = base.model_dump() | _given(options)
     values["training"] = vars(base.training) | _given(training)
     values["data"] = base.data.model_dump() | _given(data)
+    values["own_parts"] = {}  # of this run, not of the file's
     if _given(data) or getattr(options, "federation", None):
         values["fingerprint"] = ""  # other data than those the file's run has seen
     return Recipe.make(values, "the options")

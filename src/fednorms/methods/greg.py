@@ -51,7 +51,7 @@ class GReg(Part):
 
     @override
     def missing(self, net: Net) -> str | None:
-        shared = {n.rsplit(".", 1)[0] for n in net.statistics if net.routes[n] is Route.SHARED}
+        shared = {n.rpartition(".")[0] for n in net.statistics if net.routes[n] is Route.SHARED}
         found = any(keeps_statistics(net.module.get_submodule(n)) for n in shared)
         return None if found else "normalisation layer whose running statistics are shared"
 

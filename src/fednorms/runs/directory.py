@@ -111,9 +111,13 @@ class RunDirectory:
             return
         there = self.recipe.read_text(encoding="utf-8")
         if there != recipe_toml:
+            difference = _first_difference(there, recipe_toml)
+            own = "@" in difference and "custom:" in difference
+            hint = "What is your own is told apart by its code and, a model, by its first weights: seed torch before "
             raise BadInput(
-                f"{self.path} holds a run of another recipe:\n{_first_difference(there, recipe_toml)}\n"
-                f"Choose another --out, or continue the run that is there with `fednorms resume {self.path}`"
+                f"{self.path} holds a run of another recipe:\n{difference}\n"
+                + f"{hint}you build it.\n" * own
+                + f"Choose another --out, or continue the run that is there with `fednorms resume {self.path}`"
             )
         if not resume:
             raise BadInput(

@@ -24,6 +24,7 @@ from fednorms.part import Part
 from fednorms.runs.checkpoint import load, save, save_best
 from fednorms.runs.directory import RunDirectory
 from fednorms.runs.facts import write_facts
+from fednorms.runs.identity import named, own_loss, own_model
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
@@ -43,6 +44,9 @@ class RoundEvent:
     row: dict[str, Any]
     scores: dict[str, Scores]
     state: ServerState
+
+
+_TIE = 1e-12  # validation accuracies as near as this differ in the order of their sum alone: the earlier round stays
 
 
 Callback = Callable[[RoundEvent], None]
@@ -82,19 +86,19 @@ def run(
     given = {
         "method": None if method is None else str(method),
         "federation": f"custom:{federation.name}" if isinstance(federation, Federation) else federation,
-        "model": f"custom:{type(model).__name__}" if isinstance(model, nn.Module) else model,
+        "model": own_model(model) if isinstance(model, nn.Module) else model,
         "rounds": rounds,
         "seed": seed,
         "training": vars(training or base.training) | {k: v for k, v in short.items() if v is not None},
         "participation": participation,
-        "loss": f"custom:{getattr(loss, '__name__', type(loss).__name__)}" if callable(loss) else loss,
+        "loss": own_loss(loss) if callable(loss) else loss,
         "evaluate": evaluate,
         "device": device,
     }
     if isinstance(federation, Path):
         given["federation"] = str(federation)
     return execute(
-        Recipe.make(base.model_dump() | {k: v for k, v in given.items() if v is not None}),
+        Recipe.make(base.model_dump() | {"own_parts": {}} | {k: v for k, v in given.items() if v is not None}),
         out=Path(out) if out else None,
         federation=federation if isinstance(federation, Federation) else None,
         model=model if isinstance(model, nn.Module) else None,
@@ -136,17 +140,24 @@ def execute(
     callback: Callback | None = None,
 ) -> Result:
     """Run a recipe from the start or from its last checkpoint."""
-    recipe = recipe.resolved()
-    for what, text, given in (
-        ("federation", recipe.federation, federation),
-        ("model", recipe.model, model),
-        ("loss", recipe.loss, loss),
+    before, recipe = recipe.own_parts, recipe.resolved()
+    for what, text, given, now in (
+        ("federation", recipe.federation, federation, ""),  # whose data have a fingerprint
+        ("model", recipe.model, model, own_model(model) if model is not None else ""),
+        ("loss", recipe.loss, loss, own_loss(loss) if loss is not None else ""),
     ):
         if text.startswith("custom:") and given is None:
             raise BadInput(
-                f"This run was made with a {what} of your own ({text.removeprefix('custom:')}); "
+                f"This run was made with a {what} of your own ({named(text)}); "
                 f"continue it from Python with fednorms.resume(path, {what}=...)."
             )
+        if "@" in text and now and now != text:
+            raise BadInput(
+                f"This run was made with another {what} of your own: {text.removeprefix('custom:')}, now "
+                f"{now.removeprefix('custom:')}. Pass the same code and first weights, or choose another out."
+            )
+    if changed := [name for name, code in before.items() if recipe.own_parts.get(name) != code]:
+        raise BadInput(f"The code of {', '.join(changed)} has changed since this run began: choose another out.")
     with numerics(recipe.precision, recipe.deterministic), repeatable(recipe.threads, recipe.seed):
         return _execute(recipe, RunDirectory(out) if out else None, federation, model, loss, callback)
 
@@ -228,7 +239,7 @@ def play(session: Session, directory: RunDirectory | None, callback: Callback | 
         }
         val = scores.get(f"{session.headline}/val")
         reached = None if val is None else float(getattr(val, judged_by(recipe.metric)))
-        better = reached is not None and (best is None or reached > best["val"])
+        better = reached is not None and (best is None or reached > best["val"] + _TIE)
         if better:
             best = {"round": state.round, "val": reached}
         if directory:

@@ -13,6 +13,7 @@ from fednorms.data import Federation
 from fednorms.errors import BadInput
 from fednorms.evaluation.modes import Mode
 from fednorms.evaluation.scores import Scores, SiteScore
+from fednorms.runs.identity import named
 from fednorms.runs.losses import Loss
 from fednorms.runs.opened import OpenRun, Which, open_run
 
@@ -48,9 +49,7 @@ def evaluate_run(
     empty: list[Mode] = []
     for mode in dict.fromkeys(asked):
         if mode.model == "adapted" and opened.lost_loss:
-            raise BadInput(
-                f'"adapted" trains with the run\'s own loss ({opened.lost_loss.removeprefix("custom:")}): pass loss=.'
-            )
+            raise BadInput(f'"adapted" trains with the run\'s own loss ({named(opened.lost_loss)}): pass loss=.')
         if mode.model == "after_local":
             scores = _recorded(opened, mode, split)
         else:

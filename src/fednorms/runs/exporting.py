@@ -22,6 +22,7 @@ from fednorms.layers import KeyedDropout, KeyedDropout2d, KeyedStochasticDepth
 from fednorms.passes import prepare_test
 from fednorms.runs.atomic import check_folder
 from fednorms.runs.choosing import Chosen, choose, input_normalisers
+from fednorms.runs.identity import named
 from fednorms.runs.loading import ABOUT, FORMAT, TENSORS, load_model, site_preprocessing
 from fednorms.runs.opened import OpenRun, Which, open_run
 from fednorms.states import Task, context_of
@@ -182,7 +183,7 @@ def _about(
 ) -> dict[str, Any]:
     recipe, net, state = opened.recipe, opened.task.net, opened.state
     channels, height, width = shape
-    name = recipe.model.removeprefix("custom:")
+    name = named(recipe.model)
     made = {
         "model": name,
         "custom": recipe.model.startswith("custom:"),

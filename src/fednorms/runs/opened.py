@@ -25,6 +25,7 @@ from fednorms.passes import passes
 from fednorms.runs.checkpoint import Checkpoint, kept_rounds, load, load_best, load_round
 from fednorms.runs.directory import RunDirectory
 from fednorms.runs.facts import Facts, read_facts
+from fednorms.runs.identity import named
 from fednorms.runs.losses import LOSSES, Loss, cross_entropy
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session, open_federation
@@ -130,7 +131,7 @@ class OpenRun:
         if self.lost_loss:
             raise BadInput(
                 f"Run {self.directory.path} was trained with a loss of your own "
-                f"({self.lost_loss.removeprefix('custom:')}): pass the same as loss=."
+                f"({named(self.lost_loss)}): pass the same as loss=."
             )
 
     @contextmanager
@@ -183,7 +184,7 @@ def open_run(
     recipe = _portable(Recipe.from_toml(directory.read_recipe(), str(directory.recipe)), device)
     if recipe.model.startswith("custom:") and model is None:
         raise BadInput(
-            f"Run {path} was made with a model of your own ({recipe.model.removeprefix('custom:')}); "
+            f"Run {path} was made with a model of your own ({named(recipe.model)}); "
             "use it from Python and pass the same as model=."
         )
     found = _checkpoint(directory, recipe, which)

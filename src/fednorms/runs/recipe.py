@@ -18,6 +18,7 @@ from fednorms.evaluation.modes import Mode
 from fednorms.method import Method
 from fednorms.method import method as read_method
 from fednorms.options import nearest
+from fednorms.runs.identity import own_parts
 from fednorms.runs.toml import dumps
 from fednorms.training import Training
 from fednorms.transforms.chains import CHAINS
@@ -135,6 +136,8 @@ class Recipe(BaseModel):
     """The library's version."""
     fingerprint: str = ""
     """Hash of the federation's data, recorded by a run; a run is not continued on other data."""
+    own_parts: dict[str, str] = {}
+    """Parts of the method that do not come with the library, each with a hash of its code; recorded by a run."""
 
     @field_validator("method")
     @classmethod
@@ -163,7 +166,8 @@ class Recipe(BaseModel):
             fast = all(p.requires <= Graphs.provides for p in read_method(self.method).parts)
             measured = device == "cpu" and self.threads == 1  # which changes no bit, so it need not be recorded
             engine = "graphs" if device.startswith("cuda") and fast else "auto" if measured else "loop"
-        return self.model_copy(update={"device": device, "engine": engine})
+        mine = own_parts(read_method(self.method))
+        return self.model_copy(update={"device": device, "engine": engine, "own_parts": mine})
 
     def adopting(self, protocol: Protocol) -> Recipe:
         """With every "auto" that the data set decides written out, so that it is recorded.

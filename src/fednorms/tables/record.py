@@ -16,8 +16,10 @@ import torch
 
 import fednorms
 from fednorms.errors import BadInput, RunFailed
+from fednorms.method import method as read_method
 from fednorms.runs.atomic import clear_errors, write_atomic
 from fednorms.runs.cells import Outcome
+from fednorms.runs.identity import own_parts
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
 from fednorms.version import __version__
@@ -66,7 +68,8 @@ def same_run(stored: Mapping[str, Any], recipe: Recipe) -> bool:
         then = Recipe.make(dict(stored))
     except BadInput:  # of a version with other keys
         return False
-    old, new = _essence(then), _essence(recipe)
+    code = own_parts(read_method(recipe.method))
+    old, new = _essence(then), _essence(recipe.model_copy(update={"own_parts": code}))
     return all(old[key] == value or (key in _ADOPTED and value == "auto") for key, value in new.items())
 
 

@@ -316,6 +316,11 @@ def _problems(table: Table) -> list[str]:
                 Selector.read(text)
             except BadInput as error:
                 problems.append(f'{place}column "{column}": {error}')
+                continue
+            if table.selection == "best-val" and text.endswith("@adapted"):
+                problems.append(
+                    f'{place}column "{column}": adapted models are tested in the last round only: selection'
+                )
         named = [("incomparable", c) for c in setting.incomparable]
         named += [("derived", c) for c in setting.derived]
         named += [("ranked", setting.ranked)] if setting.ranked else []
