@@ -13,7 +13,7 @@ from fednorms.data import from_arrays
 from fednorms.errors import BadInput
 from fednorms.layers.group_norm import group_norm_like
 from fednorms.layers.norms import is_norm
-from fednorms.method import Method, method
+from fednorms.method import Method, load_all, method
 from fednorms.net import Net
 from fednorms.part import REGISTRY, Part, Pass, Phase, Route, option, part
 from fednorms.reductions import reduce_uploads
@@ -27,6 +27,7 @@ from tests.tiny import TinyNet, close, play, rounds, same, tiny_data, tiny_net, 
 
 @pytest.fixture(autouse=True)
 def tidy():
+    load_all()
     before = dict(REGISTRY)
     yield
     REGISTRY.clear()
