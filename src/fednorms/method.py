@@ -7,8 +7,10 @@ import importlib
 import inspect
 import keyword
 import math
+import os
 import pkgutil
 import re
+import sys
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
@@ -180,13 +182,25 @@ def method(text: str | Method | Part) -> Method:
 
 
 def load_all() -> None:
-    """Import every file of `fednorms.methods`, so that each part registers itself.
+    """Import every file of `fednorms.methods`, and the modules that FEDNORMS_METHODS names: each part registers itself.
+
+    FEDNORMS_METHODS="mine other" is for the command line and for worker processes; a module may lie in the working
+    directory.
 
     >>> load_all(); "fedbn" in REGISTRY
     True
     """
     for module in _modules():
         importlib.import_module(module)
+    for module in os.environ.get("FEDNORMS_METHODS", "").split():
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.insert(0, here)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise BadInput(
+                f'FEDNORMS_METHODS names the module "{module}", which cannot be imported: {error}.'
+            ) from None
 
 
 @cache

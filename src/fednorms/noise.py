@@ -30,7 +30,7 @@ def seed_of(*names: object) -> int:
     False
     """
     text = "\x1f".join(f"{type(name).__name__}:{name}" for name in names)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).digest(), "big") >> 1
 
 
 def permutation(n: int, *names: object) -> Tensor:

@@ -51,10 +51,13 @@ def test_every_command_explains_its_options(capsys, command):
     assert f"fednorms {command}" in out
 
 
+RECORDED = ("version", "fingerprint", "own_parts")  # by a run itself
+
+
 def test_run_has_an_option_for_every_field_of_a_recipe(capsys):
     _, out, _ = ask(capsys, "run", "--help")
-    recipe = [f for f in fn.Recipe.model_fields if f not in ("training", "data", "version", "fingerprint")]
-    for field in (*recipe, *fn.Training.__dataclass_fields__, "size", "data_seed", "val", "test", "hold_out"):
+    recipe = [f for f in fn.Recipe.model_fields if f not in ("training", "data", *RECORDED)]
+    for field in (*recipe, *fn.Training.__dataclass_fields__, "size", "data_seed", "val", "test", "hold_out", "group"):
         assert f"--{field.replace('_', '-')} " in out, field
     assert "(default: 30)" in out  # the recipe's own default, not None
     assert "Rounds of federated training." in out  # and its own words

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import fednorms as fn
+from fednorms.cli import main
 from fednorms.data import from_arrays
 from fednorms.errors import BadInput
 from fednorms.layers.group_norm import group_norm_like
@@ -201,6 +202,21 @@ def test_blanks_in_an_option_stay():
 
     assert method(str(Spoken(says="a  b"))).parts == (Spoken(says="a  b"),)
     assert str(method("fedbn\n  + fedfn")) == "fedbn + fedfn"
+
+
+def test_parts_of_a_module_of_ones_own_work_on_the_command_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_parts_of_a_test.py").write_text(
+        "import fednorms as fn\n@fn.part('slower')\nclass Slower(fn.Part):\n"
+        "    def server(self, delta, r): return 0.5 * delta, r.mine\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    given = ["run", "--method", "slower", "--size", "8", "--rounds", "1", "--model", "cnn-small", "--out", "r"]
+    assert main(given) == 2
+    monkeypatch.setenv("FEDNORMS_METHODS", "my_parts_of_a_test")
+    assert main(given) == 0
+    monkeypatch.setenv("FEDNORMS_METHODS", "no_such_module")
+    assert main(["list", "methods"]) == 2
+    assert 'names the module "no_such_module"' in capsys.readouterr().err
 
 
 # -- the same run, or another ----------------------------------------------------------------------------------------

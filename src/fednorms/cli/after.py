@@ -15,6 +15,7 @@ from fednorms.cli.output import grid, per_cent, print_json, stderr, stdout
 from fednorms.cli.parsing import parse
 from fednorms.errors import BadInput
 from fednorms.runs import after
+from fednorms.runs.atomic import replace_bytes
 
 Which = Literal["last", "best"]
 
@@ -78,6 +79,8 @@ class Predict:
 def predict(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Predict, "predict", args)
+    if given.out and not given.out.absolute().parent.is_dir():
+        raise BadInput(f"--out {given.out}: there is no folder {given.out.parent}; make it first.")
     found = after.predict(given.run, given.images, site=given.site, which=given.which)
     if given.out:
         _write_csv(given.out, found)
@@ -102,7 +105,7 @@ def _write_csv(path: Path, found: list[after.Prediction]) -> None:
         every = (f"{x:.6f}" for x in p.probabilities.values())
         writer.writerow([p.file, p.label, f"{p.probability:.6f}", *every])
     try:
-        path.write_text(text.getvalue(), encoding="utf-8")
+        replace_bytes(path, text.getvalue().encode(errors="backslashreplace"))  # file names may be no text
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from None
 

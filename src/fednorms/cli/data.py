@@ -123,7 +123,9 @@ def _check_folder(root: Path, given: Check) -> dict[str, Any]:
             ) from None
         what = "your own images, site/class/image (use it as folder:PATH)"
         nothing: dict[str, Any] = {"protocols": {}, "tables": {}, "problem": None}
-        return {"what": what, "facts": _facts(found, False), "sites": _sites(found), **nothing}
+        notes = [f"note: {note}" for note in found.source.get("notes", [])]
+        opened = "files were counted and not opened: `fednorms data show` opens every one"
+        return {"what": what, "facts": [*_facts(found, False), opened, *notes], "sites": _sites(found), **nothing}
     reader, layout = known[0]
     report: dict[str, Any] = {
         "what": f"{reader.name} ({layout})",

@@ -48,9 +48,9 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, numbers
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True, padding=(0, 2, 0, 0))
     for i, name in enumerate(header):
         right = numbers_from is not None and i >= numbers_from
-        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
+        table.add_column(Text(name), justify="right" if right else "left", no_wrap=right, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))  # names may have [brackets]
     return table
 
 

@@ -91,8 +91,9 @@ def carry_out(recipe: Recipe, out: Path, title: str, output: Output) -> int:
 def show(result: Result, out: Path, output: Output) -> None:
     """Print a result as text or JSON."""
     if output.json:
-        scores = {"accuracy": result.accuracy, "domains": result.domains, "path": str(out)}
-        print_json(scores | result.to_dict())
+        tested = bool(result.curve())
+        scores = {"accuracy": result.accuracy if tested else None, "domains": result.domains if tested else {}}
+        print_json(scores | {"path": str(out)} | result.to_dict())
         return
     console = stdout()
     console.print(repr(result), markup=False, soft_wrap=True)

@@ -9,16 +9,18 @@ import re
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from fednorms.data.federation import Federation, Site, Split, raise_problems
 from fednorms.data.mapped import MappedImages
@@ -32,7 +34,7 @@ Group = str | Callable[[Path], Hashable]
 _LAYOUT = "expected root/site/class/image.png"
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _NAMED = 10  # unreadable files named in one message
-_FORMAT = 1  # of the cache: raise it when decoding changes, so that old files are not taken for new ones
+_FORMAT = 2  # of the cache: raise it when decoding changes, so that old files are not taken for new ones
 
 
 _counting: ContextVar[bool] = ContextVar("fednorms_counting", default=False)
@@ -54,6 +56,7 @@ class _File:
     site: str
     part: str  # "" where the folders do not say
     label: str
+    of_data_set: bool = False  # of a published one, which is read as its papers do
 
 
 def from_folders(
@@ -110,7 +113,7 @@ def from_folders(
     files = _scan(root)
     names = _class_names(root, files, classes)
     sites = _sites(root, files, names, size, channels, val, test, seed, group, cache, memory_limit)
-    source = {
+    source: dict[str, Any] = {
         "spec": f"folder:{root.resolve()}",
         "size": size if size is None or isinstance(size, int) else list(size),
         "channels": channels,
@@ -119,6 +122,8 @@ def from_folders(
         "seed": seed,
         "group": group if isinstance(group, str | None) else getattr(group, "__qualname__", repr(group)),
     }
+    if notes := [*_other_files(root), *_alike(names)]:
+        source["notes"] = notes
     preprocessing = preprocessing or Preprocessing.centred(channels)
     return Federation(name or root.resolve().name, sites, names, preprocessing, source)
 
@@ -171,8 +176,9 @@ def read_image(path: str | Path, shape: tuple[int, int, int]) -> torch.Tensor:
         raise BadInput(f"image files have 1, 3 or 4 channels, not {channels}")
     try:
         with Image.open(path) as image:
-            size = None if (image.height, image.width) == (height, width) else (width, height)
-            pixels = np.array(_converted(image, channels, size))
+            upright = ImageOps.exif_transpose(image)
+            size = None if (upright.height, upright.width) == (height, width) else (width, height)
+            pixels = np.array(_converted(upright, channels, size))
     except Exception as problem:  # Pillow's decoders raise almost anything on broken files
         raise BadInput(f"{str(path)!r} cannot be read: {problem}") from problem
     return torch.from_numpy(np.ascontiguousarray(pixels.reshape(height, width, channels).transpose(2, 0, 1)))
@@ -208,7 +214,7 @@ def read_images(
     torch.Size([1, 3, 4, 4])
     """
     in_memory = len(paths) * int(np.prod(shape)) <= memory_limit
-    files = [_File(path, "", "", "") for path in paths]
+    files = [_File(path, "", "", "", of_data_set=True) for path in paths]
     return _load(root, files, shape, True, cache, in_memory, prepared)
 
 
@@ -271,7 +277,10 @@ def _check_options(
 
 
 def _visible(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and p.name != "__MACOSX")
+    try:
+        return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and p.name != "__MACOSX")
+    except OSError as error:
+        raise BadInput(f"folder {str(folder)!r} cannot be read: {error.strerror or error}") from None
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -311,14 +320,41 @@ def _scan_site(site: Path) -> tuple[list[_File], list[str]]:
             loose = len(_images_in(folder))
             said = f" but {loose} images (a class? Put all classes of a site into a folder of its own)" if loose else ""
             problems.append(f"{str(folder)!r} has no class folders{said}; {_LAYOUT}")
+        elif beside := _images_in(folder):
+            problems.append(f"{str(folder)!r} has {len(beside)} images beside its class folders; {_LAYOUT}")
         for label in labels:
             images = _images_in(label)
-            if not images and _folders(label):
-                problems.append(f"{str(label)!r} has folders instead of images; {_LAYOUT}")
+            if inside := _folders(label):
+                also = "beside" if images else "instead of"
+                problems.append(f"{str(label)!r} has folders ({inside[0].name!r}) {also} images; {_LAYOUT}")
             files += [_File(path, site.name, part, label.name) for path in images]
     if not files and not problems:
         problems.append(f"site {site.name!r} has no images ({', '.join(EXTENSIONS)})")
     return files, problems
+
+
+def _other_files(root: Path) -> list[str]:
+    """That files which are no images lie in class folders: perhaps somebody takes them for some."""
+    kinds = Counter(
+        p.suffix.lower() or p.name
+        for site in _folders(root)
+        for pattern in ("*/*", "*/*/*")
+        for p in site.glob(pattern)
+        if p.is_file() and p.suffix.lower() not in EXTENSIONS and not p.name.startswith(".")
+    )
+    said = ", ".join(f"{n} of {kind}" for kind, n in sorted(kinds.items())[:5])
+    return [f"files that are not read: {said} (read are {', '.join(EXTENSIONS)})"] if kinds else []
+
+
+def _alike(classes: Sequence[str]) -> list[str]:
+    """That classes have nearly the same name: perhaps they are one."""
+    seen: dict[str, str] = {}
+    notes = []
+    for name in classes:
+        other = seen.setdefault(name.strip().casefold(), name)
+        if other != name:
+            notes.append(f"classes {other!r} and {name!r} differ in case or blanks alone, and are taken for two")
+    return notes
 
 
 def _groups(files: Sequence[_File], group: Group | None) -> list[str] | None:
@@ -367,7 +403,8 @@ def _first_size(files: Sequence[_File]) -> tuple[int, int]:
     for file in files:
         try:
             with Image.open(file.path) as image:
-                return image.height, image.width
+                upright = ImageOps.exif_transpose(image)
+                return upright.height, upright.width
         except Exception:  # Pillow's decoders raise almost anything on broken files
             continue
     raise BadInput(f"none of the {len(files)} images can be read, first {str(files[0].path)!r}")
@@ -418,7 +455,8 @@ def _key(root: Path, files: Sequence[_File], shape: Sequence[int], resize: bool,
     """Changes when a file is added, removed or written to, or when the wanted shape changes."""
     digest = hashlib.blake2b(digest_size=16)
     how = [prepared.name] if prepared else []
-    digest.update(json.dumps([_FORMAT, str(root.resolve()), list(shape), resize, *how]).encode())
+    upright = [] if all(file.of_data_set for file in files) else ["upright"]
+    digest.update(json.dumps([_FORMAT, str(root.resolve()), list(shape), resize, *how, *upright]).encode())
     for file in files:
         found = file.path.stat()
         line = [file.path.relative_to(root).as_posix(), found.st_mtime_ns, found.st_size]
@@ -475,7 +513,9 @@ def _decode(
 
     def one(i: int) -> str | None:
         try:
-            with Image.open(files[i].path) as image:
+            with Image.open(files[i].path) as stored:
+                # Cameras store how they were held. Papers' programs do not look at it, so data sets are read as stored.
+                image = stored if files[i].of_data_set else ImageOps.exif_transpose(stored)
                 sizes[i] = (image.height, image.width)
                 if not resize and sizes[i] != (height, width):
                     return None

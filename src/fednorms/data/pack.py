@@ -82,8 +82,11 @@ def pack(
     dtype = next(split for site in federation.sites for split in site.splits.values()).x.dtype
     _check_codec(federation, codec, quality, dtype)
     out = Path(out).expanduser()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f"{out.name}.", suffix=".partial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=out.parent, prefix=f"{out.name}.", suffix=".partial")
+    except OSError as error:
+        raise BadInput(f"cannot write {out}: {error.strerror or error}") from None
     try:
         with os.fdopen(handle, "wb") as file:
             _write(federation, file, codec, quality, dtype, progress)

@@ -42,6 +42,7 @@ def federation(
     protocol: str | None = None,
     complete: bool | None = None,
     allow_pickle: bool | None = None,
+    group: str | None = None,
 ) -> Federation:
     """The federation that `spec` names: "digits-shift", a data set, "folder:PATH" or "pack:FILE", or just that path.
 
@@ -56,6 +57,8 @@ def federation(
         protocol: whose division of a data set (see `fednorms data check`).
         complete: whether a data set with other counts than the published ones is an error (True).
         allow_pickle: whether pickled archives may be opened (False); nothing but NumPy arrays is admitted.
+        group: for folders, a regular expression that finds in a file's name what stays together (a patient): images of
+            one group are never divided between training, validation and testing.
 
     >>> federation("digits-shift").shape
     (3, 16, 16)
@@ -65,22 +68,22 @@ def federation(
     """
     options = {"size": size, "seed": seed, "val": val, "test": test}
     of_data_sets = {"protocol": protocol, "complete": complete, "allow_pickle": allow_pickle}
-    _check_types(spec, {**options, **of_data_sets, "root": root})
+    _check_types(spec, {**options, **of_data_sets, "root": root, "group": group})
     given = sorted(option for option, value in options.items() if value is not None)
     if isinstance(spec, Federation):
         if given:
             raise BadInput(f"federation {spec.name!r} is made already: {', '.join(given)} cannot be changed")
         return spec
     text = str(spec)
+    if group is not None and (text in READERS or text.startswith("digits-")):
+        raise BadInput(f"federation {text!r}: group is for folders of images")
     if text in READERS:
         return READERS[text].open(root, options | of_data_sets)
     if protocol is not None:
         raise BadInput(f"federation {text!r} has no protocols; they belong to data sets: {', '.join(READERS)}")
     if text.startswith("pack:") or text.endswith(SUFFIX):
-        if given or protocol:
-            raise BadInput(
-                f"federation {text!r} is packed already: {', '.join(given or ['protocol'])} cannot be changed"
-            )
+        if fixed := [*given, *(["protocol"] if protocol else []), *(["group"] if group else [])]:
+            raise BadInput(f"federation {text!r} is packed already: {', '.join(fixed)} cannot be changed")
         return unpacked(Path(root or "", text.removeprefix("pack:")))
     seed, val, test = seed or 0, 0.1 if val is None else val, 0.2 if test is None else test
     if text.startswith("digits-dials"):
@@ -90,7 +93,7 @@ def federation(
     path = Path(root or "", text.removeprefix("folder:")).expanduser()
     if text.startswith("folder:") or path.is_dir():
         try:
-            return from_folders(path, size, val=val, test=test, seed=seed)
+            return from_folders(path, size, val=val, test=test, seed=seed, group=group)
         except BadInput as problem:
             if names := [reader.name for reader, _ in recognised(path)]:
                 hint = f"It looks like {names[0]}: use federation {names[0]!r} with root={str(path)!r}"
@@ -110,6 +113,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "protocol": ((str,), "the name of a division"),
     "complete": ((bool,), "True or False"),
     "allow_pickle": ((bool,), "True or False"),
+    "group": ((str,), "a regular expression"),
 }
 
 

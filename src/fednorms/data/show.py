@@ -143,8 +143,11 @@ def picture(federation: Federation, path: str | Path, images: int = 8, found: Vi
         fontsize=10,
         wrap=True,
     )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=150)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file, dpi=150)
+    except OSError as error:
+        raise BadInput(f"cannot write {file}: {error.strerror or error}") from None
     return file
 
 

@@ -11,6 +11,7 @@ from fednorms.errors import BadInput
 from fednorms.flower.deployable import refuse_obstacles
 from fednorms.flower.settings import Deployment, flat
 from fednorms.method import method as read_method
+from fednorms.runs.atomic import check_folder
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.toml import dumps
 
@@ -36,6 +37,7 @@ def write_project(folder: Path, recipe: Recipe, deployment: Deployment, host: st
     refuse_obstacles(read_method(recipe.method))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} is there already and not empty: choose another folder.")
+    check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "pyproject.toml": _pyproject(recipe, deployment),

@@ -50,6 +50,7 @@ def open_site(recipe: Recipe, deployment: Deployment, node: Mapping[str, Scalar]
         val=0.1 if options.val is None else options.val,
         test=0.2 if options.test is None else options.test,
         seed=options.seed or 0,
+        group=options.group or None,
     )
     name = name or site.name
     site = replace(site, name=name, domain=str(node.get("domain", name)), attributes=attributes)

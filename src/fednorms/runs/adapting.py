@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from fednorms.evaluation.scores import SiteScore
 from fednorms.evaluation.statistics import re_estimated, statistics_names
 from fednorms.part import Phase
 from fednorms.runs.choosing import Chosen, choose
-from fednorms.runs.exporting import write_model
+from fednorms.runs.exporting import check_target, write_model
 from fednorms.runs.losses import Loss
 from fednorms.runs.opened import OpenRun, Which, open_run
 from fednorms.states import Broadcast, Client, context_of
@@ -84,10 +85,14 @@ def adapt(
     Traceback (most recent call last):
     fednorms.errors.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory)
     """
-    if epochs < 0 or (lr is not None and lr < 0) or not 0 <= test < 1:
+    if epochs < 0 or (lr is not None and not 0 <= lr < math.inf) or not 0 <= test < 1:
         raise BadInput(
             f"adapt: epochs and lr must be at least 0 and test a fraction below 1, got {epochs}, {lr} and {test}."
         )
+    if size is not None and size < 1:
+        raise BadInput(f"adapt: size is a number of pixels, at least 1, got {size}.")
+    if out is not None:
+        check_target(Path(out))
     opened = open_run(path, which, model=model, loss=loss)
     task, facts = opened.task, opened.facts
     shape = (facts.shape[0], size, size) if size else facts.shape
@@ -99,7 +104,7 @@ def adapt(
         raise BadInput(f"{folder} has no training images to adapt to: put some in folder/class or folder/train/class.")
     start_from = choose(task, facts, opened.test_broadcast, opened.clients)
     sent, client = start_from.sent, Client(site.name, site.train)
-    notes = start_from.notes + _notes(opened, epochs)
+    notes = opened.notes + start_from.notes + _notes(opened, epochs)
     with repeatable(opened.recipe.threads or 1, "adapt", task.seed, site.name):
         mine = site_state(task, sent, client)
         start, estimated, tuned = _models(opened, sent, client, mine, epochs, lr)

@@ -17,7 +17,7 @@ TEMPORARY = ".tmp"  # how the names of half-written files end
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a file where a folder is to be, before the work whose results would go there.
+    """Refuse a file where a folder is to be, or one that is not writable, before the work whose results go there.
 
     >>> check_folder(Path("pyproject.toml/results"))
     Traceback (most recent call last):
@@ -26,6 +26,8 @@ def check_folder(out: Path) -> None:
     there = next((p for p in (out, *out.parents) if os.path.lexists(p)), out)
     if os.path.lexists(there) and not there.is_dir():
         raise BadInput(f"--out {out}: {there} is a file; choose another folder")
+    if not os.access(there if there.is_dir() else Path.cwd(), os.W_OK | os.X_OK):
+        raise BadInput(f"--out {out}: {there} cannot be written to; make it writable or choose another folder")
 
 
 def replace_bytes(path: Path, data: bytes, *, sync: bool = True) -> None:

@@ -153,7 +153,7 @@ class Comparison:
             line = [row.label, row.mode, *([f"{row.lr:g}"] if rates else [])]
             for c in columns:
                 entry = row.entries.get(c)
-                empty = "failed" if not row.entries else "-"
+                empty = "failed" if row.failed and not row.entries else "-"
                 line.append(empty if entry is None else f"{entry}{' *' if entry.mean == best[c] else ''}")
             table.append(line)
         return table
@@ -164,6 +164,8 @@ class Comparison:
         for label in self.methods:
             failed = {o.seed: o.error for o in self.outcomes if o.label == label and o.error}
             lines += [f"{label}, seed {seed} failed: {reason}" for seed, reason in failed.items()]
+        if not any(row.entries or row.failed for row in self.rows):
+            lines.append("not tested: there are no test images")
         return lines + [f"{key}: {value}" for key, value in self.about.items()] + self.notes
 
     def table(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +44,8 @@ def evaluate_run(
     if split not in ("test", "val", "train"):
         raise BadInput(f'Unknown split "{split}": expected test, val or train.')
     opened = open_run(path, which, federation, model, loss)
+    for note in opened.notes:
+        warnings.warn(note, stacklevel=2)
     session = opened.session
     asked = session.modes if modes is None else [Mode.read(text).resolved(opened.task) for text in modes]
     found: dict[str, Scores] = {}

@@ -89,11 +89,11 @@ def write_model(
     extra: dict[str, Any] | None = None,
 ) -> Exported:
     """Write chosen tensors (all on the CPU) as an exported model, completely or not at all."""
-    _check_target(out)
+    check_target(out)
     if onnx:
         _check_onnx()
     shape = shape or opened.facts.shape
-    task, notes = opened.task, list(chosen.notes)
+    task, notes = opened.task, opened.notes + chosen.notes
     part = next(iter(input_normalisers(task)), None)
     preprocessing = replace(opened.facts.preprocessing, crop=None)  # an exported model takes images of its own size
     if part and chosen.measured_here:
@@ -134,7 +134,8 @@ def write_model(
     return Exported([out / name for name in (TENSORS, ABOUT, README, *([ONNX] if onnx else []))], notes)
 
 
-def _check_target(out: Path) -> None:
+def check_target(out: Path) -> None:
+    """Refuse a place to which nothing can be exported."""
     if out.is_dir() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty: choose another directory to export to, or empty it first.")
     check_folder(out)
@@ -224,8 +225,8 @@ def _about(
 def _steps(shape: tuple[int, int, int], fixed: Preprocessing, measure: str | None, dtype: str) -> list[str]:
     channels, height, width = shape
     steps = [
-        f"decode to {_CHANNELS.get(channels, f'{channels} channels')}, uint8",
-        f"resize to height {height} and width {width}, bilinear, each side on its own",
+        f"decode upright (EXIF) to {_CHANNELS.get(channels, f'{channels} channels')}, uint8; of 16 bits, divide by 257",
+        f"resize to height {height} and width {width}, each side on its own, bilinear as Pillow does it (antialiased)",
         "arrange as batch x channels x height x width",
         "divide by 255",
     ]

@@ -54,9 +54,9 @@ def base_loss(name: str, weights: list[float] | Literal["auto", "none", "balance
         table = len(labels) / (federation.num_classes * counts.double())
     else:
         table = torch.tensor(weights, dtype=torch.float64)
-        if len(table) != federation.num_classes or bool((table < 0).any()):
+        if len(table) != federation.num_classes or not bool((torch.isfinite(table) & (table > 0)).all()):
             raise BadInput(
-                f"class_weights needs {federation.num_classes} numbers >= 0, one per class of federation "
-                f'"{federation.name}"; got {list(weights)}.'
+                f"class_weights needs {federation.num_classes} numbers above 0, one per class of federation "
+                f'"{federation.name}"; got {list(weights)}. A batch of classes without weight would have no loss.'
             )
     return partial(chosen, weight=table)  # a lambda could not be sent to a worker process

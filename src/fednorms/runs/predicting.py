@@ -66,7 +66,7 @@ def predict(
     facts, sent = opened.facts, opened.test_broadcast
     files = image_files(inputs)
     chosen = choose(opened.task, facts, sent, opened.clients, site)
-    notes = chosen.notes + facts.preparation
+    notes = opened.notes + chosen.notes + facts.preparation
     batches: Iterator[tuple[list[Path], Tensor]] = _decoded(files, facts.stored_shape)
     if chosen.measured_here:  # a part that normalises with the site's statistics takes those of these images
         read = list(batches)

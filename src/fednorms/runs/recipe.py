@@ -46,6 +46,8 @@ class Data(BaseModel):
     """Fraction of each site's images for validation."""
     test: float | None = Field(default=None, ge=0, lt=1)
     """Fraction of each site's images for testing."""
+    group: str = ""
+    """For folders: a regular expression that finds in a file's name what stays together, as "(patient[0-9]+)"."""
     hold_out: list[str] = []
     """Sites or domains that do not train and are tested as unseen."""
     augment: str = "auto"

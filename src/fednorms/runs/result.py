@@ -124,24 +124,43 @@ class Result:
     def __repr__(self) -> str:
         if not self.history:
             return f"Result({self.method}: no round yet)"
-        s, balanced = self.scores(), self.recipe.metric == "balanced_accuracy"
         lines = [
             f"{self.method} on {self.recipe.federation}, {self.recipe.model}, {self.rounds} rounds, "
-            f"seed {self.recipe.seed}",
-            f"  {self.headline} test accuracy {100 * s['mean']:.1f} % (std over sites {100 * s['std']:.1f}, "
-            f"worst {s['worst_domain']} {100 * s['worst']:.1f})",
-            *(
-                [f"  balanced accuracy {100 * s['balanced_accuracy']:.1f} %, by which this data set is judged"]
-                * balanced
-            ),
-            "  " + "  ".join(f"{d} {100 * a:.1f}" for d, a in s["domains"].items()),
+            f"seed {self.recipe.seed}"
         ]
+        shown = self._shown()
+        lines += [line for name in shown for line in self._said(name)]
+        if not shown:
+            lines.append("  not tested: there are no test images")
         if self.privacy:
             lines.append("  epsilon {epsilon:.3g} at delta {delta:g}: {neighbours}".format(**self.privacy))
-        if self.best:
-            best = self.scores(which="best")
-            lines.append(f"  at the best validation (round {self.best['round']}): {100 * best['mean']:.1f} %")
+        if self.best and f"{self.headline}/test" in shown:
+            best = self.scores(which="best")[self._judged_by]
+            lines.append(f"  at the best validation (round {self.best['round']}): {100 * best:.1f} %")
         return "\n".join(lines)
+
+    @property
+    def _judged_by(self) -> str:
+        return "balanced_accuracy" if self.recipe.metric == "balanced_accuracy" else "mean"
+
+    def _shown(self) -> list[str]:
+        """The tests of the last tested round, that of the headline first; those on validation images if no other."""
+        found = dict.fromkeys(name for row in self.history for name in row["scores"])
+        tests = [n for n in found if n.endswith("/test")] or [n for n in found if n.endswith("/val")]
+        return sorted(tests, key=lambda name: not name.startswith(f"{self.headline}/"))
+
+    def _said(self, name: str) -> list[str]:
+        label, _, split = name.rpartition("/")
+        s = self.scores(label, split=split)
+        what = f"{'test' if split == 'test' else 'validation'} accuracy"
+        plain = f"{100 * s['mean']:.1f} % (std over sites {100 * s['std']:.1f}, worst {s['worst_domain']} "
+        plain += f"{100 * s['worst']:.1f})"
+        balanced = f"balanced accuracy {100 * s['balanced_accuracy']:.1f} %, "
+        first = balanced if self._judged_by == "balanced_accuracy" else ""
+        return [
+            f"  {label} {first}{what} {plain}",
+            "  " + "  ".join(f"{d} {100 * a:.1f}" for d, a in s["domains"].items()),
+        ]
 
 
 def site_model(session: Session, state: ServerState, site: str | None) -> nn.Module:

@@ -144,6 +144,7 @@ def open_federation(recipe: Recipe) -> Federation:
         protocol=options.protocol or None,
         complete=None if options.complete else False,
         allow_pickle=options.allow_pickle or None,
+        group=options.group or None,
     )
     if options.hold_out:
         found = found.hold_out(*options.hold_out)
