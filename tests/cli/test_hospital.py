@@ -187,6 +187,18 @@ def test_a_damaged_checkpoint_is_said_by_all_that_read_it(sites, capsys, tmp_pat
         assert ask(capsys, "evaluate", run)[0] == 0
 
 
+def test_a_run_that_diverges_at_once_leaves_its_place_free(sites, capsys, tmp_path):
+    given = ("run", "--federation", sites, *SMALL, "--out", tmp_path / "my run")
+    code, _, err = ask(capsys, *given, "--lr", "1e30")
+    assert code == 1
+    assert "diverged in round" in err
+    assert not (tmp_path / "my run").exists()
+    assert ask(capsys, *given, "--lr", "0.01")[0] == 0
+    code, _, err = ask(capsys, *given, "--lr", "0.02")
+    assert code == 2
+    assert f"`fednorms resume '{tmp_path / 'my run'}'`" in err
+
+
 # -- names and targets -----------------------------------------------------------------------------------------------
 
 

@@ -92,6 +92,15 @@ def test_a_site_checks_its_folder_before_it_joins(tmp_path, capsys):
         ([*INIT, "--method", "fedtan"], "cannot run across machines: fedtan takes steps"),
         (INIT[:-2], "--size PIXELS"),
         (["--sites", "a", "a", *INIT[3:]], "different names"),
+        ([*INIT, "--minimum", "9"], "--minimum is 1 to 2"),
+        ([*INIT, "--minimum", "0"], "--minimum is 1 to 2"),
+        ([*INIT, "--deadline", "nan"], "--deadline is a number of seconds above 0"),
+        ([*INIT, "--channels", "2"], "--channels is 1, 3 or 4"),
+        ([*INIT, "--host", 'ho st;"x'], "--host is a name or an address"),
+        ([*INIT, "--class-weights", "1", "2", "3"], "--class-weights needs 2 numbers"),
+        ([*INIT, "--hold-out", "north"], "every site trains on its own"),
+        ([*INIT, "--model", "nix"], "nix"),
+        ([*INIT, "--model", "lenet"], "8"),
     ],
 )
 def test_init_refuses_what_cannot_work(arguments, said, tmp_path, capsys):

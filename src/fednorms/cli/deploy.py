@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -115,12 +117,42 @@ def _init(args: Sequence[str]) -> int:
         deadline=given.deadline,
         channels=given.channels,
     )
+    _check_request(recipe, deployment, given.host)
     made = write_project(given.folder, recipe, deployment, given.host)
     if given.json:
         print_json({"project": str(given.folder), "files": [str(path) for path in made]})
     else:
         stdout().print(f"Wrote {', '.join(p.name for p in made)} into {given.folder}; start with its README.md.")
     return 0
+
+
+def _check_request(recipe: Recipe, deployment: Deployment, host: str) -> None:
+    """What would be found out at the sites only, all at once."""
+    from fednorms.method import method
+    from fednorms.models import build
+    from fednorms.net import Net
+
+    sites, classes = deployment.site_names, deployment.class_names
+    weights, data = recipe.class_weights, recipe.data
+    wrong = {
+        "--sites names nobody": not sites,
+        f"--minimum is 1 to {len(sites)}, as many as there are sites; got {deployment.minimum}": bool(sites)
+        and not 1 <= deployment.minimum <= len(sites),
+        f"--deadline is a number of seconds above 0; got {deployment.deadline}": not 0 < deployment.deadline < math.inf,
+        f"--channels is 1, 3 or 4; got {deployment.channels}": deployment.channels not in (1, 3, 4),
+        f"--host is a name or an address; got {host!r}": not re.fullmatch(r"[A-Za-z0-9._:\[\]-]+", host),
+        f"--class-weights needs {len(classes)} numbers, one per class": isinstance(weights, list)
+        and len(weights) != len(classes),
+        "--hold-out and --partition divide data that lie together; here every site trains on its own": bool(
+            data.hold_out or data.partition
+        ),
+    }
+    if problems := [text for text, found in wrong.items() if found]:
+        raise BadInput("deploy init: " + "; ".join(problems) + ".")
+    assert data.size is not None
+    module = build(recipe.model, classes=len(classes), channels=deployment.channels, size=data.size, seed=0)
+    net = Net(module, method(recipe.method), name=recipe.model, head=recipe.head or None)
+    net.probe((deployment.channels, data.size, data.size), len(classes))
 
 
 def _joined(what: str, names: list[str]) -> str:

@@ -107,4 +107,4 @@ def _interrupted(out: Path, reached: int) -> str:
     rows = directory.metrics()
     reached = reached or (int(rows[-1]["round"]) if rows else 0)
     when = f"after round {reached}" if reached else "before the first round was done"
-    return f"Interrupted {when}; continue with: fednorms resume {out}"
+    return f"Interrupted {when}; continue with: {directory.resume_command}"

@@ -28,7 +28,7 @@ from fednorms.models import build
 from fednorms.runs.atomic import write_atomic
 from fednorms.runs.directory import RunDirectory
 from fednorms.runs.driver import RoundEvent, play
-from fednorms.runs.facts import FILE, Facts, SiteFacts
+from fednorms.runs.facts import Facts, SiteFacts
 from fednorms.runs.losses import Loss
 from fednorms.runs.opened import task_of
 from fednorms.runs.recipe import Recipe
@@ -109,12 +109,12 @@ def _facts(recipe: Recipe, roster: Roster) -> Facts:
 
 def _write_facts(directory: RunDirectory, recipe: Recipe, roster: Roster) -> None:
     facts = _facts(recipe, roster).to_dict()
-    write_atomic(directory.path / FILE, (json.dumps(facts, indent=1) + "\n").encode())
+    write_atomic(directory.facts_path, (json.dumps(facts, indent=1) + "\n").encode())
 
 
 def _names_of_run(directory: RunDirectory) -> list[str]:
     """The sites of a run that is continued, in their order."""
-    path = directory.path / FILE
+    path = directory.facts_path
     return list(json.loads(path.read_bytes())["clients"]) if path.exists() else []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -136,7 +137,7 @@ def explain(error: OSError, path: Path) -> str:
         what, remedy = reason, "see that the disk is there and healthy"
     return (
         f"cannot write {path}: {what}. What was written before is safe: {remedy} and continue with "
-        f"`fednorms resume {_run_of(path)}`"
+        f"`fednorms resume {shlex.quote(str(_run_of(path)))}`"
     )
 
 

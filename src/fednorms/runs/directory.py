@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from numbers import Integral, Real
 from pathlib import Path
@@ -68,6 +69,20 @@ class RunDirectory:
         return self.path / "summary.json"
 
     @property
+    def facts_path(self) -> Path:
+        """What is known of the federation without its data."""
+        return self.path / "federation.json"
+
+    @property
+    def resume_command(self) -> str:
+        """What continues the run, for a shell.
+
+        >>> RunDirectory("runs/my first").resume_command
+        "fednorms resume 'runs/my first'"
+        """
+        return f"fednorms resume {shlex.quote(str(self.path))}"
+
+    @property
     def checkpoints(self) -> Path:
         """The root of the checkpoints."""
         return self.path / "checkpoints"
@@ -117,12 +132,12 @@ class RunDirectory:
             raise BadInput(
                 f"{self.path} holds a run of another recipe:\n{difference}\n"
                 + f"{hint}you build it.\n" * own
-                + f"Choose another --out, or continue the run that is there with `fednorms resume {self.path}`"
+                + f"Choose another --out, or continue the run that is there with `{self.resume_command}`"
             )
         if not resume:
             raise BadInput(
                 f"{self.path} already holds a run of this recipe: continue it with "
-                f"`fednorms resume {self.path}`, or choose another --out"
+                f"`{self.resume_command}`, or choose another --out"
             )
 
     def read_recipe(self) -> str:
@@ -168,6 +183,16 @@ class RunDirectory:
             yield
         finally:
             os.close(handle)
+
+    def drop_if_empty(self) -> None:
+        """Remove what a run has written that has neither a round nor a checkpoint."""
+        if self.checkpoints.exists() or (self.metrics_path.exists() and self.metrics_path.stat().st_size):
+            return
+        shutil.rmtree(self.spill, ignore_errors=True)
+        with suppress(OSError):
+            for name in (self.metrics_path.name, self.facts_path.name, _LOCK, self.recipe.name):
+                (self.path / name).unlink(missing_ok=True)
+            self.path.rmdir()
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         r"""Add one row, in one write; a number that is not finite becomes null.

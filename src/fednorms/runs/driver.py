@@ -17,7 +17,7 @@ from fednorms.data import Federation
 from fednorms.engines.devices import numerics
 from fednorms.engines.loop import Trained, repeatable
 from fednorms.engines.store import ClientStore
-from fednorms.errors import BadInput
+from fednorms.errors import BadInput, Diverged
 from fednorms.evaluation.scores import Scores, SiteScore, judged_by
 from fednorms.method import Method
 from fednorms.part import Part
@@ -187,9 +187,13 @@ def _in_directory(session: Session, directory: RunDirectory | None, callback: Ca
         )
     session.recipe = recipe.model_copy(update={"fingerprint": found})
     directory.create(session.recipe.to_toml(), resume=True)
-    with directory.lock():
-        write_facts(directory, session)
-        return play(session, directory, callback)
+    try:
+        with directory.lock():
+            write_facts(directory, session)
+            return play(session, directory, callback)
+    except Diverged:
+        directory.drop_if_empty()  # the same command with a lower rate would find another recipe here
+        raise
 
 
 def play(session: Session, directory: RunDirectory | None, callback: Callback | None = None) -> Result:

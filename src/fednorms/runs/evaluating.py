@@ -47,7 +47,7 @@ def evaluate_run(
     for note in opened.notes:
         warnings.warn(note, stacklevel=2)
     session = opened.session
-    asked = session.modes if modes is None else [Mode.read(text).resolved(opened.task) for text in modes]
+    asked = session.modes if not modes else [Mode.read(text).resolved(opened.task) for text in modes]
     found: dict[str, Scores] = {}
     empty: list[Mode] = []
     for mode in dict.fromkeys(asked):
@@ -61,7 +61,7 @@ def evaluate_run(
             empty.append(mode)
         else:
             found[f"{mode}/{split}"] = scores
-    if not found or (empty and modes is not None):
+    if not found or (empty and modes):
         raise BadInput(
             f"No site has {split} data for {', '.join(map(str, empty)) or 'any mode'} in federation "
             f'"{session.federation.name}" ("unseen" needs sites without training data: data.hold_out).'

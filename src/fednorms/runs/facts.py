@@ -13,8 +13,6 @@ from fednorms.runs.atomic import write_atomic
 from fednorms.runs.directory import RunDirectory
 from fednorms.runs.session import Session
 
-FILE = "federation.json"
-
 
 @dataclass(frozen=True)
 class SiteFacts:
@@ -129,14 +127,14 @@ class Facts:
 
 def write_facts(directory: RunDirectory, session: Session) -> None:
     """Write a run's federation.json, once."""
-    path = directory.path / FILE
+    path = directory.facts_path
     if not path.exists():
         write_atomic(path, (json.dumps(Facts.of(session).to_dict(), indent=1) + "\n").encode())
 
 
 def read_facts(directory: RunDirectory) -> Facts | None:
     """A run's federation.json; None if it has none."""
-    path = directory.path / FILE
+    path = directory.facts_path
     try:
         return Facts.from_dict(json.loads(path.read_bytes()))
     except FileNotFoundError:

@@ -220,9 +220,7 @@ def _checkpoint(directory: RunDirectory, recipe: Recipe, which: Which) -> Checkp
                 'Use the last round (which="last"), or run with data.val above 0.'
             )
     if (last := load(directory.checkpoints, recipe.device)) is None:
-        raise BadInput(
-            f"Run {directory.path} has no checkpoint yet: continue it with `fednorms resume {directory.path}`."
-        )
+        raise BadInput(f"Run {directory.path} has no checkpoint yet: continue it with `{directory.resume_command}`.")
     return last
 
 
