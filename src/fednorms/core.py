@@ -223,7 +223,7 @@ def finish(
         changed, untouched = delta, delta.marks()
         for p in task.method.having("send"):
             changed, _ = _trees(p, "send", (p.send(changed, ends[p.name]), Tree()))
-        if changed.marks() != untouched:
+        if not changed.is_as(untouched):
             model.update(start + changed)
         for p in task.method.having("protect"):
             model = protected(task, carry, model, uploads, p, ends[p.name])
@@ -361,6 +361,6 @@ def server_update(task: Task, state: ServerState, uploads: list[Upload] | Combin
                 delta, parts[p.name] = _trees(p, "server", p.server(delta, views[p.name]))
             else:
                 delta, _ = _trees(p, "stats", (p.stats(delta, views[p.name]), Tree()))
-        if delta.marks() != untouched:
+        if not delta.is_as(untouched):
             new.update(before + delta)
     return ServerState(state.round + 1, new.detach(), {k: v.detach() for k, v in parts.items()}, state.seed)

@@ -190,8 +190,7 @@ def load_all() -> None:
     >>> load_all(); "fedbn" in REGISTRY
     True
     """
-    for module in _modules():
-        importlib.import_module(module)
+    load_library()
     for module in os.environ.get("FEDNORMS_METHODS", "").split():
         if (here := os.getcwd()) not in sys.path:
             sys.path.insert(0, here)
@@ -204,9 +203,11 @@ def load_all() -> None:
 
 
 @cache
-def _modules() -> list[str]:
+def load_library() -> None:
+    """Import every file of `fednorms.methods`."""
     package = importlib.import_module("fednorms.methods")
-    return [f"fednorms.methods.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"fednorms.methods.{module.name}")
 
 
 def names() -> list[str]:

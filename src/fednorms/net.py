@@ -51,6 +51,7 @@ class Net:
         self.method = method
         self._autocast = torch.autocast(device.split(":")[0], torch.bfloat16, enabled=autocast)
         self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
+        self.head_was_found = head is None
         self.heads = self.user_heads = split_head(self.module, head)  # the user's: their names before any surgery
         self.changes: dict[str, list[Change]] = {}  # by part, as surgery goes on
         self.keeping: list[str] = []  # parts that do not share every tensor
@@ -317,14 +318,14 @@ class Net:
                     f'Model "{self.name}" gives outputs of shape {tuple(logits.shape)} for two images; expected '
                     f"(2, {classes}), one logit per class. Build it with {classes} outputs."
                 )
-            for head in self.heads:
+            for head in self.heads if self.head_was_found else []:
                 width = getattr(self.module.get_submodule(head), "out_features", classes)
                 if width != classes:
                     raise BadInput(
                         f'Layer "{head}" of model "{self.name}" was taken for its classifier and has {width} outputs, '
                         f"not {classes}. Name the layer that gives the logits with head=."
                     )
-            self._check_buffers(state, images)
+            self._check_pass(state, images)
             try:
                 self.forward(state, images[:1], train=True, batch_statistics=True)
             except ValueError as error:
@@ -333,8 +334,8 @@ class Net:
                 return True
         return False
 
-    def _check_buffers(self, state: Tree, images: Tensor) -> None:
-        """Refuse a model whose forward pass changes what cannot be federated: it would leak from client to client."""
+    def _check_pass(self, state: Tree, images: Tensor) -> None:
+        """Refuse a model whose forward pass changes what cannot be federated, or that normalises everything away."""
         bound: list[str] = []
         loose = {n: b.clone() for n, b in self.module.named_buffers() if n not in self.slots}
 
@@ -342,7 +343,13 @@ class Net:
             names = {leaf: f"{prefix}.{leaf}" if prefix else leaf for leaf in m._buffers}
             bound.extend(n for leaf, n in names.items() if n in state and m._buffers[leaf] is not state[n])
 
-        hooks = [m.register_forward_hook(partial(after, n)) for n, m in self.module.named_modules() if m._buffers]
+        modules = list(self.module.named_modules())
+        hooks = [m.register_forward_hook(partial(after, n)) for n, m in modules if m._buffers]
+        hooks += [
+            m.register_forward_pre_hook(partial(_refuse_single_values, n))
+            for n, m in modules
+            if isinstance(m, nn.GroupNorm)
+        ]
         try:
             self.forward(state, images, train=True, batch_statistics=True)
         finally:
@@ -353,12 +360,24 @@ class Net:
                 f'Model "{self.name}" puts a new tensor in the place of its buffer "{bound[0]}", which is lost. Write '
                 "into it instead: buffer.copy_(new)."
             )
-        moved = [n for n, b in self.module.named_buffers() if n in loose and not torch.equal(b, loose[n])]
+        moved = [n for n, b in self.module.named_buffers() if n in loose and not _same(b, loose[n])]
         if moved:
             raise BadInput(
                 f'Model "{self.name}" changes its buffer "{moved[0]}" in a forward pass, and does not save it '
                 "(persistent=False): it would leak from client to client. Register it as persistent."
             )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)))
+
+
+def _refuse_single_values(name: str, m: nn.GroupNorm, args: tuple[Any, ...]) -> None:
+    if args[0].dim() == 2 and m.num_groups == m.num_channels > 1:
+        raise BadInput(
+            f'Layer "{name}" normalises vectors in {m.num_groups} groups of one value each, which leaves nothing of '
+            "them. Take fewer groups, e.g. gn(groups=1)."
+        )
 
 
 def _slots(module: nn.Module, heads: list[str]) -> Iterator[tuple[str, Slot]]:

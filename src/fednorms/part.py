@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
+import sys
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -265,7 +266,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 def _check_free(name: str, new: type[Part] | Callable[..., tuple[Part, ...]]) -> None:
     """Refuse a name that something else has; the same code may come again, as a cell of a notebook does."""
     if not new.__module__.startswith("fednorms."):
-        importlib.import_module("fednorms.method").load_all()  # or a part of the library would take the name later
+        importlib.import_module("fednorms.method").load_library()  # or a part of it would take the name later
     old = REGISTRY.get(name) or SUMS.get(name)
     if name == "fedavg" or (old is not None and _place(old) != _place(new)):
         whose = "the library's" if old is None else f"{old.__module__}.{old.__qualname__}"
@@ -273,7 +274,8 @@ def _check_free(name: str, new: type[Part] | Callable[..., tuple[Part, ...]]) ->
 
 
 def _place(thing: type[Part] | Callable[..., tuple[Part, ...]]) -> tuple[str, str]:
-    return thing.__module__, thing.__qualname__
+    file = getattr(sys.modules.get(thing.__module__), "__file__", None)  # a script is also __main__ and __mp_main__
+    return file or thing.__module__, thing.__qualname__
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))

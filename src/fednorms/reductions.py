@@ -22,7 +22,9 @@ def reduce_uploads(trees: list[Tree], weights: list[float], how: Reduction) -> T
         rows = {
             name: [(t, w) for t, w in zip(trees, weights, strict=True) if name in t] for tree in trees for name in tree
         }
-        return Tree({k: mean([t.pick([k]) for t, _ in row], [w for _, w in row])[k] for k, row in rows.items()})
+        return Tree(
+            {k: reduce_uploads([t.pick([k]) for t, _ in v], [w for _, w in v], "weighted")[k] for k, v in rows.items()}
+        )
     if how == "list":
         return join(**{str(i): tree for i, tree in enumerate(trees)})
     if uneven := next((i for i, tree in enumerate(trees) if set(tree) != set(trees[0])), 0):
@@ -35,7 +37,7 @@ def reduce_uploads(trees: list[Tree], weights: list[float], how: Reduction) -> T
         return Tree()
     if how == "stack":
         return Tree({k: torch.stack([t[k].to(first.device) for t in trees]) for k, first in trees[0].items()})
-    counts = [k for k, first in trees[0].items() if not first.is_floating_point()]
+    counts = [k for k, first in trees[0].items() if not (first.is_floating_point() or first.is_complex())]
     if how == "sum":
         whole = Tree({k: torch.stack([t[k].to(trees[0][k].device) for t in trees]).sum(dim=0) for k in counts})
         return Tree({**mean(trees, [1.0] * len(trees)) * float(len(trees)), **whole})

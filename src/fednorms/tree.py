@@ -122,16 +122,23 @@ class Tree(dict[str, Tensor]):
         """
         return Tree({k: self[k] for k in names if k in self})
 
-    def marks(self) -> list[tuple[str, int, int]]:
-        """What changes as soon as an entry is replaced or written to.
+    def marks(self) -> list[tuple[str, Tensor, int]]:
+        """The entries as they are now, for `is_as`; they stay alive, so that no other can be taken for them."""
+        return [(k, v, v._version) for k, v in self.items()]
+
+    def is_as(self, marks: list[tuple[str, Tensor, int]]) -> bool:
+        """Whether no entry has been replaced or written to since.
 
         >>> tree = Tree(w=torch.zeros(1))
         >>> before = tree.marks()
         >>> _ = tree["w"].add_(1)
-        >>> tree.marks() == before
+        >>> tree.is_as(before)
         False
         """
-        return [(k, id(v), v._version) for k, v in self.items()]
+        now = self.marks()
+        return len(now) == len(marks) and all(
+            a == b and v is w and i == j for (a, v, i), (b, w, j) in zip(now, marks, strict=True)
+        )
 
     def finite(self) -> bool:
         """Whether every floating entry is finite.

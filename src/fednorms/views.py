@@ -139,7 +139,7 @@ class End(_OnRequest):
     params: Tree
     start: Tree
     delta: Tree
-    mean_grad: Tree
+    mean_grad: Tree = field(repr=False)
     buffers: Tree
     steps: int
     gradient: Callable[[Tree], Tree]
@@ -166,9 +166,8 @@ class Round(_OnRequest):
     sampled: int
     total: int
     context: Context
-    even: Tree = field(
-        default_factory=lambda: NOT_ASKED_FOR
-    )  # the unweighted mean update, for parts with `uses_even_mean`
+    even: Tree = field(default_factory=lambda: NOT_ASKED_FOR, repr=False)
+    """The unweighted mean update, for parts with `uses_even_mean`."""
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,25 @@ def test_images_that_would_be_left_out_are_an_error(sites):
         from_folders(sites)
 
 
+def test_folders_that_hold_no_images_do_no_harm(sites):
+    (sites / "north" / "ill" / "notes").mkdir()
+    put(sites / "north" / "ill" / "@eaDir" / "thumb.png", 3)
+    assert len(from_folders(sites).sites) == 3
+
+
+def test_images_in_other_places_are_an_error(tmp_path, sites):
+    root = tmp_path / "divided"
+    for label in ("a", "b"):
+        put(root / "s" / "train" / label / "x.png", 3)
+    assert len(from_folders(root).sites) == 1
+    put(root / "s" / "loose.png", 3)
+    with pytest.raises(BadInput, match="1 images beside its folders"):
+        from_folders(root)
+    put(sites / "stray.png", 3)
+    with pytest.raises(BadInput, match="1 images beside its site folders"):
+        from_folders(sites)
+
+
 def test_images_beside_class_folders_are_an_error(sites):
     put(sites / "north" / "stray.png", 9)
     with pytest.raises(BadInput, match=r"north' has 1 images beside its class folders"):
@@ -192,7 +211,7 @@ def test_a_run_that_diverges_at_once_leaves_its_place_free(sites, capsys, tmp_pa
     code, _, err = ask(capsys, *given, "--lr", "1e30")
     assert code == 1
     assert "diverged in round" in err
-    assert not (tmp_path / "my run").exists()
+    assert not (tmp_path / "my run" / "recipe.toml").exists()
     assert ask(capsys, *given, "--lr", "0.01")[0] == 0
     code, _, err = ask(capsys, *given, "--lr", "0.02")
     assert code == 2

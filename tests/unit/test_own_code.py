@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +17,6 @@ import fednorms as fn
 from fednorms.cli import main
 from fednorms.data import from_arrays
 from fednorms.errors import BadInput
-from fednorms.layers.group_norm import group_norm_like
 from fednorms.layers.norms import is_norm
 from fednorms.method import Method, load_all, method
 from fednorms.net import Net
@@ -176,6 +180,29 @@ def test_the_part_whose_uploads_differ_is_named():
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
+def test_what_is_replaced_twice_is_still_changed():
+    @part("undecided")
+    class Undecided(Part):
+        def server(self, delta, r):
+            for k in list(delta):
+                delta[k] = delta[k] * 0.5
+                delta[k] = delta[k] * 0.0
+            return delta, r.mine
+
+    model = after(Undecided(), 1)
+    start = tiny_net().state_dict()
+    assert all(torch.equal(model[k], start[k]) for k in ("conv.weight", "head.weight"))
+
+
+def test_a_run_of_before_a_key_came_is_continued(tmp_path):
+    model = tiny_net(0, torch.float32)
+    fn.run("fedavg", sites(), model, 1, out=tmp_path / "r")
+    file = tmp_path / "r" / "recipe.toml"
+    lines = [line for line in file.read_text().splitlines() if not line.startswith(("group =", "[own_parts]"))]
+    file.write_text("\n".join(lines) + "\n")
+    assert fn.resume(tmp_path / "r", federation=sites(), model=model).rounds == 1
+
+
 def test_names_of_the_library_and_of_other_code_are_refused():
     for name in ("fedprox", "fedwon", "fedavg"):
         with pytest.raises(BadInput, match=f'The name "{name}" is taken'):
@@ -235,6 +262,60 @@ def test_hashes_tell_code_and_weights_apart():
     other = tiny_net(0)
     other.pool = nn.AdaptiveMaxPool2d(2)  # the same tensors, another function
     assert model_hash(other) != model_hash(a)
+    other = tiny_net(0)
+    other.norm.momentum = 0.5  # which no tensor shows
+    assert model_hash(other) != model_hash(a)
+
+
+class Weighted:
+    """A loss with a number of its own."""
+
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, z, y):
+        return self.by * nn.functional.cross_entropy(z, y)
+
+    def as_method(self, z, y):
+        return self(z, y)
+
+
+def _closed(by):
+    def loss(z, y):
+        return by * nn.functional.cross_entropy(z, y)
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda k: partial(_closed, k),
+        lambda k: nn.CrossEntropyLoss(label_smoothing=k / 10),
+        Weighted,
+        lambda k: Weighted(k).as_method,
+        _closed,
+        lambda k: nn.CrossEntropyLoss(weight=torch.full((3,), float(k))),
+    ],
+)
+def test_losses_are_told_apart_by_what_they_hold(make):
+    assert code_hash(make(1)) == code_hash(make(1)) != code_hash(make(2))
+
+
+def test_hashes_do_not_depend_on_the_process():
+    text = (
+        "from fednorms.runs.identity import code_hash, model_hash; import torch; from torch import nn\n"
+        "torch.manual_seed(0); m = nn.Sequential(nn.Linear(2, 2)); m.act = lambda x: x\n"
+        "print(code_hash(lambda n: n in {'alpha', 'beta', 'gamma'}), model_hash(m))"
+    )
+    here = str(Path(fn.__file__).parents[1])
+    said = set()
+    for seed in "12":
+        env = {**os.environ, "PYTHONPATH": here, "PYTHONHASHSEED": seed}
+        done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        said.add(done.stdout)
+    assert len(said) == 1
 
 
 def test_a_run_of_another_model_or_loss_is_not_taken_for_this_one(tmp_path):
@@ -246,8 +327,10 @@ def test_a_run_of_another_model_or_loss_is_not_taken_for_this_one(tmp_path):
         fn.run("fedavg", sites(), tiny_net(1, torch.float32), 1, loss=one, out=tmp_path / "r")
     with pytest.raises(BadInput, match=r"(?s)another recipe.*<lambda>@"):
         fn.run("fedavg", sites(), model, 1, loss=two, out=tmp_path / "r")
-    with pytest.raises(BadInput, match="made with another model of your own"):
+    with pytest.warns(UserWarning, match="other first weights than the run began with"):
         fn.resume(tmp_path / "r", federation=sites(), model=tiny_net(1, torch.float32), loss=one)
+    with pytest.raises(BadInput, match="made with another model of your own"):
+        fn.resume(tmp_path / "r", federation=sites(), model=Twice(), loss=one)
     with pytest.raises(BadInput, match="made with another loss of your own"):
         fn.resume(tmp_path / "r", federation=sites(), model=model, loss=two)
     with pytest.raises(BadInput, match="another recipe"):
@@ -315,12 +398,14 @@ def test_a_layer_that_does_not_give_the_logits_is_no_classifier():
 
 
 def test_groups_of_one_value_are_refused():
+    def vectors(channels):
+        return nn.Sequential(nn.Flatten(), nn.Linear(192, channels), nn.BatchNorm1d(channels), nn.Linear(channels, 3))
+
     for channels in (8, 32):
         with pytest.raises(BadInput, match="groups of one value each"):
-            group_norm_like(nn.BatchNorm1d(channels))
-    assert group_norm_like(nn.BatchNorm1d(64)).num_groups == 32
-    assert group_norm_like(nn.BatchNorm1d(8), 2).num_groups == 2
-    assert group_norm_like(nn.BatchNorm2d(8)).num_groups == 8
+            fn.run("gn", sites(), vectors(channels), 1)
+    fn.run("gn", sites(), vectors(64), 1)
+    fn.run("gn(groups=2)", sites(), vectors(8), 1)
 
 
 class Twice(TinyNet):

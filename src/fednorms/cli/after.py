@@ -105,7 +105,11 @@ def _write_csv(path: Path, found: list[after.Prediction]) -> None:
         every = (f"{x:.6f}" for x in p.probabilities.values())
         writer.writerow([p.file, p.label, f"{p.probability:.6f}", *every])
     try:
-        replace_bytes(path, text.getvalue().encode(errors="backslashreplace"))  # file names may be no text
+        data = text.getvalue().encode(errors="backslashreplace")  # file names may be no text
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            path.write_bytes(data)  # a link, a pipe or a terminal stays what it is
+        else:
+            replace_bytes(path, data)
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from None
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
 from fednorms.data.federation import Federation, Site, Split, raise_problems
 from fednorms.data.mapped import MappedImages
@@ -33,6 +33,7 @@ Group = str | Callable[[Path], Hashable]
 
 _LAYOUT = "expected root/site/class/image.png"
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_NOT_DATA = ("__MACOSX", "@eaDir")  # what archives and storage devices put beside files
 _NAMED = 10  # unreadable files named in one message
 _FORMAT = 2  # of the cache: raise it when decoding changes, so that old files are not taken for new ones
 
@@ -176,7 +177,7 @@ def read_image(path: str | Path, shape: tuple[int, int, int]) -> torch.Tensor:
         raise BadInput(f"image files have 1, 3 or 4 channels, not {channels}")
     try:
         with Image.open(path) as image:
-            upright = ImageOps.exif_transpose(image)
+            upright = _upright(image)
             size = None if (upright.height, upright.width) == (height, width) else (width, height)
             pixels = np.array(_converted(upright, channels, size))
     except Exception as problem:  # Pillow's decoders raise almost anything on broken files
@@ -278,7 +279,7 @@ def _check_options(
 
 def _visible(folder: Path) -> list[Path]:
     try:
-        return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and p.name != "__MACOSX")
+        return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and p.name not in _NOT_DATA)
     except OSError as error:
         raise BadInput(f"folder {str(folder)!r} cannot be read: {error.strerror or error}") from None
 
@@ -299,7 +300,8 @@ def _scan(root: Path) -> list[_File]:
     if not sites:
         raise BadInput(f"folder {str(root)!r}: it has no site folders; {_LAYOUT}")
     files: list[_File] = []
-    problems: list[str] = []
+    stray = _images_in(root)
+    problems = [f"it has {len(stray)} images beside its site folders; {_LAYOUT}"] if stray else []
     for site in sites:
         inside, wrong = _scan_site(site)
         files += inside
@@ -314,6 +316,8 @@ def _scan_site(site: Path) -> tuple[list[_File], list[str]]:
     problems: list[str] = []
     inner = _folders(site)
     divided = {p.name for p in inner} <= {"train", "val", "test"} and any(_folders(p) for p in inner)
+    if divided and (stray := _images_in(site)):
+        problems.append(f"{str(site)!r} has {len(stray)} images beside its folders {sorted(p.name for p in inner)}")
     for part, folder in [(p.name, p) for p in inner] if divided else [("", site)]:
         labels = _folders(folder)
         if not labels:
@@ -324,7 +328,7 @@ def _scan_site(site: Path) -> tuple[list[_File], list[str]]:
             problems.append(f"{str(folder)!r} has {len(beside)} images beside its class folders; {_LAYOUT}")
         for label in labels:
             images = _images_in(label)
-            if inside := _folders(label):
+            if inside := [p for p in _folders(label) if any(q.suffix.lower() in EXTENSIONS for q in p.rglob("*"))]:
                 also = "beside" if images else "instead of"
                 problems.append(f"{str(label)!r} has folders ({inside[0].name!r}) {also} images; {_LAYOUT}")
             files += [_File(path, site.name, part, label.name) for path in images]
@@ -336,7 +340,7 @@ def _scan_site(site: Path) -> tuple[list[_File], list[str]]:
 def _other_files(root: Path) -> list[str]:
     """That files which are no images lie in class folders: perhaps somebody takes them for some."""
     kinds = Counter(
-        p.suffix.lower() or p.name
+        p.suffix.lower() or "no suffix"
         for site in _folders(root)
         for pattern in ("*/*", "*/*/*")
         for p in site.glob(pattern)
@@ -403,7 +407,7 @@ def _first_size(files: Sequence[_File]) -> tuple[int, int]:
     for file in files:
         try:
             with Image.open(file.path) as image:
-                upright = ImageOps.exif_transpose(image)
+                upright = _upright(image)
                 return upright.height, upright.width
         except Exception:  # Pillow's decoders raise almost anything on broken files
             continue
@@ -515,7 +519,7 @@ def _decode(
         try:
             with Image.open(files[i].path) as stored:
                 # Cameras store how they were held. Papers' programs do not look at it, so data sets are read as stored.
-                image = stored if files[i].of_data_set else ImageOps.exif_transpose(stored)
+                image = stored if files[i].of_data_set else _upright(stored)
                 sizes[i] = (image.height, image.width)
                 if not resize and sizes[i] != (height, width):
                     return None
@@ -541,6 +545,26 @@ def _decode(
         )
     raise_problems(f"folder {str(root)!r}", problems)
     return images
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """A photograph as it was taken: cameras store how they were held."""
+    try:
+        turn = _TURNS.get(image.getexif().get(0x0112, 1))
+    except Exception:  # damaged EXIF says nothing about the pixels
+        return image
+    return image if turn is None else image.transpose(turn)
 
 
 def _converted(image: Image.Image, channels: int, size: tuple[int, int] | None) -> Image.Image:

@@ -71,7 +71,8 @@ def federation(
     _check_types(spec, {**options, **of_data_sets, "root": root, "group": group})
     given = sorted(option for option, value in options.items() if value is not None)
     if isinstance(spec, Federation):
-        if given:
+        if given or group is not None:
+            given = [*given, *(["group"] if group is not None else [])]
             raise BadInput(f"federation {spec.name!r} is made already: {', '.join(given)} cannot be changed")
         return spec
     text = str(spec)

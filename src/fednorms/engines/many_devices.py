@@ -229,6 +229,14 @@ class Devices(Workers):
         shapes = [
             {name: _floating(tree) for name, tree in _trees(u).items() if name in wanted and tree} for u in uploads
         ]
+        counted = [
+            name for name in _summed(self.task) for t in _trees(uploads[0]).get(name, Tree()).values() if _is_count(t)
+        ]
+        if counted:
+            raise RunFailed(
+                f'"{counted[0]}" sends counts, which devices cannot add up. Send floating-point numbers, or use '
+                'engine="graphs" or "loop".'
+            )
         for u, own in zip(uploads, shapes, strict=True):
             if own != shapes[0]:
                 raise RunFailed(
@@ -240,6 +248,10 @@ class Devices(Workers):
 
 def _trees(u: Upload) -> dict[str, Tree]:
     return {MODEL: u.model, EVEN: u.model, **u.parts}
+
+
+def _is_count(t: Tensor) -> bool:
+    return not (t.is_floating_point() or t.is_complex())
 
 
 def _summed(task: Task) -> set[str]:

@@ -42,12 +42,6 @@ def group_norm_like(norm: nn.Module, groups: int | Callable[[int], int] = paper_
             f"layer{where}: {channels} channels do not divide into {count} groups; "
             f"expected a divisor of {channels}, e.g. groups=1"
         )
-    if isinstance(norm, nn.BatchNorm1d) and count == channels:
-        where = f" {name!r}" if name else ""
-        raise BadInput(
-            f"layer{where}: {type(norm).__name__} normalises vectors, and {count} groups of one value each would leave "
-            f"nothing of them; expected fewer groups than channels ({channels}), e.g. groups=1"
-        )
     new = nn.GroupNorm(count, channels, eps=float(getattr(norm, "eps", 1e-5)), **place(norm))
     affine = getattr(norm, "weight", None) is not None
     new.affine = affine

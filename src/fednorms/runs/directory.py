@@ -125,7 +125,7 @@ class RunDirectory:
             replace_bytes(self.recipe, recipe_toml.encode())
             return
         there = self.recipe.read_text(encoding="utf-8")
-        if there != recipe_toml:
+        if there != recipe_toml and _with_defaults(there) != recipe_toml:
             difference = _first_difference(there, recipe_toml)
             own = "@" in difference and "custom:" in difference
             hint = "What is your own is told apart by its code and, a model, by its first weights: seed torch before "
@@ -185,14 +185,13 @@ class RunDirectory:
             os.close(handle)
 
     def drop_if_empty(self) -> None:
-        """Remove what a run has written that has neither a round nor a checkpoint."""
+        """Take back what a run has written that has neither a round nor a checkpoint; the folder stays."""
         if self.checkpoints.exists() or (self.metrics_path.exists() and self.metrics_path.stat().st_size):
             return
         shutil.rmtree(self.spill, ignore_errors=True)
         with suppress(OSError):
-            for name in (self.metrics_path.name, self.facts_path.name, _LOCK, self.recipe.name):
-                (self.path / name).unlink(missing_ok=True)
-            self.path.rmdir()
+            for file in (self.metrics_path, self.facts_path, self.recipe):
+                file.unlink(missing_ok=True)
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         r"""Add one row, in one write; a number that is not finite becomes null.
@@ -317,6 +316,16 @@ def _end_of_whole_lines(handle: int) -> int:
             break
     os.ftruncate(handle, end)
     return os.lseek(handle, end, os.SEEK_SET)
+
+
+def _with_defaults(text: str) -> str:
+    """A recipe as it would be written now: an older one lacks keys that have come since."""
+    from fednorms.runs.recipe import Recipe
+
+    try:
+        return Recipe.from_toml(text).to_toml()
+    except BadInput:
+        return text
 
 
 def _first_difference(there: str, asked: str) -> str:

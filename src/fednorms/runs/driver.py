@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from fednorms.part import Part
 from fednorms.runs.checkpoint import load, save, save_best
 from fednorms.runs.directory import RunDirectory
 from fednorms.runs.facts import write_facts
-from fednorms.runs.identity import named, own_loss, own_model
+from fednorms.runs.identity import named, own_loss, own_model, same_code
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
@@ -152,9 +153,16 @@ def execute(
                 f"continue it from Python with fednorms.resume(path, {what}=...)."
             )
         if "@" in text and now and now != text:
-            raise BadInput(
-                f"This run was made with another {what} of your own: {text.removeprefix('custom:')}, now "
-                f"{now.removeprefix('custom:')}. Pass the same code and first weights, or choose another out."
+            begun = out is not None and RunDirectory(out).checkpoints.exists()
+            if not (begun and same_code(text, now)):
+                raise BadInput(
+                    f"This run was made with another {what} of your own: {text.removeprefix('custom:')}, now "
+                    f"{now.removeprefix('custom:')}. Pass the same code and first weights, or choose another out."
+                )
+            warnings.warn(
+                "The model has other first weights than the run began with: clients that have kept tensors to "
+                "themselves and not trained yet start from these.",
+                stacklevel=2,
             )
     if changed := [name for name, code in before.items() if recipe.own_parts.get(name) != code]:
         raise BadInput(f"The code of {', '.join(changed)} has changed since this run began: choose another out.")
@@ -187,13 +195,13 @@ def _in_directory(session: Session, directory: RunDirectory | None, callback: Ca
         )
     session.recipe = recipe.model_copy(update={"fingerprint": found})
     directory.create(session.recipe.to_toml(), resume=True)
-    try:
-        with directory.lock():
-            write_facts(directory, session)
+    with directory.lock():
+        write_facts(directory, session)
+        try:
             return play(session, directory, callback)
-    except Diverged:
-        directory.drop_if_empty()  # the same command with a lower rate would find another recipe here
-        raise
+        except Diverged:
+            directory.drop_if_empty()  # the same command with a lower rate would find another recipe here
+            raise
 
 
 def play(session: Session, directory: RunDirectory | None, callback: Callback | None = None) -> Result:

@@ -4,45 +4,42 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from types import CodeType
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import CodeType, MethodType
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fednorms.method import Method
 
-_HERE = "fednorms."  # code of the library is named by its version
-_KNOWN = ("builtins", "abc", "typing", "torch")
+_LIBRARIES = {"fednorms", "builtins", "abc", "typing", "torch", "torchvision", "timm", "numpy", "functools"}
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def code_hash(thing: object) -> str:
-    """A hash of the source of a function or class, with the classes that it builds on; of its bytecode without one.
+    """A hash of what a function, class or callable object does: its source (or bytecode), and the values it holds.
 
     >>> code_hash(lambda x: x + 1) == code_hash(lambda x: x + 2)
     False
+    >>> code_hash(partial(max, 1)) == code_hash(partial(max, 2))
+    False
     """
-    found = hashlib.sha256()
-    for part in _pieces(thing):
-        found.update(part.encode() + b"\0")
-    return found.hexdigest()[:12]
+    return _digest(_code(thing))
 
 
 def model_hash(model: nn.Module) -> str:
-    """A hash of a model's tensors, its layers and the code of those that are not torch's.
+    """Hashes of a model's code and layers, and of its tensors: CODE.WEIGHTS.
 
+    >>> torch.manual_seed(0) and None
     >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
-    >>> model_hash(a) == model_hash(b), model_hash(a) == model_hash(a)
-    (False, True)
+    >>> model_hash(a) == model_hash(a), model_hash(a) == model_hash(b)
+    (True, False)
+    >>> model_hash(a).partition(".")[0] == model_hash(b).partition(".")[0]
+    True
     """
-    found = hashlib.sha256(repr(model).encode())
-    for kind in dict.fromkeys(type(m) for m in model.modules()):
-        if not kind.__module__.startswith(("torch.", "torchvision.", "timm.", _HERE)):
-            found.update(code_hash(kind).encode())
-    for name, tensor in model.state_dict().items():
-        plain = tensor.detach().cpu().contiguous()
-        found.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
-        found.update(plain.flatten().view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
-    return found.hexdigest()[:12]
+    return f"{_digest(_layers(model))}.{_digest(_value(dict(model.state_dict())))}"
 
 
 def own_parts(method: Method) -> dict[str, str]:
@@ -52,50 +49,124 @@ def own_parts(method: Method) -> dict[str, str]:
     >>> own_parts(method("fedbn + fedfn"))
     {}
     """
-    return {p.name: code_hash(type(p)) for p in method.parts if not type(p).__module__.startswith(_HERE)}
+    return {p.name: code_hash(type(p)) for p in method.parts if not _of_library(type(p))}
 
 
 def own_model(model: nn.Module) -> str:
-    """How a recipe names a model that was handed over: custom:CLASS@HASH."""
+    """How a recipe names a model that was handed over: custom:CLASS@CODE.WEIGHTS."""
     return f"custom:{type(model).__name__}@{model_hash(model)}"
 
 
-def own_loss(loss: object) -> str:
-    """How a recipe names a loss that was handed over."""
-    code = loss if inspect.isfunction(loss) else type(loss)
-    return f"custom:{getattr(loss, '__name__', type(loss).__name__)}@{code_hash(code)}"
+def own_loss(loss: Callable[..., Tensor]) -> str:
+    """How a recipe names a loss that was handed over: custom:NAME@CODE."""
+    return f"custom:{getattr(loss, '__name__', type(loss).__name__)}@{code_hash(loss)}"
 
 
 def named(text: str) -> str:
     """The name alone of something of the user's own.
 
-    >>> named("custom:Net@12ab")
+    >>> named("custom:Net@12ab.34cd")
     'Net'
     """
     return text.removeprefix("custom:").partition("@")[0]
 
 
-def _pieces(thing: object) -> list[str]:
-    if isinstance(thing, type):
-        own = [k for k in thing.__mro__ if not k.__module__.startswith((_HERE, *_KNOWN))]
-        return [piece for kind in own for piece in _source(kind)]
-    return _source(thing)
+def same_code(text: str, other: str) -> bool:
+    """Whether two such names differ in first weights at most.
+
+    >>> same_code("custom:Net@12.34", "custom:Net@12.56"), same_code("custom:Net@12.34", "custom:Net@13.34")
+    (True, False)
+    """
+    return text.partition(".")[0] == other.partition(".")[0]
 
 
-def _source(thing: object) -> list[str]:
-    anonymous = getattr(thing, "__name__", "") == "<lambda>"  # its source is the line on which it stands
+def _digest(pieces: Iterator[bytes]) -> str:
+    found = hashlib.sha256()
+    for piece in pieces:
+        found.update(piece + b"\0")
+    return found.hexdigest()[:12]
+
+
+def _of_library(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _LIBRARIES
+
+
+def _layers(model: nn.Module) -> Iterator[bytes]:
+    kinds = dict.fromkeys(type(m) for m in model.modules())
+    yield from (piece for kind in kinds if not _of_library(kind) for piece in _code(kind))
+    for name, m in model.named_modules():
+        yield f"{name} {type(m).__qualname__}".encode()
+        yield from _value({k: v for k, v in vars(m).items() if k[0] != "_" and k != "training"})
+
+
+def _code(thing: object) -> Iterator[bytes]:
+    if isinstance(thing, partial):
+        yield from _code(thing.func)
+        yield from _value([thing.args, thing.keywords])
+    elif isinstance(thing, MethodType):
+        yield from _code(thing.__func__)
+        yield from _code(thing.__self__)
+    elif isinstance(thing, type):
+        for kind in thing.__mro__:
+            if not _of_library(kind):
+                yield from _source(kind) or _members(kind)
+    elif inspect.isfunction(thing):
+        anonymous = thing.__name__ == "<lambda>"  # its source is the line on which it stands
+        yield from (() if anonymous else _source(thing)) or _bytecode(thing.__code__)
+        cells = [cell.cell_contents for cell in thing.__closure__ or () if cell != thing]
+        yield from _value([thing.__defaults__, thing.__kwdefaults__, cells])
+    elif isinstance(thing, nn.Module):
+        yield model_hash(thing).encode()
+    elif inspect.isbuiltin(thing):
+        yield f"{thing.__module__}.{thing.__qualname__}".encode()
+    else:
+        yield from _code(type(thing))
+        yield from _value(getattr(thing, "__dict__", {}))
+
+
+def _source(thing: object) -> list[bytes]:
     try:
-        source = [inspect.getsource(thing)]  # type: ignore[arg-type]
-    except (OSError, TypeError):
-        source = []
-    return source if source and not anonymous else source + _bytecode(thing)
-
-
-def _bytecode(thing: object) -> list[str]:
-    if isinstance(thing, type):
-        return [piece for value in vars(thing).values() for piece in _bytecode(value)]
-    code = thing if isinstance(thing, CodeType) else getattr(thing, "__code__", None)
-    if code is None:
+        return [inspect.getsource(thing).encode()]  # type: ignore[arg-type]
+    except (OSError, TypeError):  # typed in, or made by code
         return []
-    constants = [piece for c in code.co_consts for piece in (_bytecode(c) if isinstance(c, CodeType) else [repr(c)])]
-    return [code.co_code.hex(), repr(code.co_names), *constants]
+
+
+def _members(kind: type) -> Iterator[bytes]:
+    for name, value in vars(kind).items():
+        inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+        if inspect.isfunction(inner):
+            yield name.encode()
+            yield from _bytecode(inner.__code__)
+        elif not name.startswith("__"):
+            yield name.encode()
+            yield from _value(inner)
+
+
+def _bytecode(code: CodeType) -> Iterator[bytes]:
+    yield code.co_code
+    yield repr(code.co_names).encode()
+    for constant in code.co_consts:
+        yield from _bytecode(constant) if isinstance(constant, CodeType) else _value(constant)
+
+
+def _value(value: object) -> Iterator[bytes]:
+    """What can be told of a value without an address in memory."""
+    if isinstance(value, _PLAIN):
+        yield repr(value).encode()
+    elif isinstance(value, Tensor | np.ndarray):
+        array = value.detach().cpu().resolve_conj() if isinstance(value, Tensor) else torch.from_numpy(value)
+        yield f"{array.dtype} {tuple(array.shape)}".encode()
+        yield array.contiguous().flatten().view(torch.uint8).numpy().tobytes() if array.numel() else b""
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield repr(key).encode() if isinstance(key, _PLAIN) else type(key).__qualname__.encode()
+            yield from _value(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _value(inner)
+    elif isinstance(value, set | frozenset):
+        yield from sorted(b"".join(_value(inner)) for inner in value)
+    elif inspect.isfunction(value) or isinstance(value, partial | MethodType):
+        yield from _code(value)
+    else:
+        yield type(value).__qualname__.encode()
