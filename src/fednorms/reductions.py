@@ -22,9 +22,8 @@ def reduce_uploads(trees: list[Tree], weights: list[float], how: Reduction) -> T
         rows = {
             name: [(t, w) for t, w in zip(trees, weights, strict=True) if name in t] for tree in trees for name in tree
         }
-        return Tree(
-            {k: reduce_uploads([t.pick([k]) for t, _ in v], [w for _, w in v], "weighted")[k] for k, v in rows.items()}
-        )
+        # These are tensors of models by kind of client; their counters are the first client's, as in any model.
+        return Tree({k: mean([t.pick([k]) for t, _ in row], [w for _, w in row])[k] for k, row in rows.items()})
     if how == "list":
         return join(**{str(i): tree for i, tree in enumerate(trees)})
     if uneven := next((i for i, tree in enumerate(trees) if set(tree) != set(trees[0])), 0):
