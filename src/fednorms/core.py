@@ -215,14 +215,14 @@ def finish(
             for p in task.method.parts
         }
         for p in task.method.having("finish"):
-            parts[p.name], sent = _trees(p, "finish", p.finish(ends[p.name]))
+            parts[p.name], sent = _two_trees(p, "finish", p.finish(ends[p.name]))
             uploads[p.name] = Tree({**uploads.get(p.name, {}), **sent}).detach()
             leaked = net.private & {k.rsplit("/", 1)[-1] for k in uploads[p.name]}
             if leaked:
                 raise RuntimeError(f"{p.name} would upload {min(leaked)}, which is {net.routes[min(leaked)].name}")
         changed, untouched = delta, delta.marks()
         for p in task.method.having("send"):
-            changed, _ = _trees(p, "send", (p.send(changed, ends[p.name]), Tree()))
+            changed = _tree(p, "send", p.send(changed, ends[p.name]))
         if not changed.is_as(untouched):
             model.update(start + changed)
         for p in task.method.having("protect"):
@@ -321,12 +321,17 @@ def draws(task: Task, carry: Carry, phases: Iterable[Phase]) -> Iterator[tuple[l
             raise BadInput(f'Client "{carry.client.name}": {problem}') from None
 
 
-def _trees(p: Part, hook: str, given: object) -> tuple[Tree, Tree]:
+def _tree(p: Part, hook: str, given: object) -> Tree:
     """What a hook gave back, if it is what it should be."""
+    if not isinstance(given, Tree):
+        raise BadInput(f"{p.name}: {hook} returns a Tree, got {type(given).__name__}.")
+    return given
+
+
+def _two_trees(p: Part, hook: str, given: object) -> tuple[Tree, Tree]:
+    """The same for hooks that also give back the part's state."""
     if not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(t, Tree) for t in given)):
-        got = given[0] if hook in ("send", "stats") and isinstance(given, tuple) else given
-        wanted = "a Tree" if hook in ("send", "stats") else "two Trees"
-        raise BadInput(f"{p.name}: {hook} returns {wanted}, got {type(got).__name__}.")
+        raise BadInput(f"{p.name}: {hook} returns two Trees, got {type(given).__name__}.")
     return given
 
 
@@ -358,9 +363,9 @@ def server_update(task: Task, state: ServerState, uploads: list[Upload] | Combin
         untouched = plain.marks()
         for p in task.method.having(hook):
             if hook == "server":
-                delta, parts[p.name] = _trees(p, "server", p.server(delta, views[p.name]))
+                delta, parts[p.name] = _two_trees(p, "server", p.server(delta, views[p.name]))
             else:
-                delta, _ = _trees(p, "stats", (p.stats(delta, views[p.name]), Tree()))
+                delta = _tree(p, "stats", p.stats(delta, views[p.name]))
         if not delta.is_as(untouched):
             new.update(before + delta)
     return ServerState(state.round + 1, new.detach(), {k: v.detach() for k, v in parts.items()}, state.seed)

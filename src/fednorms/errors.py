@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class FednormsError(Exception):
     """Base of every error the library raises on purpose: its text is meant for the user, without a traceback.
@@ -33,3 +37,18 @@ class RunFailed(FednormsError, RuntimeError):
 
 class Diverged(RunFailed):
     """A client's update is not finite; names client, phase, step and the part and hook where it began."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an OSError while writing a file that the user has named into a `BadInput`.
+
+    >>> with writing(Path("a/b.csv")):
+    ...     raise PermissionError(13, "Permission denied")
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: cannot write a/b.csv: Permission denied
+    """
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror or error}") from None

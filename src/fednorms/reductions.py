@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from fednorms.errors import BadInput
 from fednorms.part import Reduction
@@ -36,13 +37,22 @@ def reduce_uploads(trees: list[Tree], weights: list[float], how: Reduction) -> T
         return Tree()
     if how == "stack":
         return Tree({k: torch.stack([t[k].to(first.device) for t in trees]) for k, first in trees[0].items()})
-    counts = [k for k, first in trees[0].items() if not (first.is_floating_point() or first.is_complex())]
+    counts = [k for k, first in trees[0].items() if is_count(first)]
     if how == "sum":
         whole = Tree({k: torch.stack([t[k].to(trees[0][k].device) for t in trees]).sum(dim=0) for k in counts})
         return Tree({**mean(trees, [1.0] * len(trees)) * float(len(trees)), **whole})
     if counts:  # a mean of counters is a number, where models keep the first client's
         trees = [Tree({k: v.double() if k in counts else v for k, v in tree.items()}) for tree in trees]
     return mean(trees, weights if how == "weighted" else [1.0] * len(trees))
+
+
+def is_count(t: Tensor) -> bool:
+    """Whether a tensor holds whole numbers.
+
+    >>> is_count(torch.tensor([3])), is_count(torch.tensor([3.0]))
+    (True, False)
+    """
+    return not (t.is_floating_point() or t.is_complex())
 
 
 def reductions(task: Task) -> dict[str, Reduction]:

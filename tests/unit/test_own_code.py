@@ -302,6 +302,16 @@ def test_losses_are_told_apart_by_what_they_hold(make):
     assert code_hash(make(1)) == code_hash(make(1)) != code_hash(make(2))
 
 
+def test_functions_that_call_each_other_have_a_hash():
+    def even(z, n=4):
+        return z if n == 0 else odd(z, n - 1)
+
+    def odd(z, n=3):
+        return -z if n == 0 else even(z, n - 1)
+
+    assert code_hash(even) == code_hash(even) != code_hash(odd)
+
+
 def test_hashes_do_not_depend_on_the_process():
     text = (
         "from fednorms.runs.identity import code_hash, model_hash; import torch; from torch import nn\n"

@@ -13,7 +13,7 @@ import tyro
 
 from fednorms.cli.output import grid, per_cent, print_json, stderr, stdout
 from fednorms.cli.parsing import parse
-from fednorms.errors import BadInput
+from fednorms.errors import BadInput, writing
 from fednorms.runs import after
 from fednorms.runs.atomic import replace_bytes
 
@@ -104,14 +104,12 @@ def _write_csv(path: Path, found: list[after.Prediction]) -> None:
     for p in found:
         every = (f"{x:.6f}" for x in p.probabilities.values())
         writer.writerow([p.file, p.label, f"{p.probability:.6f}", *every])
-    try:
-        data = text.getvalue().encode(errors="backslashreplace")  # file names may be no text
+    data = text.getvalue().encode(errors="backslashreplace")  # file names may be no text
+    with writing(path):
         if path.is_symlink() or (path.exists() and not path.is_file()):
             path.write_bytes(data)  # a link, a pipe or a terminal stays what it is
         else:
             replace_bytes(path, data)
-    except OSError as error:
-        raise BadInput(f"cannot write {path}: {error.strerror or error}") from None
 
 
 @dataclass

@@ -128,7 +128,6 @@ def _init(args: Sequence[str]) -> int:
 
 def _check_request(recipe: Recipe, deployment: Deployment, host: str) -> None:
     """What would be found out at the sites only, all at once."""
-    from fednorms.method import method
     from fednorms.models import build
     from fednorms.net import Net
 
@@ -151,7 +150,7 @@ def _check_request(recipe: Recipe, deployment: Deployment, host: str) -> None:
         raise BadInput("deploy init: " + "; ".join(problems) + ".")
     assert data.size is not None
     module = build(recipe.model, classes=len(classes), channels=deployment.channels, size=data.size, seed=0)
-    net = Net(module, method(recipe.method), name=recipe.model, head=recipe.head or None)
+    net = Net(module, recipe.whole_method(), name=recipe.model, head=recipe.head or None)
     net.probe((deployment.channels, data.size, data.size), len(classes))
 
 

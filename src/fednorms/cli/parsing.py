@@ -121,7 +121,6 @@ def merged(base: Recipe, options: object, training: object, data: object) -> Rec
     values = base.model_dump() | _given(options)
     values["training"] = vars(base.training) | _given(training)
     values["data"] = base.data.model_dump() | _given(data)
-    values["own_parts"] = {}  # of this run, not of the file's
     if _given(data) or getattr(options, "federation", None):
         values["fingerprint"] = ""  # other data than those the file's run has seen
     return Recipe.make(values, "the options")

@@ -12,7 +12,7 @@ import tyro
 from fednorms.cli.parsing import Output, parse
 from fednorms.cli.run import carry_out
 from fednorms.runs.directory import RunDirectory
-from fednorms.runs.recipe import Recipe
+from fednorms.runs.driver import recipe_to_resume
 
 
 @dataclass
@@ -27,6 +27,5 @@ class Resume:
 def resume(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Resume, "resume", args)
-    directory = RunDirectory(given.run)
-    recipe = Recipe.from_toml(directory.read_recipe(), str(directory.recipe))
+    recipe = recipe_to_resume(RunDirectory(given.run))
     return carry_out(recipe, given.run, recipe.method, given.output)

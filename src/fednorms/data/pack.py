@@ -37,7 +37,7 @@ from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.mapped import LARGE, MappedImages
 from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.protocol import Protocol
-from fednorms.errors import BadInput
+from fednorms.errors import BadInput, writing
 
 Codec = Literal["raw", "png", "webp", "jpeg"]
 SUFFIX = ".fnpack"
@@ -82,11 +82,9 @@ def pack(
     dtype = next(split for site in federation.sites for split in site.splits.values()).x.dtype
     _check_codec(federation, codec, quality, dtype)
     out = Path(out).expanduser()
-    try:
+    with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=out.parent, prefix=f"{out.name}.", suffix=".partial")
-    except OSError as error:
-        raise BadInput(f"cannot write {out}: {error.strerror or error}") from None
     try:
         with os.fdopen(handle, "wb") as file:
             _write(federation, file, codec, quality, dtype, progress)

@@ -69,10 +69,9 @@ def federation(
     options = {"size": size, "seed": seed, "val": val, "test": test}
     of_data_sets = {"protocol": protocol, "complete": complete, "allow_pickle": allow_pickle}
     _check_types(spec, {**options, **of_data_sets, "root": root, "group": group})
-    given = sorted(option for option, value in options.items() if value is not None)
+    given = sorted(option for option, value in {**options, "group": group}.items() if value is not None)
     if isinstance(spec, Federation):
-        if given or group is not None:
-            given = [*given, *(["group"] if group is not None else [])]
+        if given:
             raise BadInput(f"federation {spec.name!r} is made already: {', '.join(given)} cannot be changed")
         return spec
     text = str(spec)
@@ -83,8 +82,8 @@ def federation(
     if protocol is not None:
         raise BadInput(f"federation {text!r} has no protocols; they belong to data sets: {', '.join(READERS)}")
     if text.startswith("pack:") or text.endswith(SUFFIX):
-        if fixed := [*given, *(["protocol"] if protocol else []), *(["group"] if group else [])]:
-            raise BadInput(f"federation {text!r} is packed already: {', '.join(fixed)} cannot be changed")
+        if given:
+            raise BadInput(f"federation {text!r} is packed already: {', '.join(given)} cannot be changed")
         return unpacked(Path(root or "", text.removeprefix("pack:")))
     seed, val, test = seed or 0, 0.1 if val is None else val, 0.2 if test is None else test
     if text.startswith("digits-dials"):

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.rules import draws
-from fednorms.errors import BadInput
+from fednorms.errors import BadInput, writing
 
 _LOOKED_AT = 512  # images per site whose pixels are measured
 _ROWS = 24  # sites in the picture
@@ -143,11 +143,9 @@ def picture(federation: Federation, path: str | Path, images: int = 8, found: Vi
         fontsize=10,
         wrap=True,
     )
-    try:
+    with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(file, dpi=150)
-    except OSError as error:
-        raise BadInput(f"cannot write {file}: {error.strerror or error}") from None
     return file
 
 

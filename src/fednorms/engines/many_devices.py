@@ -27,7 +27,7 @@ from fednorms.engines.pool import Pool
 from fednorms.engines.store import ClientStore
 from fednorms.engines.workers import Desk, Kept, Workers
 from fednorms.errors import BadInput, Diverged, RunFailed
-from fednorms.reductions import reduce_uploads, reductions, upload_weights
+from fednorms.reductions import is_count, reduce_uploads, reductions, upload_weights
 from fednorms.states import Broadcast, ClientState, Combined, Task, Upload
 from fednorms.tree import Tree
 
@@ -230,7 +230,7 @@ class Devices(Workers):
             {name: _floating(tree) for name, tree in _trees(u).items() if name in wanted and tree} for u in uploads
         ]
         counted = [
-            name for name in _summed(self.task) for t in _trees(uploads[0]).get(name, Tree()).values() if _is_count(t)
+            name for name in _summed(self.task) for t in _trees(uploads[0]).get(name, Tree()).values() if is_count(t)
         ]
         if counted:
             raise RunFailed(
@@ -248,10 +248,6 @@ class Devices(Workers):
 
 def _trees(u: Upload) -> dict[str, Tree]:
     return {MODEL: u.model, EVEN: u.model, **u.parts}
-
-
-def _is_count(t: Tensor) -> bool:
-    return not (t.is_floating_point() or t.is_complex())
 
 
 def _summed(task: Task) -> set[str]:

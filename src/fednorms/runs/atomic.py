@@ -31,6 +31,15 @@ def check_folder(out: Path) -> None:
         raise BadInput(f"--out {out}: {there} cannot be written to; make it writable or choose another folder")
 
 
+def resume_command(run: Path | str) -> str:
+    """What continues a run, for a shell.
+
+    >>> resume_command("runs/my first")
+    "fednorms resume 'runs/my first'"
+    """
+    return f"fednorms resume {shlex.quote(str(run))}"
+
+
 def replace_bytes(path: Path, data: bytes, *, sync: bool = True) -> None:
     """Put `data` into `path` by writing beside it and renaming; raises the plain OSError.
 
@@ -137,7 +146,7 @@ def explain(error: OSError, path: Path) -> str:
         what, remedy = reason, "see that the disk is there and healthy"
     return (
         f"cannot write {path}: {what}. What was written before is safe: {remedy} and continue with "
-        f"`fednorms resume {shlex.quote(str(_run_of(path)))}`"
+        f"`{resume_command(_run_of(path))}`"
     )
 
 

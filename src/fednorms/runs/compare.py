@@ -250,7 +250,6 @@ def compare(
         "participation": participation or base.participation,
         "evaluate": evaluate or base.evaluate,
         "threads": base.threads or 1,
-        "own_parts": {},
     }
     rates = _rates(lr, chosen) if isinstance(lr, Mapping) else {}
     root = Path(out) if out is not None else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from fednorms.runs.atomic import (
     clear_errors,
     explain,
     replace_bytes,
+    resume_command,
     write_all,
     write_atomic,
 )
@@ -75,12 +75,8 @@ class RunDirectory:
 
     @property
     def resume_command(self) -> str:
-        """What continues the run, for a shell.
-
-        >>> RunDirectory("runs/my first").resume_command
-        "fednorms resume 'runs/my first'"
-        """
-        return f"fednorms resume {shlex.quote(str(self.path))}"
+        """What continues the run, for a shell."""
+        return resume_command(self.path)
 
     @property
     def checkpoints(self) -> Path:

@@ -21,11 +21,12 @@ from fednorms.engines.store import ClientStore
 from fednorms.errors import BadInput, Diverged
 from fednorms.evaluation.scores import Scores, SiteScore, judged_by
 from fednorms.method import Method
+from fednorms.method import method as read_method
 from fednorms.part import Part
 from fednorms.runs.checkpoint import load, save, save_best
 from fednorms.runs.directory import RunDirectory
 from fednorms.runs.facts import write_facts
-from fednorms.runs.identity import named, own_loss, own_model, same_code
+from fednorms.runs.identity import named, own_loss, own_model, own_parts, same_code
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
@@ -99,7 +100,7 @@ def run(
     if isinstance(federation, Path):
         given["federation"] = str(federation)
     return execute(
-        Recipe.make(base.model_dump() | {"own_parts": {}} | {k: v for k, v in given.items() if v is not None}),
+        Recipe.make(base.model_dump() | {k: v for k, v in given.items() if v is not None}),
         out=Path(out) if out else None,
         federation=federation if isinstance(federation, Federation) else None,
         model=model if isinstance(model, nn.Module) else None,
@@ -122,13 +123,39 @@ def resume(
     """
     directory = RunDirectory(Path(path))
     return execute(
-        Recipe.from_toml(directory.read_recipe(), str(directory.recipe)),
+        recipe_to_resume(directory, model, loss),
         out=Path(path),
         federation=federation,
         model=model,
         loss=loss,
         callback=callback,
     )
+
+
+def recipe_to_resume(directory: RunDirectory, model: nn.Module | None = None, loss: Loss | None = None) -> Recipe:
+    """The recipe of a run that is continued with the user's own code, which must be what the run began with."""
+    recipe = Recipe.from_toml(directory.read_recipe(), str(directory.recipe))
+    now = own_parts(read_method(recipe.method))
+    if changed := [name for name, code in recipe.own_parts.items() if now.get(name) != code]:
+        raise BadInput(f"The code of {', '.join(changed)} has changed since this run began: choose another out.")
+    own = {
+        "model": (recipe.model, None if model is None else own_model(model)),
+        "loss": (recipe.loss, None if loss is None else own_loss(loss)),
+    }
+    for what, (then, given) in own.items():
+        if given is None or "@" not in then or then == given:
+            continue
+        if not (same_code(then, given) and directory.checkpoints.exists()):
+            raise BadInput(
+                f"This run was made with another {what} of your own: {then.removeprefix('custom:')}, now "
+                f"{given.removeprefix('custom:')}. Pass the same code and first weights, or choose another out."
+            )
+        warnings.warn(
+            "The model has other first weights than the run began with: clients that have kept tensors to "
+            "themselves and not trained yet start from these.",
+            stacklevel=3,
+        )
+    return recipe
 
 
 def execute(
@@ -141,31 +168,17 @@ def execute(
     callback: Callback | None = None,
 ) -> Result:
     """Run a recipe from the start or from its last checkpoint."""
-    before, recipe = recipe.own_parts, recipe.resolved()
-    for what, text, given, now in (
-        ("federation", recipe.federation, federation, ""),  # whose data have a fingerprint
-        ("model", recipe.model, model, own_model(model) if model is not None else ""),
-        ("loss", recipe.loss, loss, own_loss(loss) if loss is not None else ""),
+    recipe = recipe.resolved()
+    for what, text, given in (
+        ("federation", recipe.federation, federation),
+        ("model", recipe.model, model),
+        ("loss", recipe.loss, loss),
     ):
         if text.startswith("custom:") and given is None:
             raise BadInput(
                 f"This run was made with a {what} of your own ({named(text)}); "
                 f"continue it from Python with fednorms.resume(path, {what}=...)."
             )
-        if "@" in text and now and now != text:
-            begun = out is not None and RunDirectory(out).checkpoints.exists()
-            if not (begun and same_code(text, now)):
-                raise BadInput(
-                    f"This run was made with another {what} of your own: {text.removeprefix('custom:')}, now "
-                    f"{now.removeprefix('custom:')}. Pass the same code and first weights, or choose another out."
-                )
-            warnings.warn(
-                "The model has other first weights than the run began with: clients that have kept tensors to "
-                "themselves and not trained yet start from these.",
-                stacklevel=2,
-            )
-    if changed := [name for name, code in before.items() if recipe.own_parts.get(name) != code]:
-        raise BadInput(f"The code of {', '.join(changed)} has changed since this run began: choose another out.")
     with numerics(recipe.precision, recipe.deterministic), repeatable(recipe.threads, recipe.seed):
         return _execute(recipe, RunDirectory(out) if out else None, federation, model, loss, callback)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
-from types import CodeType, MethodType
+from types import CodeType, FunctionType, MethodType
 
 import numpy as np
 import torch
@@ -99,29 +100,39 @@ def _layers(model: nn.Module) -> Iterator[bytes]:
         yield from _value({k: v for k, v in vars(m).items() if k[0] != "_" and k != "training"})
 
 
-def _code(thing: object) -> Iterator[bytes]:
+def _code(thing: object, seen: tuple[int, ...] = ()) -> Iterator[bytes]:
+    """What a thing does, piece by piece; `seen` are the functions on the way to it, which may call each other."""
     if isinstance(thing, partial):
-        yield from _code(thing.func)
-        yield from _value([thing.args, thing.keywords])
+        yield from _code(thing.func, seen)
+        yield from _value([thing.args, thing.keywords], seen)
     elif isinstance(thing, MethodType):
-        yield from _code(thing.__func__)
-        yield from _code(thing.__self__)
+        yield from _code(thing.__func__, seen)
+        yield from _code(thing.__self__, seen)
     elif isinstance(thing, type):
         for kind in thing.__mro__:
             if not _of_library(kind):
                 yield from _source(kind) or _members(kind)
     elif inspect.isfunction(thing):
+        if id(thing) in seen:
+            return
         anonymous = thing.__name__ == "<lambda>"  # its source is the line on which it stands
         yield from (() if anonymous else _source(thing)) or _bytecode(thing.__code__)
-        cells = [cell.cell_contents for cell in thing.__closure__ or () if cell != thing]
-        yield from _value([thing.__defaults__, thing.__kwdefaults__, cells])
+        yield from _value([thing.__defaults__, thing.__kwdefaults__, _closed_over(thing)], (*seen, id(thing)))
     elif isinstance(thing, nn.Module):
         yield model_hash(thing).encode()
     elif inspect.isbuiltin(thing):
         yield f"{thing.__module__}.{thing.__qualname__}".encode()
     else:
-        yield from _code(type(thing))
-        yield from _value(getattr(thing, "__dict__", {}))
+        yield from _code(type(thing), seen)
+        yield from _value(getattr(thing, "__dict__", {}), seen)
+
+
+def _closed_over(function: FunctionType) -> list[object]:
+    found: list[object] = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # a name that has no value yet
+            found.append(cell.cell_contents)
+    return found
 
 
 def _source(thing: object) -> list[bytes]:
@@ -149,7 +160,7 @@ def _bytecode(code: CodeType) -> Iterator[bytes]:
         yield from _bytecode(constant) if isinstance(constant, CodeType) else _value(constant)
 
 
-def _value(value: object) -> Iterator[bytes]:
+def _value(value: object, seen: tuple[int, ...] = ()) -> Iterator[bytes]:
     """What can be told of a value without an address in memory."""
     if isinstance(value, _PLAIN):
         yield repr(value).encode()
@@ -160,13 +171,13 @@ def _value(value: object) -> Iterator[bytes]:
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield repr(key).encode() if isinstance(key, _PLAIN) else type(key).__qualname__.encode()
-            yield from _value(inner)
+            yield from _value(inner, seen)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _value(inner)
+            yield from _value(inner, seen)
     elif isinstance(value, set | frozenset):
-        yield from sorted(b"".join(_value(inner)) for inner in value)
+        yield from sorted(b"".join(_value(inner, seen)) for inner in value)
     elif inspect.isfunction(value) or isinstance(value, partial | MethodType):
-        yield from _code(value)
+        yield from _code(value, seen)
     else:
         yield type(value).__qualname__.encode()

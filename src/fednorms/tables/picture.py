@@ -36,8 +36,9 @@ def figure(summary: Summary) -> Figure:
     drawn = ladder is not None and len(steps_of(summary)) > 1
     on_it = (set(ladder.settings) or {s.name for s in summary.table.settings}) if ladder and drawn else set()
     shown = [section for section in summary.sections if section.shown]
-    sections = [s for s in shown if s.setting.name not in on_it or _in_print(s) or _beside(s)]
-    beside = any(_beside(section) for section in sections)
+    curves = {s.setting.name: _curves(s) for s in shown}
+    beside = {s.setting.name for s in shown if curves[s.setting.name] or s.setting.ranked}
+    sections = [s for s in shown if s.setting.name not in on_it or _in_print(s) or s.setting.name in beside]
     widest = max((len(section.columns) for section in sections), default=4)
     heights = [3.4] * bool(on_it) + [1.5 + 0.46 * len(section.rows) for section in sections]
     widths = [0.95 * widest + 2.4, *([5.6] if beside else [])]
@@ -49,8 +50,8 @@ def figure(summary: Summary) -> Figure:
         _draw_ladder(fig.add_subplot(grid[0, :]), summary)
     for i, section in enumerate(sections, start=bool(on_it)):
         _heat_map(fig.add_subplot(grid[i, 0]), section)
-        if _curves(section):
-            _draw_curves(fig.add_subplot(grid[i, 1]), section)
+        if found := curves[section.setting.name]:
+            _draw_curves(fig.add_subplot(grid[i, 1]), found)
         elif section.setting.ranked:
             _draw_ranking(fig.add_subplot(grid[i, 1]), section)
     return fig
@@ -58,10 +59,6 @@ def figure(summary: Summary) -> Figure:
 
 def _in_print(section: Section) -> bool:
     return any(entry.printed is not None for entry in section.entries)
-
-
-def _beside(section: Section) -> bool:
-    return bool(_curves(section) or section.setting.ranked)
 
 
 def _style(i: int) -> dict[str, Any]:
@@ -159,8 +156,8 @@ def _curves(section: Section) -> dict[str, dict[int, float]]:
     return {row: {t: fmean(v) for t, v in sorted(curve.items())} for row, curve in points.items()}
 
 
-def _draw_curves(axis: Axes, section: Section) -> None:
-    for i, (row, curve) in enumerate(_curves(section).items()):
+def _draw_curves(axis: Axes, curves: dict[str, dict[int, float]]) -> None:
+    for i, (row, curve) in enumerate(curves.items()):
         marks = max(1, len(curve) // 6)
         axis.plot(list(curve), list(curve.values()), label=row, markevery=marks, **_style(i))
     axis.set_xlabel("round", fontsize=8)
