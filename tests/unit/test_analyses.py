@@ -21,6 +21,7 @@ from fednorms.analysis.measures import ANALYSES
 from fednorms.analysis.picture import png
 from fednorms.analysis.subject import activated
 from fednorms.core import base_phases, begin, broadcast, draws, local_update, server_update, step
+from fednorms.engines.sampling import Participation
 from fednorms.errors import BadInput
 from fednorms.method import names
 from fednorms.runs.directory import RunDirectory
@@ -252,9 +253,25 @@ def test_an_embedding_holds_as_many_images_of_every_site(run):
 def test_drift_is_that_of_round_ten(longer):
     found = analyse(longer, "drift-embedding")
     server, client = found.words["models"]
-    assert client.removeprefix("client ") in fn.open_run(longer, which=9).next_cohort
+    before = fn.open_run(longer, which=9)
+    assert client.removeprefix("client ").removesuffix(" in round 10") == min(before.next_cohort)
+    assert found.scalars["shift of features"] > 0
     assert found.arrays[f"points of {server}"].shape == found.arrays[f"points of {client}"].shape
     assert png(ANALYSES["drift-embedding"], {"FedAvg": [found]}, "Drift").startswith(b"\x89PNG")
+
+
+def test_in_a_round_of_one_client_nothing_drifts_and_the_next_of_several_stands_in(longer, tmp_path):
+    clients, often = fn.open_run(longer).session.engine.clients, Participation.read("bernoulli:0.3")
+    cohorts = {seed: [len(often.cohort(clients, seed, t)) for t in (9, 10, 11)] for seed in range(99)}
+    seed = next(s for s, (tenth, next_one, third) in cohorts.items() if tenth == 1 == next_one and third > 1)
+    path = kept(tmp_path / "run", rounds=12, participation="bernoulli:0.3", seed=seed)
+    assert analyse(path, "drift-embedding").words["models"][1].endswith(" in round 12")
+
+
+def test_a_run_of_one_client_a_round_shows_no_drift(tmp_path):
+    path = kept(tmp_path / "run", rounds=10, participation="fixed:1")
+    with pytest.raises(BadInput, match="no round from the tenth on in which several clients trained"):
+        analyse(path, "drift-embedding")
 
 
 INSTALLING = ["hbn", "fbn", "adabn", "fednn", "fedrdn", "fixbn"]  # methods whose tests are not of the plain model

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
+from operator import itemgetter
 from statistics import fmean
 from typing import Literal
 
@@ -20,7 +21,7 @@ from fednorms.analysis.findings import Findings, Series
 from fednorms.analysis.four_factors import four_factors
 from fednorms.analysis.kept import Kept
 from fednorms.analysis.norms import seen_and_unseen
-from fednorms.analysis.subject import Model, Subject
+from fednorms.analysis.subject import Model, Outputs, Subject
 from fednorms.data import Site
 from fednorms.errors import BadInput
 from fednorms.evaluation.statistics import statistics_layers, statistics_names
@@ -273,22 +274,33 @@ def _grey(x: Tensor) -> np.ndarray:
 @_analysis("embedding", "FedNN Figure 7", "points")
 def _embedding(kept: Kept) -> Findings:
     """t-SNE of the server's features of 2,000 test images, as many of every site."""
-    return _points(kept.last, {"server": kept.last.server})
+    return _points(kept.last, {"server": kept.last.outputs(kept.last.server)})
 
 
 @_analysis("drift-embedding", "FedNN Figure 6", "points")
 def _drift_embedding(kept: Kept) -> Findings:
-    """t-SNE of the features of a client right after training in round 10 and of the server after it, together."""
-    before = kept.at(9)
-    models = before.next_round.models
-    return _points(before, {"server": before.server_after, f"client {min(models)}": models[min(models)]})
+    """t-SNE of the features of a client right after training in round 10 and of the server after it, together.
+
+    Where one client alone trained in round 10 it is what the server averages, and the two are one model: the next round
+    of several clients stands in. "Shift of features" is the mean over images of |client's - server's| / |server's|.
+    """
+    for t in range(10, kept.last.run.recipe.rounds + 1):
+        before = kept.at(t - 1)
+        if len(before.run.next_cohort) > 1:
+            break
+    else:
+        raise BadInput(f"Run {kept.path} has no round from the tenth on in which several clients trained.")
+    client, trained = min(before.next_round.models.items(), key=itemgetter(0))
+    server, moved = before.outputs(before.server_after), before.outputs(trained)
+    shift = (moved.features - server.features).norm(dim=1) / server.features.norm(dim=1).clamp_min(1e-12)
+    found = _points(before, {"server": server, f"client {client} in round {t}": moved})
+    return replace(found, scalars={"shift of features": float(shift.mean())})
 
 
-def _points(subject: Subject, models: Mapping[str, Model], images: int = 2000) -> Findings:
-    outputs = {name: subject.outputs(model) for name, model in models.items()}
+def _points(subject: Subject, outputs: Mapping[str, Outputs], images: int = 2000) -> Findings:
     one = next(iter(outputs.values()))
     rows = balanced_rows(one.sites, images)
     points = embedding([o.features[rows] for o in outputs.values()])
     arrays = {f"points of {name}": p.round(1) for name, p in zip(outputs, points, strict=True)}
     arrays |= {"site": one.sites[rows].numpy(), "class": one.labels[rows].numpy()}
-    return Findings(arrays=arrays, words={"models": list(models), "sites": [site.name for site in subject.sites]})
+    return Findings(arrays=arrays, words={"models": list(outputs), "sites": [site.name for site in subject.sites]})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,8 @@ def figure(analysis: Analysis, found: Found, title: str) -> Figure:
     draw = {"curves": _curves, "matrices": _arrays, "channels": _channels, "points": _points, "maps": _maps}
     fig = Figure(layout="constrained", facecolor="white")
     draw[analysis.picture](fig, found)
-    fig.suptitle(f"{title}: {analysis.name}", fontsize=11, fontweight="bold")
+    heading = textwrap.fill(f"{title}: {analysis.name}", int(9.5 * fig.get_figwidth()))  # letters to the inch, roughly
+    fig.suptitle(heading, fontsize=11, fontweight="bold")
     return fig
 
 
@@ -122,7 +124,7 @@ def _points(fig: Figure, found: Found) -> None:
         clouds = [one.arrays[f"points of {model}"] for model in models]
         if together:
             for model, points in zip(models, clouds, strict=True):
-                line[0].scatter(points[:, 0], points[:, 1], s=2, label=model)
+                line[0].scatter(points[:, 0], points[:, 1], s=2, alpha=0.6, label=model)
             line[0].legend(fontsize=7, markerscale=4)
             line[0].set_title(row, fontsize=8)
         else:
