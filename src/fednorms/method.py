@@ -36,6 +36,11 @@ class Method:
     parts: tuple[Part, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.parts, (str, Part)) or not all(isinstance(p, Part) for p in self.parts):
+            raise BadInput(
+                f"Method: expected a tuple of parts, got {self.parts!r}. fednorms.method(...) reads text, and takes a "
+                "part alone."
+            )
         problems = [f"{name} is given twice: list each part once" for name in _repeated([p.name for p in self.parts])]
         problems += [
             f"{' and '.join(rivals)} each {what}: keep one of them"

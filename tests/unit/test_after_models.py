@@ -350,6 +350,26 @@ def test_predictions_are_those_of_the_exported_model(method, runs, root, clinic,
         assert p.probability == max(p.probabilities.values())
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedwon", "fedrdn"])
+def test_an_exported_or_adapted_model_predicts_too(method, runs, clinic, tmp_path):
+    for site in (None, "a"):
+        export(runs(method), tmp_path / f"{site}", site=site)
+        of_run, of_export = predict(runs(method), [clinic], site), predict(tmp_path / f"{site}", [clinic])
+        assert [p.file for p in of_export] == [p.file for p in of_run]
+        one, other = ([list(p.probabilities.values()) for p in found] for found in (of_run, of_export))
+        torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=1e-6, rtol=1e-5)
+    done = adapt(runs(method), clinic, out=tmp_path / "adapted", epochs=1, test=0.0)
+    assert {p.label for p in predict(done.path, [clinic / "cat"])} <= set(CLASSES)
+
+
+def test_an_exported_model_has_no_site_or_round_to_choose(runs, clinic, tmp_path):
+    export(runs("fedbn"), tmp_path / "x", site="a")
+    with pytest.raises(BadInput, match="one exported model, with no site 'b' to choose"):
+        predict(tmp_path / "x", [clinic], site="b")
+    with pytest.raises(BadInput, match="no round 'best' to choose"):
+        predict(tmp_path / "x", [clinic], which="best")
+
+
 def test_predicting_without_a_site_says_what_it_did(runs, clinic):
     assert "mean over 3 clients" in predict(runs("fedbn"), [clinic / "cat"])[0].note
     assert "statistics of these 6 images" in predict(runs("fedrdn"), [clinic / "cat"])[0].note

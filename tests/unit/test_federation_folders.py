@@ -121,6 +121,19 @@ def test_no_patient_is_in_two_splits(root, group):
         assert sum(map(len, homes)) == 5
 
 
+@pytest.mark.parametrize("group", [None, r"(p\d+)-"])
+def test_test_images_do_not_depend_on_the_fraction_for_validation(root, group):
+    tested = [
+        [values(s.test) for s in load(root, val=val, test=0.3, group=group).sites] for val in (0.0, 0.1, 0.25, 0.5)
+    ]
+    assert tested[0] == tested[1] == tested[2] == tested[3]
+    for site in load(root, val=0.35, test=0.3).sites:
+        assert sorted(v for split in site.splits.values() for v in values(split)) == sorted(
+            {v for split in site.splits.values() for v in values(split)}
+        )
+        assert len(site.val) == pytest.approx(0.35 * sum(map(len, site.splits.values())), abs=1)
+
+
 def test_refuses_a_patient_that_given_splits_divide_and_patterns_that_do_not_match(root, tmp_path):
     picture(tmp_path / "d" / "a" / "train" / "cat" / "p1-0.png")
     picture(tmp_path / "d" / "a" / "test" / "cat" / "p1-1.png")

@@ -172,6 +172,12 @@ def test_unreadable_text_shows_how_to_write_one():
         method("fedprox(")
 
 
+@pytest.mark.parametrize("parts", ["fedbn", REGISTRY["fedbn"](), ("fedbn",), (REGISTRY["fedbn"],)])
+def test_a_method_is_made_of_parts(parts):
+    with pytest.raises(BadInput, match=r"expected a tuple of parts, got .*fednorms.method\(...\) reads"):
+        Method(parts)
+
+
 def test_two_objectives_are_refused_by_name():
     @part("other_loss")
     class Other(Part):

@@ -60,10 +60,10 @@ def evaluate(args: Sequence[str]) -> int:
 
 @dataclass
 class Predict:
-    """Classify images with the model of a run; the data it was trained on are not needed."""
+    """Classify images with the model of a run, or with one exported or adapted; the training data are not needed."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """The run's directory."""
+    """The directory of the run, or of the exported model."""
     images: Annotated[tyro.conf.Positional[list[Path]], tyro.conf.arg(metavar="IMAGE [IMAGE ...]")]
     """Image files, or folders of images."""
     site: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: the model for all)")] = None

@@ -380,6 +380,17 @@ def _groups(files: Sequence[_File], group: Group | None) -> list[str] | None:
     return [(m.group(1) or "") if pattern.groups else m.group(0) for m in matches if m is not None]
 
 
+def _tested_first(
+    y: torch.Tensor, groups: Sequence[str] | None, val: float, test: float, seed: int, site: str
+) -> dict[str, np.ndarray]:
+    """Test images first, then validation images of the rest: a run with other `val` is tested on the same images."""
+    first = split(y, {"test": test}, seed, site, groups)
+    rest = first["train"]
+    of_rest = None if groups is None else [groups[i] for i in rest]
+    second = split(y[rest], {"val": val / (1 - test)}, seed, f"{site} val", of_rest)
+    return {"train": rest[second["train"]], "val": rest[second["val"]], "test": first["test"]}
+
+
 def _divide(
     files: Sequence[_File],
     y: torch.Tensor,
@@ -389,7 +400,7 @@ def _divide(
     seed: int,
 ) -> dict[str, np.ndarray]:
     if not files[0].part:
-        return split(y, {"val": val, "test": test}, seed, files[0].site, groups)
+        return _tested_first(y, groups, val, test, seed, files[0].site)
     if groups is not None:
         home: dict[str, str] = {}
         for file, member in zip(files, groups, strict=True):

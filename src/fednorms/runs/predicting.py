@@ -1,4 +1,4 @@
-"""Predict the classes of image files with a run's model."""
+"""Predict the classes of image files with a run's model, or with one that was exported."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fednorms.errors import BadInput
 from fednorms.evaluation.modes import answer
 from fednorms.passes import prepare_test
 from fednorms.runs.choosing import Chosen, choose
+from fednorms.runs.loading import ABOUT, LoadedModel, load_model
 from fednorms.runs.opened import OpenRun, Which, open_run
 from fednorms.states import context_of
 
@@ -56,12 +57,18 @@ def predict(
 ) -> list[Prediction]:
     """Classify image files, and all images in folders and below, with a run's global model or a site's own.
 
-    Images are decoded, resized and normalised as the training images were. The run's data are not needed.
+    Images are decoded, resized and normalised as the training images were. The run's data are not needed. `path` may
+    also be a model that `export` or `adapt` wrote; it holds one model, so that there is no site or round to choose.
 
     >>> predict("nowhere", ["rex.png"])
     Traceback (most recent call last):
     fednorms.errors.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory)
     """
+    if (Path(path) / ABOUT).is_file():
+        if site is not None or which != "last":
+            asked = f"site {site!r}" if site is not None else f"round {which!r}"
+            raise BadInput(f"{path} is one exported model, with no {asked} to choose: leave that out, or name the run.")
+        return _predict_exported(load_model(path, model), inputs)
     opened = open_run(path, which, model=model)
     facts, sent = opened.facts, opened.test_broadcast
     files = image_files(inputs)
@@ -77,13 +84,32 @@ def predict(
         batches = iter(read)
     if facts.dtype != "uint8":
         notes.append("The model was trained on floating-point images; pixels of files are scaled to [0, 1].")
+    return [
+        one
+        for paths, images in batches
+        for one in _named(paths, _probabilities(opened, chosen, images), facts.classes, notes)
+    ]
+
+
+def _predict_exported(model: LoadedModel, inputs: Sequence[str | Path]) -> list[Prediction]:
+    batches: Iterator[tuple[list[Path], Tensor]] = _decoded(image_files(inputs), model.shape)
+    if model.measures:
+        read = list(batches)
+        model, batches = model.measured(torch.cat([images for _, images in read])), iter(read)
     found: list[Prediction] = []
     for paths, images in batches:
-        probabilities = _probabilities(opened, chosen, images).tolist()
-        for file, row in zip(paths, probabilities, strict=True):
-            best = max(range(len(row)), key=row.__getitem__)
-            every = dict(zip(facts.classes, row, strict=True))
-            found.append(Prediction(file, facts.classes[best], row[best], every, " ".join(notes)))
+        with repeatable(torch.get_num_threads(), "predict"):
+            probabilities = model.logits(images).double().softmax(1)
+        found += _named(paths, probabilities, model.classes, model.about["notes"])
+    return found
+
+
+def _named(files: list[Path], probabilities: Tensor, classes: Sequence[str], notes: list[str]) -> list[Prediction]:
+    found = []
+    for file, row in zip(files, probabilities.tolist(), strict=True):
+        best = max(range(len(row)), key=row.__getitem__)
+        every = dict(zip(classes, row, strict=True))
+        found.append(Prediction(file, classes[best], row[best], every, " ".join(notes)))
     return found
 
 
