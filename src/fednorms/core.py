@@ -157,17 +157,19 @@ def step(task: Task, carry: Carry, batches: list[Batch], phase: Phase) -> None:
     gradf, views[0].hessian = gradient_functions(task, carry, views, phase)
     for p in task.hooks["oracle"]:
         gradf = p.oracle(gradf, seen_by(p, views[0], carry))
+        if not callable(gradf):
+            raise BadInput(f"{p.name}: oracle returns a function of parameters, got {type(gradf).__name__}.")
     g = gradf(carry.params, 0)
     with torch.no_grad():
         if carry.grad_sum:
             _accumulate(carry, g)
         for p in task.hooks["grad"]:
-            g = p.grad(g, seen_by(p, views[0], carry))
+            g = _tree(p, "grad", p.grad(g, seen_by(p, views[0], carry)))
             watch(carry, g.values(), p.name, "grad")
         if task.training.clip is not None:
             g = clipped(g, task.training.clip)
         for p in task.hooks["decay"]:
-            g = g + p.decay(seen_by(p, views[0], carry))
+            g = g + _tree(p, "decay", p.decay(seen_by(p, views[0], carry)))
         carry.optimiser.update(carry.params, g)
     carry.steps += 1
     carry.exchanged_steps += not set(carry.active).isdisjoint(task.net.sent_params)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fednorms import noise
-from fednorms.errors import Diverged
+from fednorms.errors import BadInput, Diverged
 from fednorms.part import Part, Phase
 from fednorms.passes import prepare
 from fednorms.states import Batch, Carry, Task
@@ -26,6 +26,11 @@ def gradient_functions(
 
     def loss_at(params: Tree, draw: int) -> tuple[Tensor, Tree]:
         nonlocal touched
+        if draw >= len(views):
+            raise BadInput(
+                f"An oracle asked for batch number {draw} of a step that has {len(views)}: a plan asks for them with "
+                "dataclasses.replace(phase, draws=...), and one that comes later must keep what it finds."
+            )
         s = copy.copy(views[draw])
         if params is not carry.params:
             active = set(carry.active)
@@ -41,7 +46,10 @@ def gradient_functions(
             watch(carry, [total], "the model", "loss")
             for p in task.hooks["loss"]:
                 term = (p.twin if task.second else p.loss)(seen_by(p, s, carry))
-                if isinstance(term, Tensor):  # a part that has nothing to add returns the number 0.0
+                if not isinstance(term, (Tensor, float, int)) or (isinstance(term, Tensor) and term.dim()):
+                    got = f"a tensor of {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
+                    raise BadInput(f"{p.name}: loss returns one number, or 0.0 where it has nothing to add; got {got}.")
+                if isinstance(term, Tensor):
                     total = total + term
                     watch(carry, [term], p.name, "loss")
         return total, params.pick(carry.active)

@@ -142,6 +142,8 @@ class Net:
         for slot in self.slots.values():
             said = {p.name: p.route(slot) for p in self.method.having("route")}
             for who, route in said.items():
+                if not isinstance(route, Route):
+                    raise BadInput(f"{who}: route returns a Route, got {type(route).__name__} for {slot.name}.")
                 acted[who] |= route is not Route.SHARED
             if slot.kind == "param" and not slot.trainable:
                 said["requires_grad=False"] = Route.FROZEN

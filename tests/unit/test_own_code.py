@@ -85,11 +85,27 @@ def test_a_hook_may_write_into_its_tree(hook, how):
         close({name: once[name]}, {name: start[name] + 0.5 * (average[name] - start[name])})
 
 
-@pytest.mark.parametrize("hook", ["server", "send", "stats", "finish"])
+HOOKS = ["server", "send", "stats", "finish", "grad", "decay", "loss", "oracle", "route"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_that_returns_nothing_is_named(hook):
     made = part("forgetful")(type("Forgetful", (Part,), {hook: lambda self, *views: None}))
     with pytest.raises(BadInput, match=f"forgetful: {hook} returns .*got NoneType"):
         after(made(), 1)
+
+
+def test_a_term_of_the_loss_is_one_number():
+    made = part("vector")(type("Vector", (Part,), {"loss": lambda self, s: s.logits.mean(1)}))
+    with pytest.raises(BadInput, match=r"vector: loss returns one number.*got a tensor of \(\d+,\)"):
+        after(made(), 1)
+
+
+def test_a_plan_that_loses_draws_is_named():
+    made = part("fresh")(type("Fresh", (Part,), {"plan": lambda self, phases, c: [Phase()]}))
+    data = tiny_data()
+    with pytest.raises(BadInput, match="asked for batch number 1 of a step that has 1"):
+        rounds(tiny_task(Method((REGISTRY["perfedavg"](), made())), data), data, 1)
 
 
 def test_what_a_part_did_not_ask_for_is_an_error_and_not_empty():
