@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -43,6 +44,17 @@ def test_a_project_reads_back_as_the_recipe_that_made_it(tmp_path):
     assert "@" not in readme.replace("@north", "")
     for command in ("flower-superlink", "flower-supernode", "flwr run", "flwr log", "fednorms export"):
         assert command in readme
+
+
+def test_commands_of_the_readme_hold_any_name(tmp_path):
+    asked = ["--sites", "St. Olav's", "south", "--classes", "cat", "dog", "--size", "8", "--minimum", "2"]
+    assert main(["deploy", "init", str(tmp_path / "p"), *asked]) == 0
+    readme = (tmp_path / "p" / "README.md").read_text()
+    start = readme.index("flower-supernode --superlink")
+    words = shlex.split(readme[start : readme.index("3. **Run**")])
+    assert "St. Olav's.key" in words
+    assert words[words.index("--node-config") + 1] == 'site="St. Olav\'s" data="/path/of/FOLDER"'
+    assert "after 600 s if at least\n   2 of them" in readme
 
 
 def test_any_recipe_survives_a_run_config():

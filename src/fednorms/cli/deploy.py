@@ -155,9 +155,10 @@ def _check_request(recipe: Recipe, deployment: Deployment, host: str) -> None:
 
 
 def _joined(what: str, names: list[str]) -> str:
-    problems = [n for n in names if "," in n or "/" in n or not n.strip()]
+    problems = [n for n in names if set(n) & set(',/\\"') or not n.strip()]
     if problems or len(set(names)) < len(names):
-        raise BadInput(f"--{what} are different names without commas and slashes, got {', '.join(map(repr, names))}.")
+        got = ", ".join(map(repr, names))
+        raise BadInput(f'--{what} are different names without commas, slashes, backslashes and ", got {got}.')
     return ",".join(names)
 
 

@@ -83,15 +83,20 @@ def _pyproject(recipe: Recipe, deployment: Deployment) -> str:
 
 def _readme(recipe: Recipe, deployment: Deployment, host: str) -> str:
     sites = deployment.site_names
+    first = sites[0] if sites else "SITE"
     text = _template("README.md")
     for mark, value in {
         "@METHOD@": recipe.method,
         "@SITES@": ", ".join(sites),
-        "@FIRST@": sites[0] if sites else "SITE",
+        "@FIRST@": shlex.quote(first),
+        "@KEY@": shlex.quote(f"{first}.key"),
+        "@NODE@": shlex.quote(f'site="{first}" data="/path/of/FOLDER"'),
         "@CLASSES@": ", ".join(deployment.class_names),
         "@HOST@": host,
         "@OUT@": deployment.out,
         "@COUNT@": str(len(sites) or deployment.minimum),
+        "@WAIT@": f"{deployment.wait:g}",
+        "@MINIMUM@": str(deployment.minimum),
     }.items():
         text = text.replace(mark, value)
     return text
