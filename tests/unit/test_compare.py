@@ -16,6 +16,7 @@ from fednorms.data import Federation, Site, Split
 from fednorms.runs import report
 from fednorms.runs.cells import Outcome
 from fednorms.runs.compare import Comparison, Entry, slug
+from tests.kept import SMALL
 
 
 def small(unseen: bool = False) -> Federation:
@@ -159,6 +160,32 @@ def test_bad_requests_are_refused_before_anything_runs(tmp_path, monkeypatch, ch
     with pytest.raises(fn.BadInput, match=words):
         fn.compare(**{"federation": small(), "rounds": 1, "seeds": 1} | change)
     assert not any(tmp_path.iterdir())
+
+
+def test_balanced_accuracy_has_a_column_and_decides(tmp_path):
+    asked = fn.Recipe.make({**SMALL, "rounds": 1, "metric": "balanced_accuracy"})
+    comparison = fn.compare(["fedavg", "fedbn"], recipe=asked, seeds=2, out=tmp_path / "c")
+    assert comparison.columns[-2:] == ["mean", "balanced"]
+    for row in comparison.rows:
+        scores = [o.scores[row.mode]["balanced_accuracy"] for o in comparison.outcomes if o.label == row.label]
+        assert row.entries["balanced"].mean == pytest.approx(statistics.fmean(scores))
+    assert comparison.best == max(comparison.rows, key=lambda row: row.entries["balanced"].mean).label
+    assert "balanced" in (tmp_path / "c" / "comparison.md").read_text().splitlines()[0]
+
+
+def halved(logits, y):
+    """A loss of one's own, which processes can import."""
+    return 0.5 * torch.nn.functional.cross_entropy(logits, y)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_loss_of_ones_own_is_trained_with(jobs):
+    recipe = fn.Recipe.make({**SMALL, "rounds": 1})
+    mine = fn.compare(["fedavg"], recipe=recipe, seeds=2, loss=halved, jobs=jobs, lr=0.2)
+    plain = fn.compare(["fedavg"], recipe=recipe, seeds=2, lr=0.1)  # half the loss at twice the rate is the same
+    assert not mine.failed
+    for one, other in zip(mine.outcomes, plain.outcomes, strict=True):
+        assert one.scores["global/global"]["loss"] == pytest.approx(other.scores["global/global"]["loss"], rel=1e-3)
 
 
 def test_names_of_directories():

@@ -21,6 +21,7 @@ from fednorms.data import Federation
 from fednorms.errors import FednormsError, RunFailed
 from fednorms.runs.directory import RunDirectory
 from fednorms.runs.driver import RoundEvent, execute
+from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Data, Recipe
 from fednorms.runs.result import Result
 from fednorms.runs.session import open_federation
@@ -35,6 +36,15 @@ class Cell:
     path: Path | None = None
     shorten: Callable[[Result], list[dict[str, Any]]] | None = None
     """What is needed of a run's history: that of many runs with many sites would fill the memory."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """What the user has handed over in place of what recipes name, for all cells."""
+
+    federation: Federation | None = None
+    model: nn.Module | None = None
+    loss: Loss | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,7 @@ class CellEvent:
 Watch = Callable[[CellEvent], None]
 
 
-def run_cell(cell: Cell, federation: Federation | None, model: nn.Module | None, watch: Watch) -> Outcome:
+def run_cell(cell: Cell, own: Own, watch: Watch) -> Outcome:
     """Run one cell, or continue it; a failure is an outcome too, so that the others go on."""
     recipe, before = cell.recipe, torch.get_num_threads()
 
@@ -87,8 +97,8 @@ def run_cell(cell: Cell, federation: Federation | None, model: nn.Module | None,
 
     torch.set_num_threads(recipe.threads or before)
     try:
-        data = federation if federation is not None else opened(recipe)
-        result = execute(recipe, out=cell.path, federation=data, model=model, callback=after_round)
+        data = own.federation if own.federation is not None else opened(recipe)
+        result = execute(recipe, out=cell.path, federation=data, model=own.model, loss=own.loss, callback=after_round)
         history = cell.shorten(result) if cell.shorten else result.history
         return Outcome(cell.label, recipe.seed, recipe.training.lr, result.headline, history, best=result.best)
     except FednormsError as error:
@@ -115,19 +125,18 @@ def _opened(name: str, data: str) -> Federation:
 def run_cells(
     cells: Sequence[Cell],
     jobs: int = 1,
-    federation: Federation | None = None,
-    model: nn.Module | None = None,
+    own: Own = Own(),  # noqa: B008  it is frozen
     watch: Watch = lambda event: None,
 ) -> list[Outcome]:
     """Run all cells, `jobs` at a time; outcomes in the order of the cells."""
     here = [i for i, cell in enumerate(cells) if jobs == 1 or _finished(cell)]  # those only need to be read
     outcomes: dict[int, Outcome] = {}
     for i in here:
-        outcomes[i] = run_cell(cells[i], federation, model, watch)
+        outcomes[i] = run_cell(cells[i], own, watch)
         watch(_done(cells[i], outcomes[i]))
     rest = [i for i in range(len(cells)) if i not in outcomes]
     if rest:
-        done = _Pool(min(jobs, len(rest)), federation, model, watch).run([cells[i] for i in rest])
+        done = _Pool(min(jobs, len(rest)), own, watch).run([cells[i] for i in rest])
         outcomes.update(zip(rest, done, strict=True))
     return [outcomes[i] for i in range(len(cells))]
 
@@ -158,8 +167,8 @@ class _Worker:
 class _Pool:
     """Worker processes that each take the next cell; one that dies costs its cell only."""
 
-    def __init__(self, jobs: int, federation: Federation | None, model: nn.Module | None, watch: Watch) -> None:
-        self.jobs, self.federation, self.model, self.watch = jobs, federation, model, watch
+    def __init__(self, jobs: int, own: Own, watch: Watch) -> None:
+        self.jobs, self.own, self.watch = jobs, own, watch
         self.context = get_context("spawn")  # a fork would inherit torch's threads in a bad state
         self.workers: list[_Worker] = []
 
@@ -189,7 +198,7 @@ class _Pool:
 
     def _start(self, index: int, cells: Sequence[Cell]) -> None:
         here, there = self.context.Pipe()
-        process = self.context.Process(target=_work, args=(there, self.federation, self.model), daemon=True)
+        process = self.context.Process(target=_work, args=(there, self.own), daemon=True)
         process.start()
         there.close()
         self.workers.append(_Worker(process, here, index))
@@ -225,10 +234,10 @@ class _Pool:
         return said
 
 
-def _work(line: Connection, federation: Federation | None, model: nn.Module | None) -> None:
+def _work(line: Connection, own: Own) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business, which then ends us
     line.send(None)
     with suppress(EOFError, BrokenPipeError):
         while True:
             cell: Cell = line.recv()
-            line.send(_done(cell, run_cell(cell, federation, model, line.send)))
+            line.send(_done(cell, run_cell(cell, own, line.send)))

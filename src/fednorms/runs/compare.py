@@ -22,15 +22,16 @@ from fednorms.method import Method
 from fednorms.method import method as read_method
 from fednorms.options import nearest
 from fednorms.part import Part
-from fednorms.runs.cells import Cell, Outcome, Watch, run_cells
+from fednorms.runs.cells import Cell, Outcome, Own, Watch, run_cells
 from fednorms.runs.directory import RunDirectory
-from fednorms.runs.identity import own_model
+from fednorms.runs.identity import own_loss, own_model
+from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session, open_federation
 from fednorms.training import Training
 from fednorms.version import __version__
 
-MEAN = "mean"
+MEAN, BALANCED = "mean", "balanced"
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Comparison:
     """Methods, seeds and how each did in the last round; the repr is the table.
 
     Every row names its evaluation mode (model/statistics). `mean` is over domains; domains that did not train have
-    columns of their own and do not count in it. Accuracy after the last round, never the best one on test data.
+    columns of their own and do not count in it. Accuracy after the last round, never the best one on test data. Where
+    the recipe's metric is balanced accuracy, that has a column, too, and decides which method is the best.
 
     >>> comparison = compare(["fedavg", "fedbn"], rounds=1, seeds=1, evaluate=["personal"])
     >>> [row.label for row in comparison.rows], comparison.best in ("fedavg", "fedbn")
@@ -84,6 +86,12 @@ class Comparison:
     path: Path | None = None
     files: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    metric: str = "accuracy"
+
+    @property
+    def judged_by(self) -> str:
+        """The column that decides which method is the best."""
+        return BALANCED if self.metric == "balanced_accuracy" else MEAN
 
     @property
     def rows(self) -> list[TableRow]:
@@ -106,6 +114,7 @@ class Comparison:
             per_seed[outcome.seed] = {
                 **domains,
                 MEAN: fmean(domains.values()),
+                **({BALANCED: outcome.scores[mode]["balanced_accuracy"]} if self.judged_by == BALANCED else {}),
                 **{f"{d} (unseen)": a for s in unseen[:1] for d, a in s["domains"].items()},
             }
         columns = dict.fromkeys(c for values in per_seed.values() for c in values)
@@ -114,9 +123,10 @@ class Comparison:
 
     @property
     def columns(self) -> list[str]:
-        """The domains, then those that did not train, then the mean over the former."""
-        found = list(dict.fromkeys(c for row in self.rows for c in row.entries if c != MEAN))
-        return [*sorted(found, key=lambda c: c.endswith("(unseen)")), MEAN]
+        """The domains, those that did not train, the mean over the former, and the metric if that is another."""
+        last = list(dict.fromkeys([MEAN, self.judged_by]))
+        found = list(dict.fromkeys(c for row in self.rows for c in row.entries if c not in last))
+        return [*sorted(found, key=lambda c: c.endswith("(unseen)")), *last]
 
     def best_in(self, column: str) -> float | None:
         """The highest mean accuracy in a column."""
@@ -124,9 +134,9 @@ class Comparison:
 
     @property
     def best(self) -> str | None:
-        """The method with the highest mean over domains, None if all failed."""
-        whole = [row for row in self.rows if MEAN in row.entries]
-        return max(whole, key=lambda row: row.entries[MEAN].mean).label if whole else None
+        """The method with the highest mean over domains (or balanced accuracy, see above), None if all failed."""
+        whole = [row for row in self.rows if self.judged_by in row.entries]
+        return max(whole, key=lambda row: row.entries[self.judged_by].mean).label if whole else None
 
     @property
     def failed(self) -> list[Outcome]:
@@ -211,6 +221,7 @@ def compare(
     model: str | nn.Module | None = None,
     rounds: int | None = None,
     *,
+    loss: str | Loss | None = None,
     seeds: int | Sequence[int] = 3,
     lr: float | Mapping[str, float] | None = None,
     epochs: int | None = None,
@@ -230,7 +241,7 @@ def compare(
     in OUT/METHOD-SEED, calling again continues where it stopped, and the table is written as Markdown, CSV and JSON,
     with the learning curves as a picture. `jobs` runs that many at a time in processes; a run uses one thread unless
     the recipe says otherwise, so that results do not depend on `jobs`. A model of your own starts every seed from the
-    weights it has.
+    weights it has; a loss of your own is a function of logits and labels (with `jobs`, one that can be pickled).
 
     >>> compare(["fedavg", "fedbn"], rounds=1, seeds=2).seeds
     [0, 1]
@@ -243,9 +254,11 @@ def compare(
     settings = with_changes(training or base.training, **{k: v for k, v in short.items() if v is not None})  # type: ignore[arg-type]
     own_federation = federation if isinstance(federation, Federation) else None
     module = model if isinstance(model, nn.Module) else None
+    function = loss if callable(loss) else None
     shared = base.model_dump() | {
         "federation": f"custom:{own_federation.name}" if own_federation else str(federation or base.federation),
         "model": own_model(model) if isinstance(model, nn.Module) else model or base.model,
+        "loss": own_loss(loss) if callable(loss) else loss or base.loss,
         "rounds": base.rounds if rounds is None else rounds,
         "participation": participation or base.participation,
         "evaluate": evaluate or base.evaluate,
@@ -261,10 +274,11 @@ def compare(
             made = Recipe.make(shared | {"method": text, "seed": seed, "training": own}).resolved()
             cells.append(Cell(label, made, root / f"{slugs[label]}-{seed}" if root else None))
     data = own_federation if own_federation is not None else open_federation(cells[0].recipe)
-    cells = _checked(cells, data, module)
+    cells = _checked(cells, data, module, function)
     sent = data if jobs == 1 else own_federation  # processes read a named federation themselves
-    outcomes = run_cells(cells, jobs, sent, module, watch)
-    comparison = Comparison(chosen, numbers, outcomes, _about(cells, data, numbers), root)
+    outcomes = run_cells(cells, jobs, Own(sent, module, function), watch)
+    metric = cells[0].recipe.adopting(data.protocol).metric
+    comparison = Comparison(chosen, numbers, outcomes, _about(cells, data, numbers), root, metric=metric)
     if root is not None:
         from fednorms.runs.report import write
 
@@ -317,12 +331,12 @@ def _rates(lr: Mapping[str, float], chosen: Mapping[str, str]) -> dict[str, floa
     return rates
 
 
-def _checked(cells: list[Cell], federation: Federation, model: nn.Module | None) -> list[Cell]:
+def _checked(cells: list[Cell], federation: Federation, model: nn.Module | None, loss: Loss | None) -> list[Cell]:
     """Find bad input before the first run: methods that do not fit the model, directories of other recipes."""
     problems: dict[str, str] = {}
     for label in dict.fromkeys(cell.label for cell in cells):
         try:
-            Session.open(next(c.recipe for c in cells if c.label == label), federation, model)
+            Session.open(next(c.recipe for c in cells if c.label == label), federation, model, loss)
         except BadInput as error:
             problems[label] = str(error)
     if problems:
