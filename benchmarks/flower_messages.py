@@ -9,7 +9,7 @@ from flwr.app import Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.task_identity import TaskIdentity
 
-from fednorms.core import broadcast, initial_state
+from fednorms.core import broadcast, initial_state, server_update
 from fednorms.flower import messages
 from fednorms.flower.deployable import obstacle
 from fednorms.method import load_all, method, names
@@ -27,7 +27,9 @@ def sizes(text: str) -> tuple[int, int, int, int]:
     recipe = Recipe(method=text, rounds=2, threads=1, data={"size": 16}, training={"steps": 1, "epochs": 1})
     session = Session.open(recipe)
     task, engine = session.task, session.engine
-    sent = broadcast(task, engine.setup(initial_state(task)))
+    state = engine.setup(initial_state(task))
+    state = server_update(task, state, engine.train(broadcast(task, state), engine.clients).uploads)
+    sent = broadcast(task, state)
     model = sent.model.pick(task.net.exchanged)
     upload = engine.train(sent, engine.clients[:1]).uploads[0]
     down = messages.pack_broadcast(sent, model, type(model)(), {"accepted": 0, "agreement": "x" * 200, "score": False})

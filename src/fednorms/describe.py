@@ -275,7 +275,6 @@ def describe(
     uploads = [upload, replace(upload, client="b")]
     after = server_update(task, state, uploads)
     sizes = {n: Tree({n: t}).nbytes() for n, t in net.initial.items()}
-    down = [n for n, r in net.routes.items() if r is Route.SHARED]
     lost = [n for n, t in module.state_dict().items() if not _kept(t, net.initial.get(n))]
     weights = dict(module.named_parameters())
     return Description(
@@ -302,7 +301,7 @@ def describe(
         ],
         changes={k: [str(c) for c in v] for k, v in net.changes.items()},
         model_up=upload.model.nbytes(),
-        model_down=sum(sizes[n] for n in down),
+        model_down=sum(sizes[n] for n in net.exchanged),
         model_kept=kept.local.nbytes(),
         forward_passes=in_steps / max(carry.steps, 1),
         extra_passes=(before + after_steps) / (2 * size),

@@ -53,6 +53,7 @@ class Method:
                 ("train a second model per client", [p.name for p in self.having("twin")]),
                 ("normalise the input", [p.name for p in self.parts if p.normalises_input]),
                 ("protect what is sent", [p.name for p in self.having("protect")]),
+                ("release what was protected", [p.name for p in self.having("release")]),
             ]
             if len(rivals) > 1
         ]

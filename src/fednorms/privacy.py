@@ -14,7 +14,7 @@ from fednorms.core import broadcast, initial_state, load, own_state
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.loop import Loop
 from fednorms.engines.store import ClientStore
-from fednorms.flower.deployable import obstacle
+from fednorms.flower.deployable import obstacle, pools
 from fednorms.method import Method
 from fednorms.method import method as read_method
 from fednorms.models import build, models
@@ -26,6 +26,10 @@ from fednorms.training import Training
 from fednorms.tree import Tree
 
 AVERAGED = ("weighted", "uniform", "sum")
+_STATISTICS = [
+    "  (!) Such tensors are computed from a site's images directly, not learnt; a few numbers per channel or",
+    "  class, but of that site alone unless they are averaged before anybody sees them.",
+]
 
 
 @dataclass(frozen=True)
@@ -85,14 +89,14 @@ class Privacy:
         for x in self.leaving:
             mark = "  (!) statistics of the data" if x.statistics else ""
             lines.append(f"  {x.when:<16}{x.sender:<14}{x.nbytes:>12,}   {x.what}: {_some(x.names)}{mark}")
+        images = "" if pools(read_method(self.method)) else "; every image"
         told = "test scores" if self.guarantee else "the training loss, test scores"
         lines += [
             "",
             f"  always          the number of training images, {told}",
-            f"  stays           {self.kept_bytes:,} bytes{': ' + _some(self.kept) if self.kept else ''}; every image",
+            f"  stays           {self.kept_bytes:,} bytes{': ' + _some(self.kept) if self.kept else ''}{images}",
             "",
-            "  (!) Such tensors are computed from a site's images directly, not learnt; a few numbers per channel or",
-            "  class, but of that site alone unless they are averaged before anybody sees them.",
+            *(_STATISTICS if any(x.statistics for x in self.leaving) else []),
             f"  Only sums over sites are needed: {'yes' if self.secure_aggregation else 'no'}"
             f" (secure aggregation {'possible' if self.secure_aggregation else 'impossible'} in principle).",
             f"  Runs across machines: {'no: ' + self.obstacle if self.obstacle else 'yes'}.",

@@ -24,8 +24,8 @@ from fednorms.tables.report import NO_PICTURE
 class Analyse:
     """Measure in a run what a figure of the papers shows; `fednorms list analyses` names all.
 
-    The run is left as it is. Its data must be there. Analyses by round need the rounds, so a run with
-    keep_checkpoints="all".
+    The run is left as it is. Its data must be there. Analyses by round have a point for every round that the run has
+    kept (keep_checkpoints="all"); test-gap needs a run tested with both kinds of statistics instead.
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]

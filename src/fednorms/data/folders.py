@@ -580,7 +580,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 def _converted(image: Image.Image, channels: int, size: tuple[int, int] | None) -> Image.Image:
     if image.mode.startswith("I"):
-        # 16-bit grey (X-rays): keep the upper eight bits, where Pillow itself would clip.
+        # 16-bit grey (X-rays): scaled to eight bits, where Pillow itself would clip.
         image = Image.fromarray(np.clip(np.asarray(image) // 257, 0, 255).astype(np.uint8))
     elif image.mode == "F":
         raise ValueError("floating-point pixels have no fixed range; store it as 8 or 16 bits")

@@ -21,14 +21,25 @@ def obstacle(method: Method) -> str:
     >>> obstacle(method("centralised"))
     'centralised moves the data of all sites into one place'
     """
+    if pooling := pools(method):
+        return f"{pooling} moves the data of all sites into one place"
     for p in method.parts:
-        if overrides(p, "arrange") and len(p.arrange(_two_sites()).clients) < 2:
-            return f"{p.name} moves the data of all sites into one place"
         if "joint" in p.requires:
             return f"{p.name} takes steps that all sites compute together, layer by layer"
         if lacking := sorted(p.requires - PROVIDES):
             return f"{p.name} needs {' and '.join(lacking)}"
     return ""
+
+
+def pools(method: Method) -> str:
+    """The part that brings the data of all sites together, if there is one.
+
+    >>> from fednorms.method import method
+    >>> pools(method("centralised")), pools(method("fedbn"))
+    ('centralised', '')
+    """
+    moving = (p.name for p in method.parts if overrides(p, "arrange") and len(p.arrange(_two_sites()).clients) < 2)
+    return next(moving, "")
 
 
 def _two_sites() -> Federation:
