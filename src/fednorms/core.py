@@ -39,8 +39,7 @@ from fednorms.views import NOT_ASKED_FOR, Begin, Context, End, Round
 # -- the start of a round -------------------------------------------------------------------------------------------
 def initial_state(task: Task) -> ServerState:
     """The server before round 0."""
-    w = task.net.initial.pick(task.net.sent_params)
-    parts = {p.name: p.init(w)[0] for p in task.method.parts}
+    parts = {p.name: p.init(task.net.initial.pick(task.net.seen_by(p)))[0] for p in task.method.parts}
     return ServerState(round=0, model=task.net.initial.clone(), parts=parts, seed=task.seed)
 
 
@@ -53,8 +52,10 @@ def broadcast(task: Task, state: ServerState) -> Broadcast:
 def own_state(task: Task, sent: Broadcast, state: ClientState | None) -> dict[str, Tree]:
     """Each part's state at a client: what it kept, or its initial value."""
     kept = state.parts if state else {}
-    w = sent.model.pick(task.net.sent_params)
-    return {p.name: kept[p.name] if p.name in kept else p.init(w)[1] for p in task.method.parts}
+    return {
+        p.name: kept[p.name] if p.name in kept else p.init(sent.model.pick(task.net.seen_by(p)))[1]
+        for p in task.method.parts
+    }
 
 
 def load(task: Task, sent: Broadcast, client: Client, context: Context, mine: dict[str, Tree]) -> Tree:
@@ -128,7 +129,9 @@ def enter(task: Task, carry: Carry, phase: Phase) -> None:
     moving = carry.params.pick(carry.active).detach()
     carry.velocity = _velocity(task, carry)
     training = task.training
-    if phase.weight_decay is not None:
+    if phase.plain:
+        training = replace(training, optimiser="sgd", momentum=0.0, weight_decay=0.0, keep_momentum=False)
+    elif phase.weight_decay is not None:
         training = replace(training, weight_decay=phase.weight_decay)
     carry.optimiser = Optimiser.fresh(training, moving, rate_of(carry.context, phase), task.like)
     for name, moment in carry.optimiser.first_moment.items():
@@ -138,7 +141,7 @@ def enter(task: Task, carry: Carry, phase: Phase) -> None:
 
 def rate_of(context: Context, phase: Phase) -> float:
     """The learning rate of a phase: its own, or the round's (fine-tuning: the first round's), times its factor."""
-    base = context.lr_0 if context.evaluating else context.lr
+    base = context.lr_0 if context.evaluating and not phase.plain else context.lr
     return (base if phase.lr is None else phase.lr) * phase.factor
 
 
@@ -166,7 +169,7 @@ def step(task: Task, carry: Carry, batches: list[Batch], phase: Phase) -> None:
         for p in task.hooks["grad"]:
             g = _tree(p, "grad", p.grad(g, seen_by(p, views[0], carry)))
             watch(carry, g.values(), p.name, "grad")
-        if task.training.clip is not None:
+        if task.training.clip is not None and not phase.plain:
             g = clipped(g, task.training.clip)
         for p in task.hooks["decay"]:
             g = g + _tree(p, "decay", p.decay(seen_by(p, views[0], carry)))
@@ -251,9 +254,14 @@ def train_twin(task: Task, carry: Carry, p: Part) -> Tree:
 
 
 def start_of_twin(task: Task, mine: dict[str, Tree]) -> Tree:
-    """Where a client's second model starts a round: where it was, or the initial model; parts' own tensors apart."""
+    """Where a client's second model starts a round: where it was, or the initial model.
+
+    Tensors that parts supply (a temperature, pooled statistics) are the round's; those that they own to have them
+    trained (FedNorm) are the second model's as well.
+    """
     net = task.net
-    return second_model(task, mine) or net.initial.pick(n for n in (*net.trained, *net.buffers) if n not in net.owned)
+    supplied = set(net.owned) - net.owned_with_trained
+    return second_model(task, mine) or net.initial.pick(n for n in (*net.trained, *net.buffers) if n not in supplied)
 
 
 def second_model(task: Task, mine: dict[str, Tree]) -> Tree:
@@ -351,7 +359,7 @@ def server_update(task: Task, state: ServerState, uploads: list[Upload] | Combin
     views = {}
     for p in task.method.parts:
         up, context = got.parts[p.name], context_of(task, state.round, None)
-        even = got.even.pick(task.net.sent_params) - state.model if p.uses_even_mean else NOT_ASKED_FOR
+        even = got.even.pick(task.net.seen_by(p)) - state.model if p.uses_even_mean else NOT_ASKED_FOR
         views[p.name] = Round(state.model, up, parts[p.name], got.sampled, task.clients, context, even)
         if p in riding:
             parts[p.name] = riding[p].server(up, views[p.name])

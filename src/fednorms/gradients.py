@@ -42,16 +42,7 @@ def gradient_functions(
             s.logits, s.features = task.net.forward(
                 {**carry.fixed, **params, **buffers}, s.x, train=True, batch_statistics=phase.norm == "batch"
             )
-            total = base_loss(task, carry, s)
-            watch(carry, [total], "the model", "loss")
-            for p in task.hooks["loss"]:
-                term = (p.twin if task.second else p.loss)(seen_by(p, s, carry))
-                if not isinstance(term, (Tensor, float, int)) or (isinstance(term, Tensor) and term.dim()):
-                    got = f"a tensor of {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
-                    raise BadInput(f"{p.name}: loss returns one number, or 0.0 where it has nothing to add; got {got}.")
-                if isinstance(term, Tensor):
-                    total = total + term
-                    watch(carry, [term], p.name, "loss")
+            total = _whole_loss(task, carry, s)
         return total, params.pick(carry.active)
 
     def gradf(params: Tree, draw: int) -> Tree:
@@ -128,8 +119,23 @@ def watch(carry: Carry, tensors: Iterable[Tensor], who: str, hook: str) -> None:
         )
 
 
+def _whole_loss(task: Task, carry: Carry, s: Step) -> Tensor:
+    """The base loss and what parts add to it."""
+    total = base_loss(task, carry, s)
+    watch(carry, [total], "the model", "loss")
+    for p in task.hooks["loss"]:
+        term = (p.twin if task.second else p.loss)(seen_by(p, s, carry))
+        if not isinstance(term, (Tensor, float, int)) or (isinstance(term, Tensor) and term.dim()):
+            got = f"a tensor of {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
+            raise BadInput(f"{p.name}: loss returns one number, or 0.0 where it has nothing to add; got {got}.")
+        if isinstance(term, Tensor):
+            total = total + term
+            watch(carry, [term], p.name, "loss")
+    return total
+
+
 def full_gradient(task: Task, carry: Carry, params: Tree) -> Tree:
-    """The gradient of the base loss over all of a client's data at `params`: train mode, buffers untouched.
+    """The gradient of the loss, all terms, over all of a client's data at `params`: train mode, buffers untouched.
 
     Trainable tensors that `params` does not name (LOCAL ones) are as the round found them; layers normalise as this
     round's phases do (FixBN: with the running statistics).
@@ -144,8 +150,9 @@ def full_gradient(task: Task, carry: Carry, params: Tree) -> Tree:
         stored = running or (len(rows) == 1 and task.needs_two)
         with noise.keyed(carry.key), torch.enable_grad():
             tensors = {**fixed, **point, **carry.buffers.clone()}
+            s.params = Tree({**carry.start.detach(), **point})
             s.logits, s.features = task.net.forward(tensors, s.x, train=True, batch_statistics=not stored)
-            grads = torch.autograd.grad(base_loss(task, carry, s), list(point.values()), allow_unused=True)
+            grads = torch.autograd.grad(_whole_loss(task, carry, s), list(point.values()), allow_unused=True)
         share = Tree({k: g * (len(rows) / n) for k, g in zip(point, grads, strict=True) if g is not None})
         total = share + total
     return total

@@ -129,6 +129,7 @@ class Method:
             server_model=next((r.server_model for r in rules if r.server_model), None),
             predict=next((r.predict for r in rules if r.predict), None),
             statistics=next((r.statistics for r in rules if r.statistics), None),
+            unseen=next((r.unseen for r in rules if r.unseen), None),
         )
 
     def weighting(self, chosen: Weighting | None = None) -> Weighting:

@@ -178,12 +178,21 @@ class Net:
         self.exchanged = where(lambda s, r: r <= Route.SENT)
         self.own = where(lambda s, r: r in (Route.SENT, Route.LOCAL))
         self.owned = where(lambda s, r: r is Route.OWNED)
+        self.owned_with_trained = frozenset(  # of parts that own tensors which are trained (FedNorm), all that they own
+            n for names in self.owned_by.values() if any(self.slots[n].trainable for n in names) for n in names
+        )
         self.private = frozenset(where(lambda s, r: r >= Route.OWNED))
         self.trained = where(lambda s, r: s.trainable and r is not Route.FROZEN)
         self.sent_params = [n for n in self.trained if self.routes[n] <= Route.SENT]
         self.buffers = where(lambda s, r: s.kind == "buffer")
         self.statistics = [n for n in self.exchanged if n in self.buffers and self.initial[n].is_floating_point()]
         self.head_names = frozenset(where(lambda s, r: s.head))
+
+    def seen_by(self, p: Part) -> list[str]:
+        """The names that a part's `init` sees: `sent_params`; where it compares them with the server's (`even`), only
+        those that clients begin with, because the others' updates do not start there.
+        """
+        return [n for n in self.sent_params if self.routes[n] is Route.SHARED or not p.uses_even_mean]
 
     def _state(self) -> Tree:
         tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
@@ -253,6 +262,9 @@ class Net:
             for name, tensor in {**dict(module.named_parameters()), **dict(module.named_buffers())}.items():
                 if name in self.slots:
                     tensor.copy_(tensors[name])
+        for m in module.modules():
+            if isinstance(m, AdaptiveGroupNorm):
+                m.sampling = None
         return module.eval()
 
     def duplicate(self) -> Net:

@@ -65,8 +65,9 @@ class Slot:
 class Phase:
     """A stretch of local training: how long, which tensors move, which statistics normalise.
 
-    `lr=None` is the round's rate; `factor` multiplies it. `draws` batches go into one step (only `oracle` sees them).
-    `weight_decay=None` is the recipe's; only phases of `evaluation` may have another.
+    `lr=None` is the round's rate (in phases of `evaluation`: the first round's); `factor` multiplies it. `draws`
+    batches go into one step (only `oracle` sees them). `weight_decay=None` is the recipe's; only phases of `evaluation`
+    may have another. `plain` are bare gradient steps at the round's rate: no momentum, weight decay or clipping.
 
     >>> Phase(epochs=5, train="head").norm
     'batch'
@@ -80,6 +81,7 @@ class Phase:
     factor: float = 1.0
     draws: int = 1
     weight_decay: float | None = None
+    plain: bool = False
 
     def __post_init__(self) -> None:
         for what, value in (("epochs", self.epochs), ("steps", self.steps), ("draws", self.draws)):
@@ -113,6 +115,7 @@ class Eval:
     server_model: Callable[[Tree, Tree], Tree] | None = None
     predict: Callable[[Tensor, Tensor, Tree, Tree], Tensor] | None = None
     statistics: Literal["re-estimated"] | None = None  # with which global, personal and unseen models are tested
+    unseen: Literal["re-estimated"] | None = None  # the same for unseen models only
 
 
 class Part:
@@ -157,7 +160,7 @@ class Part:
         return model
 
     def batch(self, x: Tensor, y: Tensor, s: Step) -> tuple[Tensor, Tensor]:
-        """Transform the data of a step (and, with `s.context.evaluating`, of a test); in order."""
+        """Transform the data of a step (and, with `s.testing`, of a test); in order."""
         return x, y
 
     def objective(self, s: Step) -> Tensor:

@@ -80,10 +80,11 @@ class LocalView:
             yield self.task.preprocessing.cropped(self.task.preprocessing.unit(x, dtype=self.task.like.dtype))
 
     def layer_inputs(
-        self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None
+        self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None, *, shuffled: bool = True
     ) -> Iterator[dict[str, Tensor]]:
         """Per batch of training data, shuffled anew each round, the input of every wanted layer (buffers untouched)."""
-        rows = noise.permutation(len(self.client.data), "order of a pass", self._word())
+        n = len(self.client.data)
+        rows = noise.permutation(n, "order of a pass", self._word()) if shuffled else torch.arange(n)
         return layer_inputs(self.task, self.sent, self.client, self.model, self.everyone, wanted, rows, batch_size)
 
     @torch.no_grad()
@@ -190,9 +191,10 @@ def rows_of_test(task: Task, site: str, images: int) -> Sequence[Tensor]:
 
 
 def prepare_test(task: Task, batch: Batch, context: Context, mine: dict[str, Tree], sent: Broadcast) -> Batch:
-    """A raw batch as a tested model gets it: parts that transform data see `context.evaluating`."""
+    """A raw batch as a tested model gets it: parts that transform data see `s.testing`."""
     x, y = batch[0].to(task.like.device), batch[1].to(task.like.device)
     s = Step(Tree(), Tree(), x, y, replace(context, evaluating=True), task.net.head_names, {}, _no_pass, task.loss)
+    s.testing = True
 
     def seen_by(p: Part) -> Step:
         view = copy.copy(s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -191,9 +191,11 @@ class _Watched(LocalView):
         self.looked = True
         return super().features()
 
-    def layer_inputs(self, *options: Any) -> Iterator[dict[str, Tensor]]:  # noqa: ANN401
+    def layer_inputs(
+        self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None, *, shuffled: bool = True
+    ) -> Iterator[dict[str, Tensor]]:
         self.looked = True
-        return super().layer_inputs(*options)
+        return super().layer_inputs(wanted, batch_size, shuffled=shuffled)
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -17,7 +17,7 @@ def protected(task: Task, carry: Carry, model: Tree, uploads: dict[str, Tree], p
     """A client's exchanged tensors after `protect`; counters stay as they came, since they count the client's data."""
     if leaking := sorted(name for name, tree in uploads.items() if tree):
         raise RuntimeError(f"{leaking[0]} sends tensors that {p.name} does not protect: declare `uploads = True` in it")
-    received = Tree({**carry.start, **carry.start_buffers})
+    received = carry.broadcast.model  # not what the client began with: of tensors that it keeps, that is its own secret
     start = received.pick(_floats(task))
     update = model.pick(start) - start
     changed = p.protect(update, e)

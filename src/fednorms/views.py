@@ -20,9 +20,10 @@ class Context:
 
     round: int
     rounds: int
-    lr: float  # this round's rate
+    lr: float  # this round's rate; in a test, that of the last round that was trained
     lr_0: float  # the first round's rate
     momentum: float
+    keeps_momentum: bool  # from round to round
     batch_size: int
     client: str
     samples: int  # n_k
@@ -34,6 +35,15 @@ class Context:
     seed: int = 0  # the run's
     cohort: float = 1.0  # how many clients a round is expected to have
     deployed: bool = False  # across machines, where somebody may know the seed
+
+    def check_momentum(self) -> None:
+        """Refuse momentum of earlier rounds, for parts that divide an update by what this round's gradients weigh."""
+        if self.keeps_momentum:
+            raise BadInput(
+                "keep_momentum = true: an update then also holds gradients of earlier rounds, and feddc, fednova and "
+                "scaffold(control=difference) divide it by the weight of this round's. Set it to false, or leave out "
+                "the part."
+            )
 
     def normals(self, what: str, like: Tensor, *, system: bool) -> Tensor:
         """Standard normal numbers of a tensor's shape: by `what`, seed, round and client, or unpredictable ones."""
@@ -84,6 +94,7 @@ class Step:
     part: str = ""
     down: Tree = field(default_factory=Tree)
     mine: Tree = field(default_factory=Tree)
+    testing: bool = False  # in `batch`: these images are tested, not trained or fine-tuned on
     window: tuple[int, int] = (0, 0)  # height and width that the network takes of an image, see `Preprocessing.crop`
     hessian: Callable[[Tree, Tree, int], Tree] = _no_hessian
     """In `oracle`: (params, v, draw) -> the Hessian of the local loss at `params` on that batch, times v."""
@@ -153,6 +164,7 @@ class End(_OnRequest):
     def effective_steps(self) -> float:
         """K, or with momentum rho the weights that K steps give to their gradients, summed: the K' of FedNTD."""
         rho, k = self.context.momentum, self.steps
+        self.context.check_momentum()
         return (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
 
 
@@ -216,10 +228,10 @@ class Local(Protocol):
         ...
 
     def layer_inputs(
-        self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None
+        self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None, *, shuffled: bool = True
     ) -> Iterator[dict[str, Tensor]]:
         """Per batch of training data, shuffled anew each round, the input of every wanted layer (train mode, buffers
-        untouched).
+        untouched); `shuffled=False` takes images as they are stored.
         """
         ...
 

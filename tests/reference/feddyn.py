@@ -23,8 +23,10 @@ def load_flat(model: nn.Module, vector: torch.Tensor) -> None:
 
 
 def feddyn_paper(model: nn.Module, clients, plans, cohorts, lr, alpha, clip=None):
-    """Returns the server's model, h and the list of lambda_k, the last two as long vectors."""
+    """Returns the server's model, h and the list of lambda_k, the last two as long vectors; alpha_k = alpha / u_k."""
     server = copy.deepcopy(model)
+    total = sum(len(y) for _, y in clients)
+    alphas = [alpha * total / (len(y) * len(clients)) for _, y in clients]
     size = flat(server).numel()
     h = torch.zeros(size, dtype=torch.float64)
     lambdas = [torch.zeros(size, dtype=torch.float64) for _ in clients]
@@ -38,7 +40,7 @@ def feddyn_paper(model: nn.Module, clients, plans, cohorts, lr, alpha, clip=None
                 local.zero_grad()
                 theta = flat(local)
                 loss = nn.functional.cross_entropy(local(x[rows]), y[rows])
-                loss = loss - lambdas[k] @ theta + alpha / 2 * ((theta - w) ** 2).sum()
+                loss = loss - lambdas[k] @ theta + alphas[k] / 2 * ((theta - w) ** 2).sum()
                 loss.backward()
                 if clip:
                     nn.utils.clip_grad_norm_(local.parameters(), clip)
@@ -46,7 +48,7 @@ def feddyn_paper(model: nn.Module, clients, plans, cohorts, lr, alpha, clip=None
                     for p in local.parameters():
                         p -= lr * p.grad
             theta = flat(local).detach()
-            lambdas[k] = lambdas[k] - alpha * (theta - w)
+            lambdas[k] = lambdas[k] - alphas[k] * (theta - w)
             thetas.append(theta)
             states.append(local.state_dict())
         h = h - alpha / len(clients) * sum(theta - w for theta in thetas)

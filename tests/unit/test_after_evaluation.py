@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fednorms.core import broadcast
+from fednorms.core import base_phases, begin, broadcast, draws, step
+from fednorms.data import Federation
 from fednorms.errors import BadInput
 from fednorms.evaluation.modes import Mode, model_for, unseen_broadcast
 from fednorms.evaluation.statistics import statistics_names
@@ -263,6 +264,33 @@ def test_after_local_is_the_clients_model_before_averaging():
         assert done.after_local[upload.client].accuracy == right.double().mean()
     with pytest.raises(BadInput, match="while a run trains"):
         evaluate(session, state, "after_local")
+
+
+@pytest.mark.parametrize("text", ["fedavg", "fedbn", "silobn", "fedwon", "fednn(tau=3.0)", "fednorm", "fedper", "hbn"])
+def test_after_local_is_the_model_that_was_trained(text):
+    given = federation()
+    sites = [replace(s, attributes={"modality": "CT"}) for s in given.sites]
+    data = Federation(given.name, sites, given.classes, given.preprocessing)
+    session, state = trained(text, n=1, rounds=4, sites=data)
+    engine, task = session.engine, session.task
+    sent = broadcast(task, state)
+    client = engine.client("a")
+    carry, _ = begin(task, sent, client)
+    with engine._at("train", sent.round, "a"):
+        for batches, phase in draws(task, carry, base_phases(task, carry.context)):
+            step(task, carry, batches, phase)
+    (upload,) = engine.train(sent, ["a"]).uploads
+    _, after, _ = engine.model_after(sent, engine.client("a"), upload)
+    got, wanted = ({k: v for k, v in tree.items() if v.is_floating_point()} for tree in (after, carry.model().detach()))
+    close(dict(sorted(got.items())), dict(sorted(wanted.items())), atol=1e-7)
+
+
+def test_sites_that_never_trained_measure_their_own_statistics_under_silobn():
+    session, state = trained("silobn")
+    assert Mode("unseen").resolved(session.task).statistics == "re-estimated"
+    one, other = (evaluate(session, state, m) for m in ("unseen", "unseen/re-estimated"))
+    assert one.sites == other.sites
+    assert one.sites != evaluate(session, state, "unseen/global").sites
 
 
 def test_pooled_clients_of_fedbn_share_the_one_bn_that_was_trained():

@@ -170,6 +170,13 @@ def test_sn_by_the_formula(biased):
     near(layer.running_var, 0.1 * var)
 
 
+def test_sn_starts_at_zero_variance_unless_the_layer_before_it_has_gathered_some():
+    bn = nn.BatchNorm2d(4).double()
+    assert not SwitchableNorm.like(bn).running_var.any()
+    bn(images(seed=3))
+    near(SwitchableNorm.like(bn).running_var, bn.running_var)
+
+
 @pytest.mark.parametrize("which", ["in", "ln", "bn"])
 @pytest.mark.parametrize("training", [True, False])
 def test_one_hot_sn_is_the_layer_it_chose(which, training):

@@ -59,13 +59,23 @@ def test_no_update_is_longer_than_the_clip(rows, clip, double):
 
 
 @pytest.mark.parametrize(
-    "text", ["dpcentral(clip=0.01)", "dpcentral(clip=0.01) + fedprox", "silobn + dpcentral(clip=0.01)"]
+    "text",
+    [
+        "dpcentral(clip=0.01)",
+        "dpcentral(clip=0.01) + fedprox",
+        "silobn + dpcentral(clip=0.01)",
+        "fedbn(upload=True) + dpcentral(clip=0.01)",
+        "partialfed + dpcentral(clip=0.01)",
+        "partialfed(strategy=adaptive) + dpcentral(clip=0.01)",
+    ],
 )
-def test_what_a_client_sends_is_within_the_clip_of_what_it_got(text):
+@pytest.mark.parametrize("before", [0, 3])
+def test_what_a_client_sends_is_within_the_clip_of_what_it_got(text, before):
     data = tiny_data()
-    task = task_of(text, data, lr=5.0, epochs=3)
-    sent = broadcast(task, initial_state(task))
-    upload, _ = local_update(task, sent, Client("a", data["a"]))
+    task = task_of(text, data, lr=0.5, epochs=3)
+    run = rounds(task, data, before)  # clients may have tensors of their own by now
+    sent = broadcast(task, run.server)
+    upload, _ = local_update(task, sent, Client("a", data["a"], run.states.get("a")))
     floats = {k: t for k, t in upload.model.items() if t.is_floating_point()}
     assert 0.0099 < length({k: t - sent.model[k] for k, t in floats.items()}) <= 0.01 + 1e-12
     counters = [k for k in upload.model if k not in floats]

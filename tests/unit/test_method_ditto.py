@@ -52,6 +52,14 @@ def test_lam_zero_is_every_client_alone_also_with_absences(settings):
         assert same(dict(sorted(personal(task, run, name).items())), dict(sorted(alone.states[name].local.items())))
 
 
+def test_lam_zero_is_every_client_alone_also_where_a_part_owns_trained_tensors():
+    data = tiny_data()
+    task = tiny_task("ditto(lam=0) + fednorm", data)
+    run, alone = rounds(task, data, 3), play("standalone", data, n=3)
+    for name in data:
+        assert same(dict(sorted(personal(task, run, name).items())), dict(sorted(alone.states[name].local.items())))
+
+
 @pytest.mark.parametrize("rest", ["", " + scaffold", " + fedbn", " + fedprox(mu=0.1)", " + fedrdn"])
 def test_the_global_part_is_untouched_bit_for_bit(rest):
     plain = play((rest or "fedavg").removeprefix(" + "), n=3, momentum=0.9)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fednorms.errors import BadInput
 from fednorms.tree import Tree, branch
 from tests.reference.feddc import feddc
 from tests.tiny import close, pairs, plan_of, play, rounds, tiny_data, tiny_net, tiny_task
@@ -50,6 +51,14 @@ def test_the_first_round_of_all_clients_walks_twice_the_mean_update(variant):
     for name, w in tiny_net().named_parameters():
         mean = sum(u.model[name] - w.detach() for u in run.uploads.values()) / 3
         torch.testing.assert_close(run.model[name], w.detach() + 2 * mean, atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("text", ["feddc", "fednova", "scaffold(control=difference)"])
+def test_momentum_of_earlier_rounds_is_refused_where_an_update_is_divided_by_its_steps(text):
+    with pytest.raises(BadInput, match="keep_momentum = true"):
+        play(text, n=1, momentum=0.9, keep_momentum=True)
+    play(text, n=1, momentum=0.9)
+    play("scaffold", n=1, momentum=0.9, keep_momentum=True)
 
 
 def test_a_drift_is_the_sum_of_the_clients_own_updates_and_the_server_keeps_their_mean():

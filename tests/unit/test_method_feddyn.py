@@ -45,6 +45,14 @@ def test_code_form_equals_the_authors_program_with_unequal_clients(settings):
         torch.testing.assert_close(vector(run.states[name].parts["feddyn"]), wanted, atol=1e-9, rtol=0)
 
 
+def test_both_forms_agree_for_unequal_clients_without_clipping():
+    data = tiny_data(13, 4, 7)
+    paper, code = (
+        play(f"feddyn(alpha=0.3, form={f})", data, n=4, cohorts=COHORTS, epochs=2) for f in ("paper", "code")
+    )
+    close(paper.model, code.model, atol=1e-10)
+
+
 def test_both_forms_agree_for_equal_clients_without_clipping_and_clipping_tells_them_apart():
     data = tiny_data(8, 8, 8)
     paper, code = (
@@ -58,11 +66,23 @@ def test_both_forms_agree_for_equal_clients_without_clipping_and_clipping_tells_
 
 
 @pytest.mark.parametrize("weighting", [None, "size"])
-def test_h_is_the_mean_of_all_lambdas_whoever_took_part_and_however_models_are_weighted(weighting):
-    run = play("feddyn(alpha=0.1)", tiny_data(13, 4, 7), n=4, cohorts=COHORTS, weighting=weighting)
+@pytest.mark.parametrize("beside", ["", " + fedbn(upload=True)", " + hbn", " + partialfed"])
+def test_h_is_the_mean_of_all_lambdas_whoever_took_part_and_however_models_are_weighted(weighting, beside):
+    sizes = (13, 4, 7)
+    run = play(f"feddyn(alpha=0.1){beside}", tiny_data(*sizes), n=4, cohorts=COHORTS, weighting=weighting)
+    assert run.server.parts["feddyn"]
+    relative = dict(zip("abc", (n * 3 / sum(sizes) for n in sizes), strict=True))
     for name, h in run.server.parts["feddyn"].items():
-        mean = sum(run.states[k].parts["feddyn"][name] for k in "abc") / 3
+        mean = sum(run.states[k].parts["feddyn"][name] * relative[k] for k in "abc") / 3
         torch.testing.assert_close(h, mean, atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("text", ["feddyn(alpha=0.1)", "feddc(alpha=0.1)"])
+def test_what_clients_keep_and_send_is_averaged_plainly(text):
+    run = play(f"{text} + fedbn(upload=True)", tiny_data(6, 6, 6), n=3)
+    for name in ("norm.weight", "norm.running_mean"):
+        mean = sum(u.model[name] for u in run.uploads.values()) / 3
+        torch.testing.assert_close(run.model[name], mean, atol=1e-13, rtol=0)
 
 
 @pytest.mark.parametrize("form", ["paper", "code"])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fednorms.methods.fedexp import FedEXP
+from fednorms.states import context_of
 from fednorms.tree import Tree
 from fednorms.views import Round
 from tests.reference.fedexp import fedexp, step_size
@@ -43,6 +44,18 @@ def test_never_below_one_and_equal_to_the_formula():
         got = eta(updates, 1e-3, weights)
         assert got >= 1.0
         assert got == pytest.approx(step_size(updates, weights, 1e-3), rel=1e-12)
+
+
+def test_the_public_code_scales_eps_by_clients_and_rate():
+    updates = list(2.5 * torch.eye(10, 12, dtype=torch.float64))
+    task = tiny_task("fedexp", tiny_data(), rounds=9, schedule="exp", decay=0.5)
+    delta = Tree(w=sum(updates) / 10)
+    for t in (0, 3):
+        length = Tree(sqnorm=delta["w"].new_tensor(2.5**2))
+        r = Round(Tree(w=torch.zeros(12)), length, Tree(), 10, 20, context_of(task, t, None))
+        paper, author = (FedEXP(eps=0.1, variant=v).server(delta, r)[0]["w"][0] / 0.25 for v in ("paper", "author"))
+        assert float(paper) == pytest.approx(step_size(updates, [1.0] * 10, 0.1), rel=1e-12)
+        assert float(author) == pytest.approx(step_size(updates, [1.0] * 10, 0.1 * 10 * 0.5 ** (2 * t)), rel=1e-12)
 
 
 def test_updates_that_cancel_leave_the_model_where_it_is():

@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from fednorms.core import initial_state
+from fednorms import noise
+from fednorms.core import base_phases, begin, broadcast, draws, initial_state
 from fednorms.errors import BadInput
+from fednorms.gradients import step_key, step_view
 from fednorms.methods.greg import GReg, symmetric_kl
+from fednorms.states import Client
 from fednorms.tree import Tree
 from tests.reference.greg import greg, symmetric_divergence
 from tests.tiny import Run, close, pairs, plan_of, play, rounds, same, tiny_data, tiny_net, tiny_task
@@ -55,6 +58,28 @@ def test_equal_statistics_give_no_penalty_and_no_gradient():
     assert penalty.abs() < 1e-12
     for g in torch.autograd.grad(penalty, weights):
         assert g.abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("text", ["greg", "fednn(tau=1.0) + greg", "wn + agn(variant=author) + greg"])
+def test_both_passes_of_a_step_draw_the_same_noise(text):
+    """With the statistics of the batch sent down, there is nothing to regularise, whatever else a layer draws."""
+    data = tiny_data(6)
+    task = tiny_task(text, data, batch_size=6)
+    state = rounds(task, data, 1).server
+    sent = broadcast(task, state)
+    carry, _ = begin(task, sent, Client("a", data["a"]))
+    batches, _ = next(draws(task, carry, base_phases(task, carry.context)))
+    with task.net.watching(lambda m: m is task.net.module.norm) as seen:
+        view = step_view(task, carry, batches[0], 0)
+        with noise.keyed(step_key(carry, 0)):
+            view.forward(carry.params, view.x)
+    x = seen["norm"].detach()
+    for name, value in {"running_mean": x.mean((0, 2, 3)), "running_var": x.var((0, 2, 3), unbiased=False)}.items():
+        carry.buffers[f"norm.{name}"].copy_(value)
+        carry.start_buffers[f"norm.{name}"] = value
+    with noise.keyed(step_key(carry, 0)), torch.no_grad():
+        one, two = (view.forward(carry.params, view.x, stats=s)[0] for s in ("batch", "broadcast"))
+    torch.testing.assert_close(one, two, atol=1e-10 if "author" not in text else 1e-2, rtol=0)
 
 
 def test_gap_of_losses_is_bounded_by_the_divergence():

@@ -109,6 +109,26 @@ def test_a_client_with_a_single_batch_still_trains():
     assert not torch.equal(run.model["conv.weight"], tiny_net().conv.weight)
 
 
+@pytest.mark.parametrize("settings", [{"weight_decay": 0.5}, {"clip": 0.01}, {"optimiser": "adamw"}, {"momentum": 0.9}])
+@pytest.mark.parametrize("alpha", [0.0, 0.3])
+def test_the_inner_step_of_a_test_is_that_of_training(settings, alpha):
+    data = ones(2)
+    options = {"model": Scalar(1.0), "loss": square, "lr": 0.1, "batch_size": 2, "schedule": "step"}
+    task = tiny_task(f"perfedavg(alpha={alpha})", data, rounds=4, **options, **settings)
+    run = rounds(task, data, 4)
+    w = float(run.model["head.weight"])
+    carry, _ = begin(task, broadcast(task, run.server), Client("a", data["a"]), evaluating=True)
+    train(task, carry, task.method.evaluation().phases)
+    rate = alpha or 0.1 * 0.01  # what the last round trained with, after two cuts to a tenth
+    assert float(carry.model()["head.weight"]) == pytest.approx(w - rate * 2 * w, rel=1e-12)
+
+
+def test_beta_is_the_rate_of_the_outer_step():
+    kw = {"model": Scalar(1.0), "loss": square, "lr": 0.1, "batch_size": 2, "steps": 1}
+    run = play("perfedavg(beta=0.5)", ones(2), n=1, **kw)
+    assert float(run.model["head.weight"]) == pytest.approx(1 - 0.5 * 2 * 0.8, abs=1e-12)
+
+
 def test_it_is_tested_after_one_plain_inner_step_on_own_training_data():
     data = ones(2)
     task = tiny_task("perfedavg(alpha=0.1)", data, model=Scalar(1.0), loss=square, lr=0.5, batch_size=2)

@@ -107,6 +107,13 @@ def test_option_one_starts_from_the_clients_own_tensors_and_normalises_as_traini
     close(one.model, two.model, atol=1e-12)
 
 
+@pytest.mark.parametrize("other", ["fedprox(mu=0.5)", "greg", "fedfr", "moon", "feddyn(alpha=0.1)"])
+def test_option_one_is_the_gradient_of_all_terms_of_the_loss(other):
+    one, two = (play(f"{other} + {t}", n=3, batch_size=50) for t in ("scaffold(option=I)", "scaffold"))
+    close(c_of(one), c_of(two), atol=1e-11)
+    close(one.model, two.model, atol=1e-11)
+
+
 def test_option_one_is_the_gradient_at_the_broadcast_model_over_all_data():
     data = tiny_data(8, 6)
     run = play("nonorm + scaffold(option=I)", data, n=1, epochs=2)

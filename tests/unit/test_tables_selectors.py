@@ -72,6 +72,8 @@ def run():
         ("bytes", 200.0),
         ("rounds-to:0.6", 2.0),
         ("rounds-to:0.95", None),
+        ("rounds-to:0.6,2", 2.0),
+        ("rounds-to:0.65,2", None),  # the last round falls back
         ("peak:mean", 80.0),
         ("peak:pooled", 100 * (0.9 * 10 + 0.7 * 30 + 0.5 * 60) / 100 + 10),
         ("peak:mean@unseen", 35.0),
@@ -121,6 +123,8 @@ def test_many_sites_are_kept_as_domains_only():
         ("domain:a,b", "domains:"),
         ("mean:a", "takes no name"),
         ("rounds-to:80", "between 0 and 1"),
+        ("rounds-to:0.8,x", "rounds-to:0.8,3"),
+        ("rounds-to:0.8,3,1", "rounds-to:0.8,3"),
         ("balanced seconds", "no balanced form"),
         ("peak:", 'as in "peak:mean"'),
         ("peak:worst", "peak:pooled"),

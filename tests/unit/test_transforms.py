@@ -11,8 +11,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fednorms import noise
-from fednorms.core import broadcast, initial_state, local_update
+from fednorms.core import begin, broadcast, draws, initial_state, local_update, step
 from fednorms.data import Preprocessing
+from fednorms.gradients import step_view
 from fednorms.method import method
 from fednorms.passes import prepare_test
 from fednorms.states import Client, context_of
@@ -31,7 +32,7 @@ from fednorms.transforms import (
     normalise,
     rotate,
 )
-from tests.tiny import TinyNet, play, same, tiny_data, tiny_task
+from tests.tiny import TinyNet, play, rounds, same, tiny_data, tiny_task
 
 TF = pytest.importorskip("torchvision.transforms.functional")
 
@@ -183,6 +184,20 @@ def test_training_sees_other_images_each_step_and_tests_see_the_same():
         task, data["a"].batch([0, 1]), context_of(task, 0, client, evaluating=True), {"augment": {}}, sent
     )[0]
     assert torch.equal(x, task.preprocessing(data["a"].batch([0, 1])[0], x.dtype))
+
+
+@pytest.mark.parametrize("text", ["augment", "fedrdn"])
+def test_fine_tuning_sees_images_as_training_does(text):
+    data = tiny_data(8, 6)
+    task = tiny_task(f"{text} + finetune(epochs=2)", data)
+    run = rounds(task, data, 1)
+    client = Client("a", data["a"], run.states.get("a"))
+    carry, _ = begin(task, broadcast(task, run.server), client, evaluating=True)
+    for batches, phase in draws(task, carry, task.method.evaluation().phases):
+        view = step_view(task, carry, batches[0], 0)
+        tested = prepare_test(task, batches[0], carry.context, carry.mine, carry.broadcast)[0]
+        assert not torch.equal(view.x, tested)
+        step(task, carry, batches, phase)
 
 
 def test_isic_trains_on_a_random_square_and_tests_on_the_middle():

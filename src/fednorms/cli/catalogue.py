@@ -51,7 +51,7 @@ _USE = {
     "partitions": 'Used as --partition "dirichlet(beta=0.3, clients=100)"; within=domain divides every domain by '
     "itself, test=deal|alike|personal|whole says what becomes of test data.",
     "transforms": "Used as --augment flip_rotate; by default a data set's papers decide. Tests see no transform.",
-    "analyses": 'Used as `fednorms analyse RUN four-factors`; those by round have a point for every kept '
+    "analyses": "Used as `fednorms analyse RUN four-factors`; those by round have a point for every kept "
     'round (keep_checkpoints="all"); test-gap needs a run tested with global and batch statistics.',
 }
 

@@ -189,8 +189,15 @@ class Loop:
             return score_site(self.task, here, client, test, self.tested.num_classes, model, mine, AFTER_LOCAL)
 
     def model_after(self, sent: Broadcast, client: Client, upload: Upload) -> tuple[Broadcast, Tree, dict[str, Tree]]:
-        """A client's model right after local training (its state is the new one), as if it had been broadcast."""
-        here = replace(sent, model=Tree({**sent.model, **upload.model}))
+        """A client's model right after local training (its state is the new one), as if it had been broadcast.
+
+        Parts that own tensors which are trained (FedNorm) send them under the names by which they install them.
+        """
+        net = self.task.net
+        owners = [name for name, owned in net.owned_by.items() if not net.owned_with_trained.isdisjoint(owned)]
+        trained = {name: Tree({**sent.parts[name], **upload.parts.get(name, {})}) for name in owners}
+        model = Tree({**sent.model, **upload.model})
+        here = replace(sent, round=sent.round + 1, model=model, parts={**sent.parts, **trained})
         return here, *model_for(self.task, here, client, AFTER_LOCAL)
 
     # -- testing ------------------------------------------------------------------------------------------------

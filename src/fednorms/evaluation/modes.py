@@ -87,7 +87,8 @@ class Mode:
                 'they are sent. Evaluate "global" or "personal".'
             )
         statistics = self.statistics
-        rule = task.method.evaluation().statistics
+        asked = task.method.evaluation()
+        rule = asked.statistics or (asked.unseen if self.model == "unseen" else None)
         if statistics == "auto" and rule and self.model in ("global", "personal", "unseen"):
             statistics = rule
         elif statistics == "auto":

@@ -103,7 +103,10 @@ class AdaptiveGroupNorm(nn.Module):
         self.variant: Variant = variant
         self.eval_mode: EvalMode = eval_mode
         self.eps, self.keep, self.stream = eps, keep, stream
-        self.sampling = True  # a test with batch statistics switches it off: noise belongs to training
+        self.sampling: bool | None = None
+        """Whether the share is drawn; None: in training mode. Which statistics normalise is another question: a test
+        may use those of the batch, and training (GReg's second pass, FixBN) stored ones.
+        """
         ones = torch.ones(channels, device=device, dtype=dtype)
         self.weight = nn.Parameter(ones.clone()) if affine else None
         self.bias = nn.Parameter(torch.zeros_like(ones)) if affine else None
@@ -154,7 +157,7 @@ class AdaptiveGroupNorm(nn.Module):
 
     def share(self) -> Tensor:
         """The pair (s_bn, s_gn) this call uses; it sums to 1."""
-        if (self.training and self.sampling) or self.eval_mode == "sample":
+        if (self.training if self.sampling is None else self.sampling) or self.eval_mode == "sample":
             # Drawn in float32 whatever the layer's dtype, so that the sample does not depend on it.
             u = noise.uniform((2,), self.stream, self.logits.new_empty(0, dtype=torch.float32))
             gumbel = -torch.log(-torch.log(u)).to(self.logits.dtype)

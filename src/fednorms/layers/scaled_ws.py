@@ -96,12 +96,14 @@ class WSConv2d(StandardisedConv2d):
         init: Init = "keep",
     ) -> Self:
         """The same convolution (the same Parameter objects), standardised; `add_bias` adds a zero bias where
-        none is. init="xavier" draws the weight anew in place, from a seed hashed from `name`.
+        none is. init="xavier" draws the weight anew in place, from a seed hashed from `name` and the weights that were
+        there: runs with other seeds start from others.
         """
         where = place(conv)
         new = cls(**geometry(conv, name), dtype=where["dtype"], form=form, gamma=gamma, eps=eps)._take(conv)
         if init == "xavier":
-            generator = torch.Generator().manual_seed(noise.seed_of("wsconv", name))
+            before = conv.weight.detach().flatten()[:64].tolist()
+            generator = torch.Generator().manual_seed(noise.seed_of("wsconv", name, *before))
             # On the CPU and in float32, so that every device and dtype starts from the same numbers.
             drawn = torch.empty(conv.weight.shape, dtype=torch.float32, device="cpu")
             with torch.no_grad():

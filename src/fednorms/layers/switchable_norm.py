@@ -52,12 +52,12 @@ class SwitchableNorm(nn.Module):
 
     @classmethod
     def like(cls, norm: nn.Module, biased: bool = False, name: str = "") -> nn.Module:
-        """In place of a batch normalisation layer: keeps affine and eps, and starts from its running statistics."""
+        """In place of a batch normalisation layer: keeps affine, eps and the statistics that it has gathered."""
         new = cls(width(norm, name), biased, float(getattr(norm, "eps", 1e-5)), **place(norm))
         keep_parameters(norm, new, "weight", "bias")
         for buffer in ("running_mean", "running_var"):
-            tracked = tensor(norm, buffer)
-            if tracked is not None:
+            tracked, batches = tensor(norm, buffer), tensor(norm, "num_batches_tracked")
+            if tracked is not None and batches is not None and int(batches) > 0:
                 getattr(new, buffer).copy_(tracked)
         return keep_act(norm, new)
 

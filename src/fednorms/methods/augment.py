@@ -32,4 +32,4 @@ class Augment(Part):
 
     @override
     def batch(self, x: Tensor, y: Tensor, s: Step) -> tuple[Tensor, Tensor]:
-        return (x if s.context.evaluating else CHAINS[self.chain](x, s.uniform, s.window)), y
+        return (x if s.testing else CHAINS[self.chain](x, s.uniform, s.window)), y

@@ -19,7 +19,7 @@ class FedDC(Part):
     u_i = n_i N / n is a client's relative size. After training with K steps of rate lr the drift and the variate are
     h_i <- h_i + w - w_t and c_i <- c_i - c/u_i - (w - w_t) / (K lr); the server keeps H, the mean drift of all clients,
     moves to mean(w_i) + H, and c <- c + 1/N sum u_i (change of c_i). Paper: Gao et al., FedDC, CVPR 2022 (alpha 0.01
-    for CIFAR, 0.1 for MNIST). Acts on the local loss, over the tensors that are sent, and on the server's step;
+    for CIFAR, 0.1 for MNIST). Acts on the local loss, over the tensors that are shared, and on the server's step;
     statistics are averaged. Client state h_i and c_i, server state H and c, one model each way beside FedAvg's.
     Divergence: the gradient term is that of the authors' program, which remembers like SCAFFOLD; the text takes the
     last update alone. variant="author" also divides by the first round's rate and by an average client's steps,
@@ -60,8 +60,9 @@ class FedDC(Part):
     def finish(self, e: End) -> tuple[Tree, Tree]:
         author, c, u = self.variant == "author", branch(e.mine, "c"), e.context.relative
         rate, steps = (e.context.lr_0, e.context.mean_steps) if author else (e.context.lr, e.effective_steps)
-        new = c - e.down / u - e.delta / (steps * rate) if rate else c
-        return join(h=branch(e.mine, "h") + e.delta, c=new), (new - c) * u
+        delta = e.delta.pick(c)
+        new = c - e.down / u - delta / (steps * rate) if rate else c
+        return join(h=branch(e.mine, "h") + delta, c=new), (new - c) * u
 
     @override
     def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:

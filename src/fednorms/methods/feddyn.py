@@ -14,15 +14,16 @@ from fednorms.views import End, Round, Step
 
 @part("feddyn")
 class FedDyn(Part):
-    """Add -<lambda_k, w> + alpha/2 |w - w_t|^2 to the local loss; then lambda_k <- lambda_k - alpha (w - w_t).
+    """Add -<lambda_k, w> + alpha_k/2 |w - w_t|^2 to the local loss; then lambda_k <- lambda_k - alpha_k (w - w_t).
 
-    The server keeps h <- h - alpha |S|/N mean(w_k - w_t), which is the mean of all lambda_k, and moves to
-    mean(w_k) - h / alpha. Paper: Acar et al., Federated learning based on dynamic regularization, ICLR 2021 (alpha 0.1,
-    0.01 or 0.001; 0 is not allowed, the server divides by it). Acts on the local loss, over the tensors that are sent,
-    and on the server's step; statistics are averaged. Client state lambda_k, server state h, no extra communication.
-    form="code" is the authors' program: a client keeps the sum of its updates H_k = -lambda_k / alpha, the term is
-    alpha_k <w, H_k - w_t> with alpha_k = alpha / u_k (u_k the client's relative size), the quadratic part is weight
-    decay alpha_k, and the server adds the mean H_k of all clients. With clients of equal size both forms agree.
+    alpha_k = alpha / u_k, u_k = n_k N / n the client's relative size. The server keeps h <- h - alpha |S|/N
+    mean(w_k - w_t), which is the mean of all u_k lambda_k, and moves to mean(w_k) - h / alpha. Paper: Acar et al.,
+    Federated learning based on dynamic regularization, ICLR 2021 (alpha 0.1, 0.01 or 0.001; 0 is not allowed, the
+    server divides by it). Acts on the local loss, over the tensors that are shared, and on the server's step;
+    statistics are averaged. Client state lambda_k, server state h, no extra communication.
+    form="code" is the authors' program: a client keeps the sum of its updates H_k = -lambda_k / alpha_k, the term is
+    alpha_k <w, H_k - w_t>, the quadratic part is weight decay alpha_k, and the server adds the mean H_k of all clients.
+    Both forms agree as long as nothing is clipped.
     Divergence: that weight decay escapes gradient clipping; the default clips the whole penalty.
 
     >>> FedDyn(alpha=0.1)
@@ -44,10 +45,10 @@ class FedDyn(Part):
     def loss(self, s: Step) -> Tensor | float:
         if s.context.evaluating:  # fine-tuning minimises the client's own loss
             return 0.0
-        w = s.params.pick(s.mine)
+        w, alpha = s.params.pick(s.mine), self.alpha / s.context.relative
         if self.form == "code":
-            return self.alpha / s.context.relative * w.dot(s.mine - s.start)
-        return self.alpha / 2 * (w - s.start).sqnorm() - w.dot(s.mine)
+            return alpha * w.dot(s.mine - s.start)
+        return alpha / 2 * (w - s.start).sqnorm() - w.dot(s.mine)
 
     @override
     def decay(self, s: Step) -> Tree:
@@ -57,7 +58,8 @@ class FedDyn(Part):
 
     @override
     def finish(self, e: End) -> tuple[Tree, Tree]:
-        return e.mine + (e.delta if self.form == "code" else e.delta * -self.alpha), Tree()
+        delta = e.delta.pick(e.mine)
+        return e.mine + (delta if self.form == "code" else delta * (-self.alpha / e.context.relative)), Tree()
 
     @override
     def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:

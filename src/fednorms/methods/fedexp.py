@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from typing_extensions import override
 
@@ -17,7 +19,8 @@ class FedEXP(Part):
     Paper: Jhunjhunwala et al., FedExP: speeding up federated averaging via extrapolation, ICLR 2023. Acts on the
     server's update of the parameters; statistics are averaged. One number more to send. Tests use the mean of the last
     two global models (average_last_two). Server state: the previous model.
-    Divergence: the public code uses M eps and shrinks it every round; we follow the paper's constant eps.
+    Divergence: variant="author" is the public code, which takes M eps (lr / lr_0)^2 for eps, M the clients of the
+    round; the default is the paper's constant.
 
     >>> FedEXP(eps=0.1)
     fedexp(eps=0.1)
@@ -29,6 +32,7 @@ class FedEXP(Part):
 
     eps: float = option(0.001, at_least=0.0)
     average_last_two: bool = option(True)
+    variant: Literal["paper", "author"] = option("paper", choices=("paper", "author"))
 
     @override
     def finish(self, e: End) -> tuple[Tree, Tree]:
@@ -36,7 +40,10 @@ class FedEXP(Part):
 
     @override
     def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
-        ratio = r.up["sqnorm"] / (2 * (delta.sqnorm() + self.eps)) if r.up else torch.ones(())
+        eps = self.eps
+        if self.variant == "author" and r.context.lr_0:
+            eps *= r.sampled * (r.context.lr / r.context.lr_0) ** 2
+        ratio = r.up["sqnorm"] / (2 * (delta.sqnorm() + eps)) if r.up else torch.ones(())
         eta = torch.nan_to_num(ratio, nan=1.0).clamp(min=1.0)  # no movement at all: 0 / 0
         return delta * eta, r.model.pick(delta)
 

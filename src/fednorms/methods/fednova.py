@@ -30,6 +30,7 @@ class FedNova(Part):
     mu: float = option(0.0, at_least=0.0)
 
     def _a(self, e: End) -> float:
+        e.context.check_momentum()
         a = velocity = 0.0
         for _ in range(e.steps):  # of gradients that are all 1: a is how far they carry, in units of lr
             velocity = e.context.momentum * velocity + 1 - e.context.lr * self.mu * a

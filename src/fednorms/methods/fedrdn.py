@@ -55,7 +55,7 @@ class FedRDN(Part):
     @override
     def batch(self, x: Tensor, y: Tensor, s: Step) -> tuple[Tensor, Tensor]:
         mean, std = s.mine["mean"].unsqueeze(0), s.mine["std"].unsqueeze(0)
-        if not s.context.evaluating:
+        if not s.testing:
             k = len(s.down["mean"])
             if self.variant == "author":
                 draws = (s.uniform(2) * k).long()

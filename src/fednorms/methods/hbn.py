@@ -75,7 +75,8 @@ class HBN(Part):
         author = self.variant == "author"
         sums: dict[str, list[Tensor]] = {}
         counts: dict[str, int] = {}
-        for inputs in local.layer_inputs(lambda m: isinstance(m, HybridNorm), 64 if author else None):
+        size = 64 if author else None
+        for inputs in local.layer_inputs(lambda m: isinstance(m, HybridNorm), size, shuffled=not author):
             for name, x in inputs.items():
                 mean, var, n = raw_moments(x)
                 if author:

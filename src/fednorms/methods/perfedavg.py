@@ -20,9 +20,9 @@ class PerFedAvg(Part):
     Hessian; "hessian_free" takes (g(w + delta v; D'') - g(w - delta v; D'')) / (2 delta) for H v.
     Paper: Fallah et al., Personalized federated learning: a model-agnostic meta-learning approach, NeurIPS 2020.
     Acts on how a gradient is taken; two or three batches per step. No state, no extra communication.
-    Tested after one inner step on the client's own data.
+    Tested after one inner step on the client's own data, a bare gradient step as in training.
     Divergence: FedBABU's port adapts to another client's test data and shares momentum; neither is done here.
-    alpha=0 means the round's own learning rate (in a test: the first round's).
+    alpha=0 and beta=0 mean the round's own learning rate (in a test: the last round's), for the inner and outer step.
 
     >>> PerFedAvg(alpha=0.01)
     perfedavg(alpha=0.01)
@@ -31,12 +31,14 @@ class PerFedAvg(Part):
     paper = "Fallah et al. 2020"
 
     alpha: float = option(0.0, at_least=0.0)
+    beta: float = option(0.0, at_least=0.0)
     variant: Literal["first", "exact", "hessian_free"] = option("first", choices=("first", "exact", "hessian_free"))
     delta: float = option(0.001, above=0.0)
 
     @override
     def plan(self, phases: list[Phase], c: Context) -> list[Phase]:
-        return [replace(p, draws=2 if self.variant == "first" else 3) for p in phases]
+        draws = 2 if self.variant == "first" else 3
+        return [replace(p, draws=draws, lr=self.beta or p.lr) for p in phases]
 
     @override
     def oracle(self, gradf: Gradient, s: Step) -> Gradient:
@@ -58,4 +60,4 @@ class PerFedAvg(Part):
 
     @override
     def evaluation(self) -> Eval:
-        return Eval(phases=(Phase(epochs=None, steps=1, lr=self.alpha or None),))
+        return Eval(phases=(Phase(epochs=None, steps=1, lr=self.alpha or None, plain=True),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing_extensions import override
 
 from fednorms.layers.norms import is_batchnorm
-from fednorms.part import Part, Route, Slot, part
+from fednorms.part import Eval, Part, Route, Slot, part
 
 
 @part("silobn")
@@ -13,8 +13,8 @@ class SiloBN(Part):
     """Average gamma and beta of BatchNorm layers like all weights; keep running statistics and counters local.
 
     Paper: Andreux et al., Siloed federated learning for multi-centric histopathology, 2020. Acts on routes, by module
-    type. Client state: statistics; communication is less than FedAvg's. A new site estimates its own statistics from
-    its unlabelled images (evaluate with statistics "re-estimated").
+    type. Client state: statistics; communication is less than FedAvg's. A site that never trained estimates its own
+    statistics from its unlabelled images.
 
     >>> SiloBN()
     silobn
@@ -25,3 +25,7 @@ class SiloBN(Part):
     @override
     def route(self, slot: Slot) -> Route:
         return Route.LOCAL if is_batchnorm(slot.module) and slot.kind == "buffer" else Route.SHARED
+
+    @override
+    def evaluation(self) -> Eval:
+        return Eval(unseen="re-estimated")

@@ -53,6 +53,9 @@ class AlexNet(nn.Module):
         self.norm5 = nn.BatchNorm2d(256)
         self.relu = nn.ReLU()
         self.pool = nn.MaxPool2d(3, 2)
+        self.stages = {"stage1": 64, "stage2": 192, "stage3": 384, "stage4": 256, "stage5": 256}  # ends of the blocks
+        self.stage1, self.stage2, self.stage3 = nn.Identity(), nn.Identity(), nn.Identity()
+        self.stage4, self.stage5 = nn.Identity(), nn.Identity()
         dropout = between == "dropout"
         self.drop1: nn.Module = nn.Dropout(p) if dropout else nn.Identity()
         self.fc1 = nn.Linear(256 * 6 * 6, 4096)
@@ -65,11 +68,11 @@ class AlexNet(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """The 4096 penultimate values of each image."""
         _require(*x.shape[-2:])
-        x = self.pool(self.relu(self.norm1(self.conv1(x))))
-        x = self.pool(self.relu(self.norm2(self.conv2(x))))
-        x = self.relu(self.norm3(self.conv3(x)))
-        x = self.relu(self.norm4(self.conv4(x)))
-        x = self.pool(self.relu(self.norm5(self.conv5(x))))
+        x = self.stage1(self.pool(self.relu(self.norm1(self.conv1(x)))))
+        x = self.stage2(self.pool(self.relu(self.norm2(self.conv2(x)))))
+        x = self.stage3(self.relu(self.norm3(self.conv3(x))))
+        x = self.stage4(self.relu(self.norm4(self.conv4(x))))
+        x = self.stage5(self.pool(self.relu(self.norm5(self.conv5(x)))))
         x = six_by_six(x).flatten(1)
         x = self.relu(self.norm6(self.fc1(self.drop1(x))))
         y: Tensor = self.relu(self.norm7(self.fc2(self.drop2(x))))
