@@ -184,7 +184,8 @@ def method(text: str | Method | Part) -> Method:
         # A bare word is a string also where Python keeps the word for itself: mixbn(kind=global).
         tree = ast.parse(_PYTHON.sub(r"='\1'", " ".join(text.splitlines()).strip()), mode="eval").body
     except SyntaxError as error:
-        raise _unreadable(text, f"near column {error.offset}") from None
+        at = f"near column {error.offset}" if error.offset else "at its end"
+        raise _unreadable(text, at) from None
     return Method(tuple(p for term in _terms(tree) for p in _read(term, text)))
 
 

@@ -328,6 +328,10 @@ def test_a_loaded_model_checks_its_images(runs, root):
     with pytest.raises(BadInput, match="N x 3 x 8 x 8"):
         model(torch.zeros(2, 3, 9, 9))
     assert "all sites" in repr(model)
+    with pytest.raises(BadInput, match=r"must be a tensor of N x 3 x 8 x 8.*got ndarray"):
+        model(torch.zeros(2, 3, 8, 8).numpy())
+    with pytest.raises(BadInput, match="from 0 to 1, got up to 200"):
+        model(torch.full((2, 3, 8, 8), 200.0))
 
 
 # -- predicting ---------------------------------------------------------------------------------------------------
@@ -368,6 +372,12 @@ def test_an_exported_model_has_no_site_or_round_to_choose(runs, clinic, tmp_path
         predict(tmp_path / "x", [clinic], site="b")
     with pytest.raises(BadInput, match="no round 'best' to choose"):
         predict(tmp_path / "x", [clinic], which="best")
+
+
+def test_statistics_that_only_a_test_measures_are_said(tmp_path, clinic):
+    fn.run("adabn", federation(), rounds=1, out=tmp_path / "run")
+    for site in (None, "a"):
+        assert "measured on the site's own images; this model has" in predict(tmp_path / "run", [clinic], site)[0].note
 
 
 def test_predicting_without_a_site_says_what_it_did(runs, clinic):

@@ -188,6 +188,26 @@ def test_a_loss_of_ones_own_is_trained_with(jobs):
         assert one.scores["global/global"]["loss"] == pytest.approx(other.scores["global/global"]["loss"], rel=1e-3)
 
 
+def test_a_comparison_is_not_put_into_a_run(tmp_path):
+    fn.run("fedavg", small(), rounds=1, batch_size=6, out=tmp_path / "run")
+    with pytest.raises(fn.BadInput, match="holds a run: choose another directory"):
+        fn.compare(["fedavg"], small(), **SETTINGS, out=tmp_path / "run")
+
+
+def test_what_is_odd_about_the_data_is_said():
+    given = small()
+    east, west = given.sites
+    odd = Federation("odd", [east, Site("west", "west", west.train)], given.classes)
+    found = fn.compare(["fedavg"], odd, **{**SETTINGS, "seeds": 1})
+    assert "no test images: west; scores are those of the other sites" in found.remarks()
+    assert found.remarks()[-1] in fn.run("fedavg", odd, rounds=1, batch_size=6).notes
+
+
+def test_unseen_sites_must_be_there_to_be_tested():
+    with pytest.raises(fn.BadInput, match='"unseen" tests sites that do not train, and all 2 sites'):
+        fn.run("fedavg", small(), rounds=1, batch_size=6, evaluate=["unseen"])
+
+
 def test_names_of_directories():
     assert slug("../../etc") == "etc"
     assert slug("a(b=1)") != slug("a(b=2)")

@@ -134,6 +134,41 @@ def test_test_images_do_not_depend_on_the_fraction_for_validation(root, group):
         assert len(site.val) == pytest.approx(0.35 * sum(map(len, site.splits.values())), abs=1)
 
 
+def test_a_pattern_that_tells_nobody_apart_is_refused(root):
+    with pytest.raises(BadInput, match="group makes 1 groups, too few"):
+        load(root, group=r"^(p)")
+
+
+def test_stacks_of_slices_and_pixels_out_of_range_are_refused_by_name(tmp_path):
+    for name, label in (("stack", "x"), ("signed", "y")):
+        picture(tmp_path / name / "a" / label / "0.png")
+    pages = [Image.fromarray(np.full((6, 6), v, dtype=np.uint8)) for v in (1, 2, 3)]
+    pages[0].save(tmp_path / "stack" / "a" / "x" / "1.tif", save_all=True, append_images=pages[1:])
+    with pytest.raises(BadInput, match=r"1.tif. cannot be read: it holds 3 pages"):
+        load(tmp_path / "stack", size=4)
+    Image.fromarray(np.array([[-1000, 2000]] * 2, dtype=np.int32)).save(tmp_path / "signed" / "a" / "y" / "1.tif")
+    with pytest.raises(BadInput, match="pixels of -1000 to 2000; expected 0 to 65535"):
+        load(tmp_path / "signed", size=4)
+
+
+def test_classes_that_differ_in_encoding_alone_are_noted(tmp_path):
+    for site, label in (("a", "m\u00fcde"), ("b", "mu\u0308de")):
+        picture(tmp_path / "d" / site / label / "0.png")
+    (note,) = load(tmp_path / "d").source["notes"]
+    assert "the way letters are encoded" in note
+
+
+def test_a_copy_that_keeps_its_time_is_seen(tmp_path):
+    path = tmp_path / "d" / "oslo" / "dog" / "0.bmp"  # of one size whatever it shows
+    picture(path, 10)
+    picture(path.with_name("1.bmp"), 20)
+    before, found = load(tmp_path / "d", val=0, test=0).fingerprint(), path.stat()
+    picture(path, 250)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (found.st_size, found.st_mtime_ns)
+    assert load(tmp_path / "d", val=0, test=0).fingerprint() != before
+
+
 def test_refuses_a_patient_that_given_splits_divide_and_patterns_that_do_not_match(root, tmp_path):
     picture(tmp_path / "d" / "a" / "train" / "cat" / "p1-0.png")
     picture(tmp_path / "d" / "a" / "test" / "cat" / "p1-1.png")

@@ -237,3 +237,13 @@ def test_a_thousand_clients_take_no_memory(tmp_path):
     tracemalloc.stop()
     assert len(cohort) == 10
     assert held < 3 * 2**20, f"{held} bytes for a cohort of 60 kB, where the federation has 6 MB"
+
+
+def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fednorms.data.pack._write", full)
+    with pytest.raises(BadInput, match=r"cannot write .*small.fnpack: No space left on device"):
+        pack(from_arrays({"a": (np.zeros((5, 4, 4), np.uint8), np.arange(5) % 2)}), tmp_path / "small.fnpack")
+    assert not list(tmp_path.iterdir())

@@ -73,7 +73,7 @@ def run():
         ("rounds-to:0.6", 2.0),
         ("rounds-to:0.95", None),
         ("rounds-to:0.6,2", 2.0),
-        ("rounds-to:0.65,2", None),  # the last round falls back
+        ("rounds-to:0.75,2", None),  # the last round falls back
         ("peak:mean", 80.0),
         ("peak:pooled", 100 * (0.9 * 10 + 0.7 * 30 + 0.5 * 60) / 100 + 10),
         ("peak:mean@unseen", 35.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -69,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _dispatch(args)
+        with warnings.catch_warnings():
+            warnings.showwarning = _as_note
+            code = _dispatch(args)
         sys.stdout.flush()
         return code
     except SystemExit as end:  # the option parser has said why
@@ -86,6 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (`| head`) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _as_note(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning in one line, without the place in the sources that a programmer would look for."""
+    print(f"note: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _dispatch(args: list[str]) -> int:

@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 import time
+import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -32,6 +33,7 @@ EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif")
 Group = str | Callable[[Path], Hashable]
 
 _LAYOUT = "expected root/site/class/image.png"
+_OF_SITE = "expected folder/class/image.png, the folder of one site"
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _NOT_DATA = ("__MACOSX", "@eaDir")  # what archives and storage devices put beside files
 _NAMED = 10  # unreadable files named in one message
@@ -155,8 +157,8 @@ def site_from_folder(
     folder = Path(folder).expanduser()
     _check_options(size, channels, val, test, memory_limit)
     if not folder.is_dir():
-        raise BadInput(f"folder {str(folder)!r}: not a folder; expected folder/class/image.png")
-    files, problems = _scan_site(folder.resolve())
+        raise BadInput(f"folder {str(folder)!r}: not a folder; {_OF_SITE}")
+    files, problems = _scan_site(folder.resolve(), _OF_SITE)
     raise_problems(f"folder {str(folder)!r}", problems)
     names = _class_names(folder, files, classes)
     root = folder.resolve()
@@ -177,7 +179,7 @@ def read_image(path: str | Path, shape: tuple[int, int, int]) -> torch.Tensor:
         raise BadInput(f"image files have 1, 3 or 4 channels, not {channels}")
     try:
         with Image.open(path) as image:
-            upright = _upright(image)
+            upright = _upright(_single(image))
             size = None if (upright.height, upright.width) == (height, width) else (width, height)
             pixels = np.array(_converted(upright, channels, size))
     except Exception as problem:  # Pillow's decoders raise almost anything on broken files
@@ -258,6 +260,8 @@ def _sites(
         parts = _divide([files[i] for i in inside], y[at], whose, val, test, seed)
         splits = {part: everything.subset(at[chosen]) for part, chosen in parts.items()}
         sites.append(Site(site, site, splits.get("train"), splits.get("val"), splits.get("test")))
+    if not any(file.part for file in files):
+        _check_groups(sites, groups, test)
     return sites
 
 
@@ -310,7 +314,7 @@ def _scan(root: Path) -> list[_File]:
     return files
 
 
-def _scan_site(site: Path) -> tuple[list[_File], list[str]]:
+def _scan_site(site: Path, layout: str = _LAYOUT) -> tuple[list[_File], list[str]]:
     """The image files of one site and what is wrong with its folders."""
     files: list[_File] = []
     problems: list[str] = []
@@ -323,14 +327,14 @@ def _scan_site(site: Path) -> tuple[list[_File], list[str]]:
         if not labels:
             loose = len(_images_in(folder))
             said = f" but {loose} images (a class? Put all classes of a site into a folder of its own)" if loose else ""
-            problems.append(f"{str(folder)!r} has no class folders{said}; {_LAYOUT}")
+            problems.append(f"{str(folder)!r} has no class folders{said}; {layout}")
         elif beside := _images_in(folder):
-            problems.append(f"{str(folder)!r} has {len(beside)} images beside its class folders; {_LAYOUT}")
+            problems.append(f"{str(folder)!r} has {len(beside)} images beside its class folders; {layout}")
         for label in labels:
             images = _images_in(label)
             if inside := [p for p in _folders(label) if any(q.suffix.lower() in EXTENSIONS for q in p.rglob("*"))]:
                 also = "beside" if images else "instead of"
-                problems.append(f"{str(label)!r} has folders ({inside[0].name!r}) {also} images; {_LAYOUT}")
+                problems.append(f"{str(label)!r} has folders ({inside[0].name!r}) {also} images; {layout}")
             files += [_File(path, site.name, part, label.name) for path in images]
     if not files and not problems:
         problems.append(f"site {site.name!r} has no images ({', '.join(EXTENSIONS)})")
@@ -355,9 +359,10 @@ def _alike(classes: Sequence[str]) -> list[str]:
     seen: dict[str, str] = {}
     notes = []
     for name in classes:
-        other = seen.setdefault(name.strip().casefold(), name)
+        other = seen.setdefault(unicodedata.normalize("NFKC", name).strip().casefold(), name)
         if other != name:
-            notes.append(f"classes {other!r} and {name!r} differ in case or blanks alone, and are taken for two")
+            how = "case, blanks or the way letters are encoded"
+            notes.append(f"classes {other!r} and {name!r} differ in {how} alone, and are taken for two")
     return notes
 
 
@@ -389,6 +394,15 @@ def _tested_first(
     of_rest = None if groups is None else [groups[i] for i in rest]
     second = split(y[rest], {"val": val / (1 - test)}, seed, f"{site} val", of_rest)
     return {"train": rest[second["train"]], "val": rest[second["val"]], "test": first["test"]}
+
+
+def _check_groups(sites: Sequence[Site], groups: Sequence[str] | None, test: float) -> None:
+    """Refuse groups so large that nothing is left to test with, which would be found out after training."""
+    if groups is not None and test and not any("test" in site.splits for site in sites):
+        raise BadInput(
+            f"from_folders: group makes {len(set(groups))} groups, too few at every site to leave any for a test: does "
+            "the pattern tell patients apart?"
+        )
 
 
 def _divide(
@@ -474,7 +488,9 @@ def _key(root: Path, files: Sequence[_File], shape: Sequence[int], resize: bool,
     digest.update(json.dumps([_FORMAT, str(root.resolve()), list(shape), resize, *how, *upright]).encode())
     for file in files:
         found = file.path.stat()
-        line = [file.path.relative_to(root).as_posix(), found.st_mtime_ns, found.st_size]
+        # Copies may keep the time of a change, but not the time at which the file was put there.
+        when = [found.st_mtime_ns] if file.of_data_set else [found.st_mtime_ns, found.st_ctime_ns]
+        line = [file.path.relative_to(root).as_posix(), *when, found.st_size]
         digest.update(json.dumps(line).encode())
     return digest.hexdigest()
 
@@ -530,7 +546,7 @@ def _decode(
         try:
             with Image.open(files[i].path) as stored:
                 # Cameras store how they were held. Papers' programs do not look at it, so data sets are read as stored.
-                image = stored if files[i].of_data_set else _upright(stored)
+                image = stored if files[i].of_data_set else _upright(_single(stored))
                 sizes[i] = (image.height, image.width)
                 if not resize and sizes[i] != (height, width):
                     return None
@@ -569,6 +585,13 @@ _TURNS = {
 }
 
 
+def _single(image: Image.Image) -> Image.Image:
+    """Refuse a stack of slices, of which one alone would be read; of moving pictures the first frame is meant."""
+    if image.format == "TIFF" and (pages := getattr(image, "n_frames", 1)) > 1:
+        raise ValueError(f"it holds {pages} pages; store each as an image of its own")
+    return image
+
+
 def _upright(image: Image.Image) -> Image.Image:
     """A photograph as it was taken: cameras store how they were held."""
     try:
@@ -581,7 +604,11 @@ def _upright(image: Image.Image) -> Image.Image:
 def _converted(image: Image.Image, channels: int, size: tuple[int, int] | None) -> Image.Image:
     if image.mode.startswith("I"):
         # 16-bit grey (X-rays): scaled to eight bits, where Pillow itself would clip.
-        image = Image.fromarray(np.clip(np.asarray(image) // 257, 0, 255).astype(np.uint8))
+        pixels = np.asarray(image)
+        low, high = int(pixels.min(initial=0)), int(pixels.max(initial=0))
+        if low < 0 or high > 65535:
+            raise ValueError(f"pixels of {low} to {high}; expected 0 to 65535: store it as 8 or 16 bits")
+        image = Image.fromarray((pixels // 257).astype(np.uint8))
     elif image.mode == "F":
         raise ValueError("floating-point pixels have no fixed range; store it as 8 or 16 bits")
     elif image.mode == "P" and "transparency" in image.info:

@@ -86,10 +86,11 @@ def pack(
         out.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=out.parent, prefix=f"{out.name}.", suffix=".partial")
     try:
-        with os.fdopen(handle, "wb") as file:
-            _write(federation, file, codec, quality, dtype, progress)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, out)
+        with writing(out):
+            with os.fdopen(handle, "wb") as file:
+                _write(federation, file, codec, quality, dtype, progress)
+            os.chmod(name, 0o666 & ~_umask())
+            os.replace(name, out)
     finally:
         Path(name).unlink(missing_ok=True)
     return out

@@ -75,6 +75,12 @@ def choose(
             f'Clients of "{task.method}" keep {len(kept)} tensors to themselves ({kept[0]}, ...): '
             f"this model has their mean over {over}."
         )
+    rule = task.method.evaluation()
+    if rule.statistics or (rule.unseen and not own):
+        notes.append(
+            f'"{task.method}" is tested with normalisation statistics that are measured on the site\'s own images; '
+            "this model has averaged ones. `fednorms adapt` makes one with those of a folder of images."
+        )
     client = Client(site or "everybody", data or _empty(facts, samples), state, attributes)
     tensors, mine = model_for(task, sent, client, Mode("personal" if own else "unseen"))
     measuring = [p for p in input_normalisers(task) if state is None or p.name not in state.parts]

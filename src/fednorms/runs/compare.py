@@ -27,7 +27,7 @@ from fednorms.runs.directory import RunDirectory
 from fednorms.runs.identity import own_loss, own_model
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
-from fednorms.runs.session import Session, open_federation
+from fednorms.runs.session import Session, data_notes, open_federation
 from fednorms.training import Training
 from fednorms.version import __version__
 
@@ -266,6 +266,8 @@ def compare(
     }
     rates = _rates(lr, chosen) if isinstance(lr, Mapping) else {}
     root = Path(out) if out is not None else None
+    if root is not None and (root / "recipe.toml").exists():
+        raise BadInput(f"compare: {root} holds a run: choose another directory for the comparison.")
     slugs = _slugs(list(chosen))
     cells = []
     for label, text in chosen.items():
@@ -279,6 +281,7 @@ def compare(
     outcomes = run_cells(cells, jobs, Own(sent, module, function), watch)
     metric = cells[0].recipe.adopting(data.protocol).metric
     comparison = Comparison(chosen, numbers, outcomes, _about(cells, data, numbers), root, metric=metric)
+    comparison.notes += data_notes(data)
     if root is not None:
         from fednorms.runs.report import write
 
@@ -310,11 +313,12 @@ def _check_request(methods: Sequence[object], chosen: Mapping[str, str], seeds: 
     if not methods:
         problems.append("name at least one method")
     texts = list(chosen.values())
-    twice = sorted({t for t in texts if texts.count(t) > 1}) or ([] if len(chosen) == len(methods) else ["one of them"])
+    given = [str(m).strip() for m in methods]
+    twice = sorted({t for t in texts if texts.count(t) > 1} | {m for m in given if given.count(m) > 1})
     if twice:
         problems.append(f"a method is given twice: {', '.join(twice)}")
     if not seeds or len(set(seeds)) != len(seeds):
-        problems.append(f"seeds must be a number >= 1 or different integers, got {list(seeds)}")
+        problems.append(f"seeds must be a number >= 1 or different integers, got {list(seeds) or 'none'}")
     if jobs < 1:
         problems.append(f"jobs must be an integer >= 1, got {jobs}")
     if problems:

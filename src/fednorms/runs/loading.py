@@ -45,11 +45,26 @@ class LoadedModel:
     measures: Part | None = None  # normalises with statistics of the images it is given
     about: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def of_bytes(self) -> bool:
+        """Whether it was trained on images of bytes; else floating-point images have a scale of their own."""
+        return not any("floating-point images" in note for note in self.about.get("notes", []))
+
     def prepare(self, images: Tensor) -> Tensor:
         """Images as `module` takes them: scaled to [0, 1] and normalised."""
+        want = " x ".join(map(str, self.shape))
+        if not isinstance(images, Tensor):
+            raise BadInput(
+                f"Images must be a tensor of N x {want}, uint8 or floats in [0, 1], got {type(images).__name__}. "
+                "fednorms.predict(folder, files) reads image files."
+            )
         if tuple(images.shape[1:]) != self.shape or images.dim() != 4:
-            want = " x ".join(map(str, self.shape))
             raise BadInput(f"Images must be a batch of N x {want}, got {tuple(images.shape)}.")
+        if images.is_floating_point() and images.numel() and self.of_bytes and float(images.max()) > 1.5:
+            raise BadInput(
+                f"Images of floating-point numbers are on the scale from 0 to 1, got up to {float(images.max()):g}: "
+                "divide by 255, or give uint8."
+            )
         like = next(self.module.parameters(), torch.zeros(()))
         x = self.preprocessing.unit(images.to(like.device), dtype=like.dtype)
         fixed = self.measured(images).preprocessing if self.measures else self.preprocessing

@@ -84,7 +84,7 @@ def write(comparison: Comparison, folder: Path, federation: Federation | None = 
         import matplotlib  # noqa: F401
     except ImportError:
         names.remove("curves.png")
-        comparison.notes = [NO_PICTURE]
+        comparison.notes = [*(n for n in comparison.notes if n != NO_PICTURE), NO_PICTURE]
     comparison.path, comparison.files = folder, [folder / name for name in names]
     write_atomic(folder / "comparison.md", markdown(comparison).encode())
     write_atomic(folder / "comparison.csv", csv_table(comparison).encode())

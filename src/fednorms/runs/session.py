@@ -101,7 +101,7 @@ class Session:
 
     @property
     def notes(self) -> list[str]:
-        """What was taken from the data set's protocol: what the method's text does not say."""
+        """What is odd about the data, and what was taken from their protocol: the method's text says neither."""
         recipe, protocol = self.recipe, self.federation.protocol
         same = Protocol(
             protocol.augment if recipe.data.augment == protocol.augment else "none",
@@ -109,7 +109,26 @@ class Session:
             protocol.class_weights if recipe.class_weights == list(protocol.class_weights) else (),
             protocol.metric if recipe.metric == protocol.metric else "accuracy",
         )
-        return [f"as the data set's protocol says: {', '.join(same.facts)}"] if same.facts else []
+        said = [f"as the data set's protocol says: {', '.join(same.facts)}"] if same.facts else []
+        return said + data_notes(self.federation)
+
+
+def data_notes(federation: Federation) -> list[str]:
+    """What is odd about a federation, whoever trains on it.
+
+    >>> from fednorms.data import from_arrays
+    >>> import numpy as np
+    >>> data_notes(from_arrays({"a": (np.zeros((4, 2, 2), np.uint8), np.zeros(4, int))}, test=0.25))
+    ['there is one class alone, so that every answer is right']
+    """
+    notes = list(federation.source.get("notes", []))
+    without = [s.name for s in federation.clients if "test" not in s.splits]
+    if without and len(without) < len(federation.clients):
+        some = ", ".join(without[:5]) + (f" and {len(without) - 5} more" if len(without) > 5 else "")
+        notes.append(f"no test images: {some}; scores are those of the other sites")
+    if federation.num_classes == 1:
+        notes.append("there is one class alone, so that every answer is right")
+    return notes
 
 
 def participation_of(recipe: Recipe, method: Method) -> Participation:
@@ -175,7 +194,13 @@ def modes_of(recipe: Recipe, task: Task, first: Mode, federation: Federation) ->
     modes: list[Mode] = []
     for text in recipe.evaluate:
         if text != "auto":
-            modes.append(Mode.read(text).resolved(task))
+            mode = Mode.read(text).resolved(task)
+            if mode.model == "unseen" and not federation.unseen:
+                raise BadInput(
+                    f'evaluate: "{text}" tests sites that do not train, and all {len(federation.clients)} sites of '
+                    f'federation "{federation.name}" do. Hold some out (hold_out, --hold-out), or leave it out.'
+                )
+            modes.append(mode)
             continue
         modes.append(first)
         if task.method.evaluation().phases:
