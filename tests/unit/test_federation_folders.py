@@ -151,6 +151,15 @@ def test_stacks_of_slices_and_pixels_out_of_range_are_refused_by_name(tmp_path):
         load(tmp_path / "signed", size=4)
 
 
+def test_twelve_bits_in_sixteen_are_noted(tmp_path):
+    for i, high in enumerate((4095, 300)):
+        pixels = np.linspace(0, high, 36).reshape(6, 6).astype(np.uint16)
+        (tmp_path / "d" / "a" / "x").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "d" / "a" / "x" / f"{i}.png")
+    with pytest.warns(UserWarning, match="2 images of 16 bits have no pixel above 4095"):
+        load(tmp_path / "d", val=0, test=0)
+
+
 def test_classes_that_differ_in_encoding_alone_are_noted(tmp_path):
     for site, label in (("a", "m\u00fcde"), ("b", "mu\u0308de")):
         picture(tmp_path / "d" / site / label / "0.png")

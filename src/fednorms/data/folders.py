@@ -541,6 +541,7 @@ def _decode(
     """Fill `images` (N,C,H,W) from the files, several at a time, or say which cannot be read."""
     _, channels, height, width = images.shape
     sizes: list[tuple[int, int]] = [(height, width)] * len(files)
+    brightest: list[int] = []  # pixel of each image of 16 bits
 
     def one(i: int) -> str | None:
         try:
@@ -548,6 +549,8 @@ def _decode(
                 # Cameras store how they were held. Papers' programs do not look at it, so data sets are read as stored.
                 image = stored if files[i].of_data_set else _upright(_single(stored))
                 sizes[i] = (image.height, image.width)
+                if image.mode.startswith("I"):
+                    brightest.append(int(np.asarray(image).max(initial=0)))
                 if not resize and sizes[i] != (height, width):
                     return None
                 ready = image if prepared is None else prepared.pixels(image)
@@ -571,6 +574,12 @@ def _decode(
             f"{path!r} is {high}x{wide}; set size= to resize them"
         )
     raise_problems(f"folder {str(root)!r}", problems)
+    if brightest and max(brightest) < 2**14:
+        warnings.warn(
+            f"folder {str(root)!r}: {len(brightest)} images of 16 bits have no pixel above {max(brightest)}, so that they are "
+            "dark and coarse when scaled to eight bits. Scale their values to 0 to 65535 first.",
+            stacklevel=3,
+        )
     return images
 
 
