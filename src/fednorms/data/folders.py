@@ -576,7 +576,7 @@ def _decode(
     raise_problems(f"folder {str(root)!r}", problems)
     if brightest and max(brightest) < 2**14:
         warnings.warn(
-            f"folder {str(root)!r}: {len(brightest)} images of 16 bits have no pixel above {max(brightest)}, so that they are "
+            f"folder {str(root)!r}: {len(brightest)} images of 16 bits have no pixel above {max(brightest)}: they are "
             "dark and coarse when scaled to eight bits. Scale their values to 0 to 65535 first.",
             stacklevel=3,
         )
