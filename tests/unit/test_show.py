@@ -1,4 +1,4 @@
-"""What `data show` measures, draws and prints."""
+"""What `data show` measures, draws and prints, and the copies that it finds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from PIL import Image
 
 from fednorms.cli import main
 from fednorms.cli.data_show import bars
-from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.data import Federation, Preprocessing, Site, Split, from_arrays
+from fednorms.data.repeats import repeats
 from fednorms.data.show import picture, view
 from fednorms.errors import BadInput
 
@@ -85,3 +86,36 @@ def test_the_command(tmp_path, capsys):
 def test_bars_share_a_line():
     assert len(bars(range(345))) <= 40
     assert bars([0, 0]) == "  "
+
+
+def test_copies_are_counted_against_a_plain_search(capsys):
+    generator = torch.Generator().manual_seed(0)
+    pool = torch.randint(0, 256, (30, 3, 5, 5), generator=generator, dtype=torch.uint8)
+    label = torch.arange(30) % 3
+
+    def some(seed, n):
+        rows = torch.randint(30, (n,), generator=torch.Generator().manual_seed(seed))
+        return pool[rows], label[rows]
+
+    data = {k: {"train": some(i, 9), "test": some(i + 9, 7)} for i, k in enumerate("ab")}
+    data["b"]["test"][1][0] = (data["b"]["test"][1][0] + 1) % 3  # one wrong label
+    fed = from_arrays(data, classes=list("xyz"))
+    trained = torch.cat([data[k]["train"][0] for k in "ab"])
+    tested = torch.cat([data[k]["test"][0] for k in "ab"])
+    known = sum(bool((trained == x).flatten(1).all(1).any()) for x in tested)
+    found = repeats(fed)
+    assert found[0].startswith(f"{known} of 14 test images are trained on, too")
+    assert found[1] == "1 image stands under two labels"
+    assert repeats(from_arrays({"a": {"train": (pool[:9], label[:9]), "test": (pool[9:], label[9:])}})) == []
+
+
+def test_what_is_odd_is_printed(capsys, tmp_path):
+    for part in ("train", "test"):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "d" / "a" / part / name
+            folder.mkdir(parents=True)
+            Image.new("RGB", (6, 6), (9, 9, 9)).save(folder / "0.png")
+    assert main(["data", "show", str(tmp_path / "d")]) == 0
+    out = capsys.readouterr().out
+    assert "note: 2 of 2 test images are trained on, too (first at site a)" in out
+    assert "note: 1 image stands under two labels" in out

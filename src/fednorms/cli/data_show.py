@@ -12,9 +12,10 @@ from rich.table import Table
 
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import DataOptions, RecipeOptions, TrainingOptions, merged, parse
+from fednorms.data.repeats import repeats
 from fednorms.data.show import View, picture, view
 from fednorms.runs.recipe import Recipe
-from fednorms.runs.session import open_federation
+from fednorms.runs.session import data_notes, open_federation
 
 _SHOWN = 40
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -42,8 +43,9 @@ def show(args: Sequence[str]) -> int:
     federation = open_federation(recipe)
     found = view(federation)
     drawn = picture(federation, given.out, max(1, given.images), found) if given.out else None
+    notes = data_notes(federation) + repeats(federation)
     if given.json:
-        print_json({**found.to_dict(), "picture": None if drawn is None else str(drawn)})
+        print_json({**found.to_dict(), "notes": notes, "picture": None if drawn is None else str(drawn)})
         return 0
     console = stdout()
     console.print(f"{found.name}: {len(federation.clients)} clients, {len(found.classes)} classes", markup=False)
@@ -56,6 +58,8 @@ def show(args: Sequence[str]) -> int:
         f"largest client {found.size_ratio:.1f} times the smallest",
         soft_wrap=True,
     )
+    for note in notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
     if drawn:
         console.print(f"picture in {drawn}", markup=False, soft_wrap=True)
     return 0

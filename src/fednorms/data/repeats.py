@@ -1,0 +1,56 @@
+"""Images that a federation holds more than once: trained on and tested with, or under two labels."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from fednorms.data.federation import Federation, Split
+
+_MOST = 4 * 2**30  # bytes of pixels that are looked at
+
+
+def repeats(federation: Federation) -> list[str]:
+    """What is said about images whose pixels are equal, in sentences; exact copies only.
+
+    A test image that is also trained on (at any site) is answered from memory, and equal images under two labels cannot
+    both be right. Copies within training or within test data are not counted: sites may share a test set.
+
+    >>> from fednorms.data import from_arrays
+    >>> x = np.arange(3, dtype=np.uint8).reshape(3, 1, 1)
+    >>> repeats(from_arrays({"a": {"train": (x[:2], [0, 1]), "test": (x[1:], [0, 0])}}, classes=["cat", "dog"]))
+    ['1 of 2 test images is trained on, too (first at site a)', '1 image stands under two labels']
+    """
+    splits = [(site, split) for site in federation.sites for split in site.splits.values()]
+    if sum(len(split) for _, split in splits) * int(np.prod(federation.shape)) > _MOST:
+        return ["too many images to look for copies among them"]
+    trained: dict[bytes, set[int]] = {}
+    for site in federation.sites:
+        for part in ("train", "val"):
+            for digest, label in _images(site.splits.get(part)):
+                trained.setdefault(digest, set()).add(label)
+    tests = {site.name: list(_images(site.splits.get("test"))) for site in federation.sites}
+    known = [name for name, images in tests.items() for digest, _ in images if digest in trained]
+    total = sum(map(len, tests.values()))
+    notes = []
+    if known:
+        verb = "is" if len(known) == 1 else "are"
+        notes.append(f"{len(known):,} of {total:,} test images {verb} trained on, too (first at site {known[0]})")
+    for images in tests.values():
+        for digest, label in images:
+            trained.setdefault(digest, set()).add(label)
+    if both := sum(len(labels) > 1 for labels in trained.values()):
+        notes.append(f"{both:,} image{'s stand' if both > 1 else ' stands'} under two labels")
+    return notes
+
+
+def _images(split: Split | None) -> Iterator[tuple[bytes, int]]:
+    if split is None:
+        return
+    for rows in torch.arange(len(split)).split(256):
+        x, y = split.batch(rows)
+        for image, label in zip(x.cpu().numpy(), y.tolist(), strict=True):
+            yield hashlib.blake2b(np.ascontiguousarray(image).tobytes(), digest_size=16).digest(), label
