@@ -211,6 +211,32 @@ def test_a_damaged_checkpoint_is_said_by_all_that_read_it(sites, capsys, tmp_pat
     assert "damaged" in err.splitlines()[0]
 
 
+def test_changed_images_are_named_as_such(sites, capsys, tmp_path):
+    given = ("run", "--federation", sites, *SMALL, "--out", tmp_path / "r")
+    assert ask(capsys, *given)[0] == 0
+    file = next((sites / "north" / "ill").iterdir())
+    with Image.open(file) as image:
+        size = image.size
+    Image.new("RGB", size, (1, 2, 3)).save(file)
+    code, _, err = ask(capsys, *given)
+    assert code == 2
+    assert "on other data: images or labels of the federation have changed since" in err
+
+
+def test_a_place_where_no_run_can_be_is_bad_input(sites, capsys, tmp_path):
+    code, _, err = ask(capsys, "run", "--federation", sites, *SMALL, "--out", tmp_path / ("x" * 300))
+    assert code == 2
+    assert "cannot make a run at" in err
+    assert "File name too long" in err
+
+
+def test_a_rate_without_epochs_is_refused(sites, capsys, tmp_path):
+    assert ask(capsys, "run", "--federation", sites, *SMALL, "--out", tmp_path / "r")[0] == 0
+    code, _, err = ask(capsys, "adapt", tmp_path / "r", sites / "north", "--lr", "0.1")
+    assert code == 2
+    assert "give epochs, too" in err
+
+
 def test_a_run_that_diverges_at_once_leaves_its_place_free(sites, capsys, tmp_path):
     given = ("run", "--federation", sites, *SMALL, "--out", tmp_path / "my run")
     code, _, err = ask(capsys, *given, "--lr", "1e30")

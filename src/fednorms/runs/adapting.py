@@ -89,6 +89,10 @@ def adapt(
         raise BadInput(
             f"adapt: epochs and lr must be at least 0 and test a fraction below 1, got {epochs}, {lr} and {test}."
         )
+    if lr is not None and not epochs:
+        raise BadInput(
+            f"adapt: lr {lr:g} is the rate of fine-tuning, of which 0 epochs were asked for: give epochs, too."
+        )
     if size is not None and size < 1:
         raise BadInput(f"adapt: size is a number of pixels, at least 1, got {size}.")
     if out is not None:

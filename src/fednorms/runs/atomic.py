@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fednorms.errors import BadInput, RunFailed
 
-_FULL = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
+FULL = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
 NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
 TEMPORARY = ".tmp"  # how the names of half-written files end
 
@@ -135,7 +135,7 @@ def explain(error: OSError, path: Path) -> str:
     safe: make it writable and continue with `fednorms resume RUN`
     """
     reason = error.strerror or str(error) or type(error).__name__
-    if error.errno in _FULL:
+    if error.errno in FULL:
         what, remedy = "the disk is full", "free space"
     elif error.errno == errno.EFBIG:
         what = "the file would be larger than the file system or this process's limit (`ulimit -f`) allows"

@@ -15,6 +15,7 @@ from typing import Any
 
 from fednorms.errors import BadInput, RunFailed
 from fednorms.runs.atomic import (
+    FULL,
     NOT_WRITABLE,
     TEMPORARY,
     clear_errors,
@@ -106,6 +107,10 @@ class RunDirectory:
                     f"cannot write a run into {self.path} ({error.strerror or error}): make it writable or "
                     "choose another --out"
                 ) from error
+            if error.errno not in FULL and not os.path.exists(self.recipe):  # Path.exists raises for long names
+                raise BadInput(
+                    f"cannot make a run at {self.path} ({error.strerror or error}): choose another --out"
+                ) from error
             raise RunFailed(explain(error, self.path)) from error
 
     def _claim(self, recipe_toml: str, resume: bool) -> None:
@@ -123,6 +128,11 @@ class RunDirectory:
         there = self.recipe.read_text(encoding="utf-8")
         if there != recipe_toml and _with_defaults(there) != recipe_toml:
             difference = _first_difference(there, recipe_toml)
+            if _without_fingerprint(there) == _without_fingerprint(recipe_toml):
+                raise BadInput(
+                    f"{self.path} holds a run of this recipe on other data: images or labels of the federation have "
+                    "changed since. Restore them, or choose another --out"
+                )
             own = "@" in difference and "custom:" in difference
             hint = "What is your own is told apart by its code and, a model, by its first weights: seed torch before "
             raise BadInput(
@@ -322,6 +332,10 @@ def _with_defaults(text: str) -> str:
         return Recipe.from_toml(text).to_toml()
     except BadInput:
         return text
+
+
+def _without_fingerprint(recipe_toml: str) -> list[str]:
+    return [line for line in recipe_toml.splitlines() if not line.startswith("fingerprint = ")]
 
 
 def _first_difference(there: str, asked: str) -> str:
