@@ -377,7 +377,10 @@ def test_an_exported_model_has_no_site_or_round_to_choose(runs, clinic, tmp_path
 def test_statistics_that_only_a_test_measures_are_said(tmp_path, clinic):
     fn.run("adabn", federation(), rounds=1, out=tmp_path / "run")
     for site in (None, "a"):
-        assert "measured on the site's own images; this model has" in predict(tmp_path / "run", [clinic], site)[0].note
+        said = "measured on the site's own images; this model has averaged ones"
+        assert said in predict(tmp_path / "run", [clinic], site)[0].note
+        assert any(said in note for note in export(tmp_path / "run", tmp_path / f"{site}", site=site).notes)
+    assert not any(said in note for note in adapt(tmp_path / "run", clinic).notes)
 
 
 def test_predicting_without_a_site_says_what_it_did(runs, clinic):

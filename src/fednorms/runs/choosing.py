@@ -75,16 +75,21 @@ def choose(
             f'Clients of "{task.method}" keep {len(kept)} tensors to themselves ({kept[0]}, ...): '
             f"this model has their mean over {over}."
         )
-    rule = task.method.evaluation()
-    if rule.statistics or (rule.unseen and not own):
-        notes.append(
-            f'"{task.method}" is tested with normalisation statistics that are measured on the site\'s own images; '
-            "this model has averaged ones. `fednorms adapt` makes one with those of a folder of images."
-        )
     client = Client(site or "everybody", data or _empty(facts, samples), state, attributes)
     tensors, mine = model_for(task, sent, client, Mode("personal" if own else "unseen"))
     measuring = [p for p in input_normalisers(task) if state is None or p.name not in state.parts]
     return Chosen(tensors, mine, sent, client, bool(measuring), notes)
+
+
+def averaged_statistics(task: Task, facts: Facts, site: str | None) -> list[str]:
+    """That a model which is handed out has other statistics than its tests, where these measure some for each site."""
+    rule = task.method.evaluation()
+    if not rule.statistics and not (rule.unseen and site not in facts.clients):
+        return []
+    return [
+        f'"{task.method}" is tested with normalisation statistics that are measured on the site\'s own images; this '
+        "model has averaged ones. `fednorms adapt` makes one with those of a folder of images."
+    ]
 
 
 def input_normalisers(task: Task) -> list[Part]:

@@ -21,7 +21,7 @@ from fednorms.errors import BadInput, RunFailed
 from fednorms.layers import KeyedDropout, KeyedDropout2d, KeyedStochasticDepth
 from fednorms.passes import prepare_test
 from fednorms.runs.atomic import check_folder
-from fednorms.runs.choosing import Chosen, choose, input_normalisers
+from fednorms.runs.choosing import Chosen, averaged_statistics, choose, input_normalisers
 from fednorms.runs.identity import named
 from fednorms.runs.loading import ABOUT, FORMAT, TENSORS, load_model, site_preprocessing
 from fednorms.runs.opened import OpenRun, Which, open_run
@@ -75,7 +75,8 @@ def export(
     images = _images(opened.facts.shape)
     data = Split(images, torch.zeros(len(images), dtype=torch.int64))
     chosen = choose(opened.task, opened.facts, opened.test_broadcast, opened.clients, site, data)
-    return write_model(opened, chosen, Path(out), site, onnx, model)
+    notes = chosen.notes + averaged_statistics(opened.task, opened.facts, site)
+    return write_model(opened, replace(chosen, notes=notes), Path(out), site, onnx, model)
 
 
 def write_model(
@@ -199,6 +200,7 @@ def _about(
         "fednorms": __version__,
         "classes": list(opened.facts.classes),
         "shape": list(shape),
+        "dtype": opened.facts.dtype,
         "preprocessing": {
             "channels": _CHANNELS.get(channels, str(channels)),
             "height": height,

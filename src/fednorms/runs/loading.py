@@ -45,11 +45,6 @@ class LoadedModel:
     measures: Part | None = None  # normalises with statistics of the images it is given
     about: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def of_bytes(self) -> bool:
-        """Whether it was trained on images of bytes; else floating-point images have a scale of their own."""
-        return not any("floating-point images" in note for note in self.about.get("notes", []))
-
     def prepare(self, images: Tensor) -> Tensor:
         """Images as `module` takes them: scaled to [0, 1] and normalised."""
         want = " x ".join(map(str, self.shape))
@@ -60,7 +55,8 @@ class LoadedModel:
             )
         if tuple(images.shape[1:]) != self.shape or images.dim() != 4:
             raise BadInput(f"Images must be a batch of N x {want}, got {tuple(images.shape)}.")
-        if images.is_floating_point() and images.numel() and self.of_bytes and float(images.max()) > 1.5:
+        of_bytes = self.about.get("dtype") == "uint8"  # else floating-point images have a scale of their own
+        if of_bytes and images.is_floating_point() and images.numel() and float(images.max()) > 1.5:
             raise BadInput(
                 f"Images of floating-point numbers are on the scale from 0 to 1, got up to {float(images.max()):g}: "
                 "divide by 255, or give uint8."

@@ -18,7 +18,7 @@ from fednorms.engines.loop import repeatable
 from fednorms.errors import BadInput
 from fednorms.evaluation.modes import answer
 from fednorms.passes import prepare_test
-from fednorms.runs.choosing import Chosen, choose
+from fednorms.runs.choosing import Chosen, averaged_statistics, choose
 from fednorms.runs.loading import ABOUT, LoadedModel, load_model
 from fednorms.runs.opened import OpenRun, Which, open_run
 from fednorms.states import context_of
@@ -73,7 +73,7 @@ def predict(
     facts, sent = opened.facts, opened.test_broadcast
     files = image_files(inputs)
     chosen = choose(opened.task, facts, sent, opened.clients, site)
-    notes = opened.notes + chosen.notes + facts.preparation
+    notes = opened.notes + chosen.notes + averaged_statistics(opened.task, facts, site) + facts.preparation
     batches: Iterator[tuple[list[Path], Tensor]] = _decoded(files, facts.stored_shape)
     if chosen.measured_here:  # a part that normalises with the site's statistics takes those of these images
         read = list(batches)
