@@ -194,6 +194,13 @@ def test_a_comparison_is_not_put_into_a_run(tmp_path):
         fn.compare(["fedavg"], small(), **SETTINGS, out=tmp_path / "run")
 
 
+def test_a_table_that_is_replaced_is_named(tmp_path):
+    assert not fn.compare(["fedavg"], small(), **SETTINGS, out=tmp_path / "c").notes
+    again = fn.compare(["fedbn"], small(), **SETTINGS, out=tmp_path / "c")
+    assert "replaced an earlier table, which also had fedavg; its runs are kept" in again.notes
+    assert "replaced" not in repr(fn.compare(["fedavg", "fedbn"], small(), **SETTINGS, out=tmp_path / "c"))
+
+
 def test_what_is_odd_about_the_data_is_said():
     given = small()
     east, west = given.sites

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -283,10 +284,21 @@ def compare(
     comparison = Comparison(chosen, numbers, outcomes, _about(cells, data, numbers), root, metric=metric)
     comparison.notes += data_notes(data)
     if root is not None:
+        comparison.notes += _replaced(root, chosen)
         from fednorms.runs.report import write
 
         write(comparison, root)
     return comparison
+
+
+def _replaced(root: Path, chosen: Mapping[str, str]) -> list[str]:
+    """That a table of other methods was here: their runs stay, and naming all of them makes one table of both."""
+    try:
+        before = list(json.loads((root / "comparison.json").read_bytes())["methods"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    others = [m for m in before if m not in chosen]
+    return [f"replaced an earlier table, which also had {', '.join(others)}; its runs are kept"] if others else []
 
 
 def slug(text: str) -> str:
