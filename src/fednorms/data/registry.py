@@ -101,9 +101,12 @@ def federation(
             raise
     near = difflib.get_close_matches(text, _DESCRIPTIONS, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
+    where = f"in root {str(root)!r}" if root else f"from {str(Path.cwd())!r}"
     if "/" in text:
-        raise BadInput(f"no federation {text!r}: there is no such folder, looked for from {str(Path.cwd())!r}")
-    raise BadInput(f"no federation {text!r}; {hint}There are {', '.join(_DESCRIPTIONS)}, and the path of a folder")
+        raise BadInput(f"no federation {text!r}: there is no such folder, looked for {where}")
+    raise BadInput(
+        f"no federation {text!r}; {hint}There are {', '.join(_DESCRIPTIONS)}, and the path of a folder (looked for {where})"
+    )
 
 
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
