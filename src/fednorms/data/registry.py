@@ -105,7 +105,8 @@ def federation(
     if "/" in text:
         raise BadInput(f"no federation {text!r}: there is no such folder, looked for {where}")
     raise BadInput(
-        f"no federation {text!r}; {hint}There are {', '.join(_DESCRIPTIONS)}, and the path of a folder (looked for {where})"
+        f"no federation {text!r}; {hint}There are {', '.join(_DESCRIPTIONS)}, and the path of a folder (looked for "
+        f"{where})"
     )
 
 
