@@ -184,6 +184,7 @@ class Net:
         self.private = frozenset(where(lambda s, r: r >= Route.OWNED))
         self.trained = where(lambda s, r: s.trainable and r is not Route.FROZEN)
         self.sent_params = [n for n in self.trained if self.routes[n] <= Route.SENT]
+        self.shared_params = [n for n in self.sent_params if self.routes[n] is Route.SHARED]
         self.buffers = where(lambda s, r: s.kind == "buffer")
         self.statistics = [n for n in self.exchanged if n in self.buffers and self.initial[n].is_floating_point()]
         self.head_names = frozenset(where(lambda s, r: s.head))
@@ -192,7 +193,7 @@ class Net:
         """The names that a part's `init` sees: `sent_params`; where it compares them with the server's (`even`), only
         those that clients begin with, because the others' updates do not start there.
         """
-        return [n for n in self.sent_params if self.routes[n] is Route.SHARED or not p.uses_even_mean]
+        return self.shared_params if p.uses_even_mean else self.sent_params
 
     def _state(self) -> Tree:
         tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}

@@ -63,6 +63,7 @@ class Privacy:
     kept_bytes: int = 0
     obstacle: str = ""
     guarantee: str = ""  # differential privacy, in words
+    pooled: bool = False  # the images themselves leave
 
     @property
     def secure_aggregation(self) -> bool:
@@ -89,7 +90,7 @@ class Privacy:
         for x in self.leaving:
             mark = "  (!) statistics of the data" if x.statistics else ""
             lines.append(f"  {x.when:<16}{x.sender:<14}{x.nbytes:>12,}   {x.what}: {_some(x.names)}{mark}")
-        images = "" if pools(read_method(self.method)) else "; every image"
+        images = "" if self.pooled else "; every image"
         told = "test scores" if self.guarantee else "the training loss, test scores"
         lines += [
             "",
@@ -160,7 +161,9 @@ def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small
         f"{part}/{k}": t for part, tree in (client.state.parts if client.state else {}).items() for k, t in tree.items()
     }
     stays = Tree({**kept, **own})
-    return Privacy(str(chosen), net.name, leaving, tuple(stays), stays.nbytes(), why, example(chosen))
+    return Privacy(
+        str(chosen), net.name, leaving, tuple(stays), stays.nbytes(), why, example(chosen), bool(pools(chosen))
+    )
 
 
 def _owns_buffers(net: Net, p: Part) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
-from operator import itemgetter
 from statistics import fmean
 from typing import Literal
 
@@ -290,8 +289,9 @@ def _drift_embedding(kept: Kept) -> Findings:
             break
     else:
         raise BadInput(f"Run {kept.path} has no round from the tenth on in which several clients trained.")
-    client, trained = min(before.next_round.models.items(), key=itemgetter(0))
-    server, moved = before.outputs(before.server_after), before.outputs(trained)
+    models = before.next_round.models
+    client = min(models)
+    server, moved = before.outputs(before.server_after), before.outputs(models[client])
     shift = (moved.features - server.features).norm(dim=1) / server.features.norm(dim=1).clamp_min(1e-12)
     found = _points(before, {"server": server, f"client {client} in round {t}": moved})
     return replace(found, scalars={"shift of features": float(shift.mean())})

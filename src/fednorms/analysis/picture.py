@@ -41,9 +41,14 @@ def figure(analysis: Analysis, found: Found, title: str) -> Figure:
     draw = {"curves": _curves, "matrices": _arrays, "channels": _channels, "points": _points, "maps": _maps}
     fig = Figure(layout="constrained", facecolor="white")
     draw[analysis.picture](fig, found)
-    heading = textwrap.fill(f"{title}: {analysis.name}", int(9.5 * fig.get_figwidth()))  # letters to the inch, roughly
-    fig.suptitle(heading, fontsize=11, fontweight="bold")
+    head(fig, f"{title}: {analysis.name}", size=11)
     return fig
+
+
+def head(fig: Figure, text: str, size: int) -> None:
+    """Put a title over a figure, in as many lines as its width asks for."""
+    lines = textwrap.fill(text, int(9.5 * fig.get_figwidth()))  # letters to the inch, roughly
+    fig.suptitle(lines, fontsize=size, fontweight="bold")
 
 
 def _grid(fig: Figure, rows: int, columns: int) -> list[list[Axes]]:

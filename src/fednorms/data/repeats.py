@@ -24,8 +24,8 @@ def repeats(federation: Federation) -> list[str]:
     >>> repeats(from_arrays({"a": {"train": (x[:2], [0, 1]), "test": (x[1:], [0, 0])}}, classes=["cat", "dog"]))
     ['1 of 2 test images is trained on, too (first at site a)', '1 image stands under two labels']
     """
-    splits = [(site, split) for site in federation.sites for split in site.splits.values()]
-    if sum(len(split) for _, split in splits) * int(np.prod(federation.shape)) > _MOST:
+    images_in_all = sum(len(split) for site in federation.sites for split in site.splits.values())
+    if images_in_all * int(np.prod(federation.shape)) > _MOST:
         return ["too many images to look for copies among them"]
     trained: dict[bytes, set[int]] = {}
     for site in federation.sites:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fednorms.analysis.picture import png_of
+from fednorms.analysis.picture import head, png_of
 from fednorms.runs.report import COLOURS, DASHES, MARKERS
 from fednorms.tables.ladder import lines_of, steps_of
 from fednorms.tables.summary import APART, MISS, Entry, Section, Summary, ours_of, print_of
@@ -44,8 +43,7 @@ def figure(summary: Summary) -> Figure:
     widths = [0.95 * widest + 2.4, *([5.6] if beside else [])]
     fig = Figure(figsize=(max(sum(widths), 6.0), sum(heights) + 0.6), layout="constrained", facecolor="white")
     grid = fig.add_gridspec(len(heights), len(widths), height_ratios=heights, width_ratios=widths)
-    heading = textwrap.fill(summary.table.heading, int(9.5 * fig.get_figwidth()))  # letters to the inch, roughly
-    fig.suptitle(heading, fontsize=12, fontweight="bold")
+    head(fig, summary.table.heading, size=12)
     if on_it:
         _draw_ladder(fig.add_subplot(grid[0, :]), summary)
     for i, section in enumerate(sections, start=bool(on_it)):

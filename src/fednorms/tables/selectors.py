@@ -58,7 +58,9 @@ class Selector:
             wrong = f'"{kind}" takes no name'
         elif kind in ("domain", "site", "peak") and len(names) > 1:
             wrong = f'"{kind}" takes one name' + (': write "domains:..."' if kind == "domain" else "")
-        elif kind == "rounds-to" and not (_share(names[0]) and len(names) <= 2 and (*names, "1")[1].isdecimal()):
+        elif kind == "rounds-to" and not (
+            _share(names[0]) and len(names) <= 2 and all(n.isdecimal() for n in names[1:])
+        ):
             wrong = "the accuracy to reach is a share between 0 and 1, and may be held for some rounds: rounds-to:0.8,3"
         elif kind == "peak" and rest not in ("mean", "pooled"):
             wrong = "the highest is known of the mean over clients and of all images: peak:mean, peak:pooled"
@@ -135,12 +137,12 @@ class Selector:
         return found
 
     def _rounds_to(self, run: Stored) -> float | None:
-        goal, sustained = float(self.names[0]), int((*self.names, "1")[1])
-        row: list[float | None] = []  # the rounds in which it has stayed there
+        goal, *held = map(float, self.names)
+        since: list[float | None] = []  # the rounds in which it has stayed there
         for t, mean, *_ in self._curve(run):
-            row = [*row, t] if mean is not None and mean >= goal else []
-            if len(row) >= max(sustained, 1):
-                return _number(row[0])
+            since = [*since, t] if mean is not None and mean >= goal else []
+            if len(since) >= max([1, *held]):
+                return _number(since[0])
         return None
 
     def _peak(self, run: Stored) -> float | None:
