@@ -27,6 +27,7 @@ class CNN4(nn.Module):
         for inside in (channels, 64, 64, 64):
             norm = nn.BatchNorm2d(64, track_running_stats=False)
             self.body.append(nn.Sequential(nn.Conv2d(inside, 64, 3, padding=1), norm, nn.ReLU(), nn.MaxPool2d(2)))
+        self.stages = {f"body.{i}": 64 for i in range(4)}  # ends of the blocks and their channels
         self.head = nn.Linear(self.feature_dim, classes)
         # The paper has no group normalisation: FedWon's general rule, 32 groups.
         self.gn_groups = {name: 32 for name, m in self.named_modules() if isinstance(m, nn.BatchNorm2d)}

@@ -29,10 +29,14 @@ class MobileNetV1(nn.Module):
         require_size("mobilenet-v1", size, self.size)
         self.body = nn.Sequential(_unit(channels, 32, 3, 1, 1, tracked))
         width = 32
+        self.stages: dict[str, int] = {}  # where the grid halves next, and the end, with their channels
         for out, stride in _BLOCKS:
+            if stride == 2:
+                self.stages[f"body.{len(self.body) - 1}"] = width
             self.body.append(_unit(width, width, 3, stride, width, tracked))
             self.body.append(_unit(width, out, 1, 1, 1, tracked))
             width = out
+        self.stages[f"body.{len(self.body) - 1}"] = width
         self.head = nn.Linear(width, classes)
         # The papers have no group normalisation here: FedWon's general rule, 32 groups.
         self.gn_groups = {name: 32 for name, m in self.named_modules() if isinstance(m, nn.BatchNorm2d)}

@@ -53,11 +53,12 @@ class Block(nn.Module):
                     nn.BatchNorm2d(out, track_running_stats=tracked),
                 )
             )
+        self.end = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
         inner = self.norm2(self.conv2(self.relu(self.norm1(self.conv1(x)))))
-        y: Tensor = self.relu(inner + self.shortcut(x))
+        y: Tensor = self.end(self.relu(inner + self.shortcut(x)))
         return y
 
 
@@ -91,6 +92,7 @@ class CifarResNet(nn.Module):
         self.conv = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(widths[0], track_running_stats=tracked)
         self.relu = nn.ReLU()
+        self.stem = nn.Identity()
         layers, before = [], widths[0]
         for stage, width in enumerate(widths):
             for number in range(blocks):
@@ -98,13 +100,15 @@ class CifarResNet(nn.Module):
                 before = width
         self.blocks = nn.Sequential(*layers)
         self.head = nn.Linear(self.feature_dim, classes)
+        ends = {f"blocks.{blocks * (stage + 1) - 1}.end": width for stage, width in enumerate(widths)}
+        self.stages = {"stem": widths[0], **ends}  # ends of the stages and their channels
         # FedNN, after FedDyn's ResNet-18: two groups everywhere.
         self.gn_groups = {name: 2 for name, m in self.named_modules() if isinstance(m, nn.BatchNorm2d)}
 
     def features(self, x: Tensor) -> Tensor:
         """The means of the last stage's channels for each image."""
         _require(*x.shape[-2:])
-        y: Tensor = self.blocks(self.relu(self.norm(self.conv(x)))).mean((2, 3))
+        y: Tensor = self.blocks(self.stem(self.relu(self.norm(self.conv(x))))).mean((2, 3))
         return y
 
     def forward(self, x: Tensor) -> Tensor:
