@@ -58,6 +58,10 @@ class Training:
             ("weight_decay", 0 <= self.weight_decay < math.inf, "a finite number >= 0"),
             ("clip", self.clip is None or self.clip > 0, "a number > 0, or nothing"),
             ("keep_momentum", not self.keep_momentum or self.optimiser == "sgd", "false with adamw"),
+            # What would be ignored is refused: a setting that a run's recipe records has acted.
+            ("momentum", not self.momentum or self.optimiser == "sgd", "0 with adamw, which has its own"),
+            ("decay", self.decay == 0.998 or self.schedule == "exp", f'left out with the schedule "{self.schedule}"'),
+            ("epochs", self.epochs == 1 or self.steps is None, "left out where steps are given"),
         ]
         wrong = [f"{k} must be {want}, got {getattr(self, k)!r}" for k, fine, want in limits if not fine]
         if wrong:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+from PIL import Image
 
 from fednorms.cli import main
 from fednorms.cli.data import published
@@ -87,6 +88,25 @@ def test_pack_then_check_then_damage(tmp_path, capsys):
     assert "its data are damaged" in capsys.readouterr().err
     assert main(["data", "pack", str(root), str(tmp_path)]) == 2
     assert "is a folder; give the file to write" in capsys.readouterr().err
+
+
+def test_a_pack_of_folders_keeps_patients_together(tmp_path, capsys):
+    from fednorms.data.pack import unpacked
+
+    root = tmp_path / "mine"
+    for site in ("oslo", "bonn"):
+        for label in ("cat", "dog"):
+            (root / site / label).mkdir(parents=True)
+            for i in range(12):  # a patient's four images have one colour: its red value is the number
+                Image.new("RGB", (4, 4), (10 * (i // 4), 0, 0)).save(root / site / label / f"p{i // 4}_{i}.png")
+    command = ["data", "pack", str(root), str(tmp_path / "p.fnpack"), "--codec", "raw"]
+    assert main([*command, "--group", "p([0-9]+)", "--test", "0.3", "--val", "0"]) == 0
+    for site in unpacked(tmp_path / "p.fnpack").sites:
+        reds = {part: set(split.x[:][:, 0, 0, 0].tolist()) for part, split in site.splits.items()}
+        assert set(reds) == {"train", "test"}
+        assert reds["train"].isdisjoint(reds["test"])
+    assert main([*command, "--group", "("]) == 2
+    assert "not a regular expression" in capsys.readouterr().err
 
 
 def test_pack_of_a_recognised_data_set_keeps_the_protocol(tmp_path, capsys):

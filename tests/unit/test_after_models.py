@@ -455,6 +455,30 @@ def test_adapt_explains_bad_folders_and_options(runs, tmp_path):
         adapt(runs("fedavg"), tmp_path / "zoo", epochs=-1)
 
 
+def test_nobody_is_both_adapted_to_and_tested(tmp_path):
+    """With a group all images of a patient are on one side; by default it is that of the run's own folders."""
+
+    def patients(folder, classes):
+        """Five images of each class are Ann's, the sixth is Ben's."""
+        for path in write_images(folder, dict.fromkeys(classes, 6)).rglob("*.png"):
+            path.rename(path.with_name(f"{'ben' if path.stem == '5' else 'ann'}-{path.stem}.png"))
+        return folder
+
+    for site in ("a", "b"):
+        patients(tmp_path / "sites" / site, CLASSES)
+    divided = {"group": "[a-z]+", "val": 0.0}
+    execute(recipe("fedavg", federation=f"folder:{tmp_path / 'sites'}", data=divided, rounds=1), out=tmp_path / "run")
+    clinic = patients(tmp_path / "clinic", CLASSES[:2])
+    assert adapt(tmp_path / "run", clinic).samples == {"train": 10, "test": 2}  # Ann, Ben
+    assert adapt(tmp_path / "run", clinic, group="").samples == {"train": 8, "test": 4}
+    assert adapt(tmp_path / "run", clinic, group="[0-9]").samples == {"train": 8, "test": 4}  # two of six numbers
+    with pytest.raises(BadInput, match="too few at every site"):
+        adapt(tmp_path / "run", clinic, group="png")
+    (clinic / CLASSES[0] / "ben-5.png").rename(clinic / CLASSES[0] / "5.PNG")
+    with pytest.raises(BadInput, match=r"matches nothing in 1 of 12.*is the run's own"):
+        adapt(tmp_path / "run", clinic)
+
+
 def test_a_folder_may_bring_its_own_division_and_no_test_images(runs, tmp_path):
     write_images(tmp_path / "own" / "train", {"cat": 4, "owl": 3})
     write_images(tmp_path / "own" / "test", {"owl": 2})

@@ -267,6 +267,9 @@ def test_the_rate_is_constant_inside_a_round_and_in_force_in_it():
         ({"steps": 0}, "steps must be"),
         ({"weight_decay": -1.0}, "weight_decay must be"),
         ({"optimiser": "adamw", "keep_momentum": True}, "keep_momentum must be false with adamw"),
+        ({"optimiser": "adamw", "momentum": 0.9}, "momentum must be 0 with adamw"),
+        ({"decay": 0.9}, 'decay must be left out with the schedule "const"'),
+        ({"steps": 5, "epochs": 2}, "epochs must be left out where steps are given"),
         ({"epochs": 0, "lr": -1.0}, "epochs must be .*; lr must be"),
     ],
 )

@@ -162,6 +162,8 @@ class Adapt:
     """Fraction of the images that is held out."""
     size: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: as in the run)")] = None
     """Resize images to this many pixels."""
+    group: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: as in the run; '' for none)")] = None
+    """A regular expression that finds in a file's name what stays together, as "(patient[0-9]+)"."""
     which: Which = "last"
     """Start from the last round, or from the one with the best validation accuracy."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: not saved)")] = None
@@ -182,6 +184,7 @@ def adapt(args: Sequence[str]) -> int:
         which=given.which,
         test=given.test,
         size=given.size,
+        group=given.group,
     )
     if given.json:
         print_json(done.to_dict())

@@ -205,6 +205,12 @@ class Pack:
     """How images are stored: raw is the fastest to read; png, and webp without a quality, are smaller without loss."""
     seed: int = 0
     """Seed of the division, where it is drawn."""
+    val: Annotated[float | None, tyro.conf.arg(help_behavior_hint="(default: 0.1)")] = None
+    """Fraction of each site's images for validation, where the data bring no division."""
+    test: Annotated[float | None, tyro.conf.arg(help_behavior_hint="(default: 0.2)")] = None
+    """Fraction of each site's images for testing, where the data bring no division."""
+    group: str = ""
+    """For folders: a regular expression that finds in a file's name what stays together, as "(patient[0-9]+)"."""
     complete: tyro.conf.FlagConversionOff[bool] = True
     """Whether a data set with other counts than the published ones is an error."""
     allow_pickle: bool = False
@@ -229,10 +235,13 @@ def pack(args: Sequence[str]) -> int:
         named,
         size=given.size or None,
         seed=given.seed or None,
+        val=given.val,
+        test=given.test,
         root=root,
         protocol=given.protocol or None,
         complete=None if given.complete or not known else False,
         allow_pickle=given.allow_pickle or None,
+        group=given.group or None,
     )
     console = stderr()
     with console.status(f"packing {found.name}") as status:

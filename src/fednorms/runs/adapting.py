@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from fednorms.core import carry_of, load, train
-from fednorms.data import Split, site_from_folder
+from fednorms.data import Site, Split, site_from_folder
 from fednorms.engines.loop import repeatable
 from fednorms.errors import BadInput
 from fednorms.evaluation.modes import Mode, score_site, site_state
@@ -70,6 +70,7 @@ def adapt(
     which: Which = "last",
     test: float = 0.3,
     size: int | None = None,
+    group: str | None = None,
     model: nn.Module | None = None,
     loss: Loss | None = None,
 ) -> Adapted:
@@ -79,7 +80,8 @@ def adapt(
     statistics are measured anew on the site's training images, without labels; with `epochs` it is then fine-tuned on
     them as the method's own evaluation does (else all of it, at `lr`, by default a tenth of the run's), and the
     statistics are measured once more. `test` is the fraction held out; a folder may bring train/ and test/ of its own.
-    With `out`, the final model is saved as `export` does.
+    `group`, a regular expression, finds in a file's name what stays together (a patient, who is then not both adapted
+    to and tested); by default it is the run's own, "" is none. With `out`, the final model is saved as `export` does.
 
     >>> adapt("nowhere", "folder")
     Traceback (most recent call last):
@@ -103,7 +105,7 @@ def adapt(
     stored = shape if size else facts.stored_shape
     if size:
         task.net.probe(shape, facts.num_classes)
-    site = site_from_folder(folder, facts.classes, stored[1:], stored[0], test=test, seed=opened.recipe.seed)
+    site = _site(folder, opened, stored, test, group)
     if site.train is None:
         raise BadInput(f"{folder} has no training images to adapt to: put some in folder/class or folder/train/class.")
     start_from = choose(task, facts, opened.test_broadcast, opened.clients)
@@ -127,6 +129,21 @@ def adapt(
         final = Chosen(estimated if tuned is None else tuned, mine, sent, client, measured_here=False, notes=notes)
         saved = _save(opened, final, Path(out), shape, model, epochs)
     return Adapted(site.name, *scores, {k: len(s) for k, s in site.splits.items()}, saved, notes)
+
+
+def _site(folder: str | Path, opened: OpenRun, stored: tuple[int, int, int], test: float, group: str | None) -> Site:
+    """The new site, divided as the run's own folders were unless `group` says otherwise."""
+    whose = opened.recipe.data.group if group is None else group
+    try:
+        return site_from_folder(
+            folder, opened.facts.classes, stored[1:], stored[0], test=test, seed=opened.recipe.seed, group=whose or None
+        )
+    except BadInput as problem:
+        if group is None and whose and "group" in str(problem):
+            raise BadInput(
+                f"{problem}. The group {whose!r} is the run's own: give the one of this site's names, or an empty one."
+            ) from None
+        raise
 
 
 def _models(
