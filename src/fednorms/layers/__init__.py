@@ -15,6 +15,7 @@ from fednorms.layers.hybrid_norm import HybridNorm, raw_moments
 from fednorms.layers.instance_norm import instance_norm_like
 from fednorms.layers.keyed_dropout import KeyedDropout, KeyedDropout2d, KeyedStochasticDepth, keyed_dropout
 from fednorms.layers.mixed_norm import MixedNorm, mixed_statistics
+from fednorms.layers.nf_residual import scale_residuals
 from fednorms.layers.no_norm import no_norm_like
 from fednorms.layers.norm_act import NormAct
 from fednorms.layers.norms import is_batchnorm, is_norm, keeps_statistics
@@ -63,6 +64,7 @@ __all__ = [
     "paper_groups",
     "raw_moments",
     "replace_dropout",
+    "scale_residuals",
     "scaled_weight",
     "swap",
     "thresholded",

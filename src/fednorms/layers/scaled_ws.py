@@ -36,7 +36,8 @@ class WSConv2d(StandardisedConv2d):
 
     FedWon (ICLR 2024). form="listing": a learnable `gain` of shape (out, 1, 1, 1), initially 1;
     form="formula": the constant `gamma`. A new layer starts Xavier-normal as in the listing; `like` keeps the
-    weights it is given.
+    weights it is given. In a residual block (`scale_residuals`) `scale` multiplies the filters, as if the input were
+    scaled, and a learnable `branch_gain` the output.
 
     >>> conv = WSConv2d.like(nn.Conv2d(3, 4, 3))
     >>> conv.gain.shape
@@ -80,7 +81,10 @@ class WSConv2d(StandardisedConv2d):
         self.form: Form = form
         self.gamma = gamma
         self.eps = eps
+        self.scale = 1.0
+        self.alpha = 1.0
         self.register_parameter("gain", None)
+        self.register_parameter("branch_gain", None)
         if form == "listing":
             self.gain = nn.Parameter(torch.ones(out_channels, 1, 1, 1, device=device, dtype=dtype))
 
@@ -117,9 +121,20 @@ class WSConv2d(StandardisedConv2d):
         return new
 
     def effective_weight(self) -> Tensor:
-        """The standardised filters times the gain (listing) or the constant (formula)."""
+        """The standardised filters times the gain (listing) or the constant (formula), and times `scale`."""
         gain = self.gamma if self.gain is None else self.gain
-        return scaled_weight(self.weight, gain, self.form, self.eps)
+        filters = scaled_weight(self.weight, gain, self.form, self.eps)
+        return filters if self.scale == 1.0 else self.scale * filters
+
+    def end_branch(self, alpha: float) -> None:
+        """End a residual branch: the output times alpha g, where g is learned and 0 at first."""
+        self.alpha = alpha
+        self.branch_gain = nn.Parameter(self.weight.new_zeros(()), requires_grad=self.weight.requires_grad)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve with the effective weight, and scale what ends a residual branch."""
+        y = super().forward(input)
+        return y if self.branch_gain is None else self.alpha * self.branch_gain * y
 
     def extra_repr(self) -> str:
         """Geometry and form."""

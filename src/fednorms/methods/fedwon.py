@@ -8,6 +8,7 @@ from torch import nn
 from typing_extensions import override
 
 from fednorms.layers.agc import adaptive_clip
+from fednorms.layers.nf_residual import scale_residuals
 from fednorms.layers.no_norm import no_norm_like
 from fednorms.layers.norms import is_norm
 from fednorms.layers.scaled_ws import WSConv2d
@@ -42,7 +43,9 @@ class WSConv(Part):
     Divergence: the paper's formula has a constant gain and a biased variance, its listing a learnable gain and an
     unbiased one; form="listing" is the default. Convolutions keep their own bias flag unless add_bias=True, and the
     weights they have (published ones, say) unless start="xavier", which starts Xavier-normal as the listing does, from
-    seeds hashed from the layers' names.
+    seeds hashed from the layers' names. The paper replaces the convolutions of residual networks and nothing else;
+    nf_residual=True scales their blocks as NF-ResNets do, h + 0.2 g f(beta h) with a learnable g from 0 (Brock et al.
+    2021), needs nonorm before it, and a larger rate: branches are silent at first.
 
     >>> WSConv(form="formula")
     wsconv(form='formula')
@@ -53,6 +56,7 @@ class WSConv(Part):
     form: Literal["listing", "formula"] = option("listing", choices=("listing", "formula"))
     add_bias: bool = option(False)
     start: Literal["keep", "xavier"] = option("keep", choices=("keep", "xavier"))
+    nf_residual: bool = option(False)
 
     @override
     def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
@@ -60,7 +64,8 @@ class WSConv(Part):
             assert isinstance(conv, nn.Conv2d)
             return WSConv2d.like(conv, form=self.form, add_bias=self.add_bias, name=name, init=self.start)
 
-        return swap(model, nn.Conv2d, make)
+        changes = swap(model, nn.Conv2d, make)
+        return [*changes, *scale_residuals(model)] if self.nf_residual else changes
 
 
 @part("agc")
@@ -88,7 +93,9 @@ class AGC(Part):
 
 
 @sum_of_parts("fedwon")
-def fedwon(clip: float = 0.64, min_batch: int = 32, start: Literal["keep", "xavier"] = "keep") -> tuple[Part, ...]:
+def fedwon(
+    clip: float = 0.64, min_batch: int = 32, start: Literal["keep", "xavier"] = "keep", nf_residual: bool = False
+) -> tuple[Part, ...]:
     """FedWon = nonorm + wsconv + agc. Its ablations are the sums without one of them.
 
     Paper: Zhuang and Lyu, FedWon: triumphing multi-domain federated learning without normalization, ICLR 2024.
@@ -96,4 +103,4 @@ def fedwon(clip: float = 0.64, min_batch: int = 32, start: Literal["keep", "xavi
     >>> fedwon(clip=1.28)
     (nonorm, wsconv, agc(clip=1.28, min_batch=32))
     """
-    return NoNorm(), WSConv(start=start), AGC(clip=clip, min_batch=min_batch)
+    return NoNorm(), WSConv(start=start, nf_residual=nf_residual), AGC(clip=clip, min_batch=min_batch)

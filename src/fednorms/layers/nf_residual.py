@@ -1,0 +1,105 @@
+"""Residual blocks without normalisation: signals scaled as in NF-ResNets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from fednorms.errors import BadInput
+from fednorms.layers.scaled_ws import WSConv2d
+from fednorms.layers.surgery import Change, short
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A residual block: what convolves its input first, what its branch ends in, and the norm that stood there."""
+
+    opening: list[WSConv2d]
+    ending: WSConv2d | None
+    """None: nothing is added to the branch."""
+    norm: nn.Module
+    restarts: bool
+    """Whether the block's output has the variance of its branch and of a convolution: there is no plain shortcut."""
+
+
+def scale_residuals(model: nn.Module, alpha: float = 0.2) -> list[Change]:
+    """Make the residual blocks of a network of WSConv2d those of an NF-ResNet: h' = h + alpha g f(beta h).
+
+    beta = 1 / sqrt(v), v the variance of h if every branch f has variance 1: v <- 1 at a block whose shortcut is a
+    convolution (which takes beta h, too), then v <- v + alpha^2 at every block; g is learned, one for each branch, and
+    0 at first. Brock et al. 2021. An activation after the sum, as in torchvision's blocks, stays where it is. beta
+    becomes part of the filters of the first convolution and alpha g of the last one: there is no layer more.
+
+    >>> from fednorms.layers import is_norm, no_norm_like, swap
+    >>> from fednorms.models import build
+    >>> net = build("resnet20", 10)
+    >>> _ = swap(net, is_norm, lambda norm, name: no_norm_like(norm))
+    >>> _ = swap(net, nn.Conv2d, lambda conv, name: WSConv2d.like(conv))
+    >>> [str(c) for c in scale_residuals(net)][:2]
+    ['blocks.0: h + f(h) -> h + 0.2 g f(1.000 h)', 'blocks.1: h + f(h) -> h + 0.2 g f(0.981 h)']
+    """
+    changes, variance = [], 1.0
+    for name, block in _blocks(model):
+        beta = variance**-0.5
+        for conv in block.opening:
+            conv.scale = beta
+        if block.restarts:
+            variance = 1.0
+        if block.ending is not None:
+            block.ending.end_branch(alpha)
+            variance += alpha**2
+            changes.append(Change(name, "h + f(h)", f"h + {alpha:g} g f({beta:.3f} h)"))
+    return changes
+
+
+def _blocks(model: nn.Module) -> Iterator[tuple[str, _Block]]:
+    """The residual blocks of a network in the order in which they stand, which is that of the forward pass."""
+    found = False
+    for name, module in model.named_modules():
+        block = _resnet_block(module) or _inverted_block(module)
+        if block is None:
+            continue
+        found = True
+        if not isinstance(block.norm, nn.Identity):
+            raise BadInput(
+                f'nf_residual: the branch of "{name}" still ends in {short(block.norm)}: remove normalisation first, '
+                'as "nonorm + wsconv(nf_residual=true)" and "fedwon(nf_residual=true)" do.'
+            )
+        yield name, block
+    if not found:
+        raise BadInput(
+            f"nf_residual: no residual blocks are known in a {type(model).__name__}: the ResNets of this library, of "
+            "torchvision and of timm have them, and torchvision's MobileNets. Leave it out for others."
+        )
+
+
+def _resnet_block(module: nn.Module) -> _Block | None:
+    """conv1, conv2 (, conv3), each with its norm after it; the shortcut is `downsample` or `shortcut`."""
+    names = list(module._modules)
+    last = max((n for n in names if n in ("conv2", "conv3")), default="")
+    norm = next((n for n in (f"bn{last[4:]}", f"norm{last[4:]}") if n in names), "")
+    if not (last and norm and "conv1" in names and (hasattr(module, "downsample") or hasattr(module, "shortcut"))):
+        return None
+    if names.index(norm) < names.index(last):  # normalised before each convolution: another kind of block
+        return None
+    shortcut = module._modules.get("downsample") or module._modules.get("shortcut")
+    across = _convolutions(shortcut) if shortcut is not None else []
+    opening, ending = (_convolutions(module.get_submodule(n)) for n in ("conv1", last))
+    return _Block([*opening, *across], ending[-1], module.get_submodule(norm), restarts=bool(across))
+
+
+def _inverted_block(module: nn.Module) -> _Block | None:
+    """Inverted residuals of torchvision: one row of layers, with a shortcut around it or without."""
+    added = getattr(module, "use_res_connect", None)
+    row = module._modules.get("conv") or module._modules.get("block")
+    if added is None or row is None:
+        return None
+    convolutions = _convolutions(row)
+    last = [m for m in row.modules() if not list(m.children())][-1]
+    return _Block(convolutions[:1], convolutions[-1] if added else None, last, restarts=not added)
+
+
+def _convolutions(module: nn.Module) -> list[WSConv2d]:
+    return [m for m in module.modules() if isinstance(m, WSConv2d)]
