@@ -29,7 +29,7 @@ class Mode:
     """A model and the statistics it normalises with, written "personal", "global/batch" or "unseen/re-estimated".
 
     - global: the server's model. personal: the server's shared tensors with the client's own ones.
-    - after_local: the client's model right after local training, before averaging.
+    - after_local: the client's model right after it trained last, before averaging (clients that never did have none).
     - adapted: the personal model after the method's fine-tuning on the client's training data.
     - unseen: for sites that never trained: the server's model, with tensors that clients keep to themselves (FedBN's)
       averaged over the clients that trained.

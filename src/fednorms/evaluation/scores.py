@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,6 +72,16 @@ class SiteScore:
     def to_dict(self) -> dict[str, object]:
         """Everything as plain values, None for a recall that is not defined."""
         return {**vars(self), "recall": [None if math.isnan(r) else r for r in self.recall]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SiteScore:
+        """What `to_dict` wrote.
+
+        >>> score = SiteScore(0.5, 0.5, 1.0, 2, [0.5])
+        >>> SiteScore.from_dict(score.to_dict()) == score
+        True
+        """
+        return cls(**{**values, "recall": [math.nan if r is None else r for r in values["recall"]]})
 
 
 def judged_by(metric: str) -> str:

@@ -19,7 +19,7 @@ from fednorms.engines.devices import numerics
 from fednorms.engines.loop import Trained, repeatable
 from fednorms.engines.store import ClientStore
 from fednorms.errors import BadInput, Diverged
-from fednorms.evaluation.scores import Scores, SiteScore, judged_by
+from fednorms.evaluation.scores import Scores, judged_by
 from fednorms.method import Method
 from fednorms.method import method as read_method
 from fednorms.part import Part
@@ -27,6 +27,7 @@ from fednorms.runs.checkpoint import load, save, save_best
 from fednorms.runs.directory import RunDirectory
 from fednorms.runs.facts import write_facts
 from fednorms.runs.identity import named, own_loss, own_model, own_parts, same_code
+from fednorms.runs.local_scores import LocalScores
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
@@ -236,18 +237,19 @@ def play(session: Session, directory: RunDirectory | None, callback: Callback | 
             directory.cut_metrics(0)
     notes = session.notes + notes
     result = Result.of(session, history, best, notes, directory.path if directory else None)
+    local = LocalScores(session, history)
     while state.round < recipe.rounds:
         started = time.perf_counter()
         cohort = session.participation.cohort(engine.clients, recipe.seed, state.round)
-        last = state.round + 1 == recipe.rounds
-        due = last or (state.round + 1) % recipe.evaluate_every == 0
+        last, due = state.round + 1 == recipe.rounds, local.due(state.round)
         sent = broadcast(task, state)
-        scored = due and any(m.model == "after_local" for m in session.modes)
+        scored = bool(local.ends_here(state.round))
         done = engine.train(sent, cohort, score=scored) if cohort else Trained([])
+        between = local.take(state.round, done.after_local)
         uploads = done.uploads
         moves = uploads or task.method.having("release")  # noise hides whether anybody came
         state = server_update(task, state, done.combined or uploads) if moves else replace(state, round=state.round + 1)
-        scores = _test(session, state, cohort, done.after_local, last) if due else {}
+        scores = _test(session, state, cohort, local, last) if due else {}
         row: dict[str, Any] = {
             "round": state.round,
             "lr": task.training.rate(sent.round, recipe.rounds),
@@ -260,6 +262,7 @@ def play(session: Session, directory: RunDirectory | None, callback: Callback | 
             "bytes_down": len(cohort) * (sent.model.pick(task.net.exchanged).nbytes() + _bytes(sent.parts)),
             "bytes_up": sum(u.model.nbytes() + _bytes(u.parts) for u in uploads),
             "scores": {k: s.to_dict() for k, s in scores.items()},
+            **({"after_local": {k: s.to_dict() for k, s in between.items()}} if between else {}),
             "seconds": time.perf_counter() - started,
         }
         val = scores.get(f"{session.headline}/val")
@@ -286,17 +289,14 @@ def play(session: Session, directory: RunDirectory | None, callback: Callback | 
     return result
 
 
-def _test(
-    session: Session, state: ServerState, cohort: list[str], after_local: dict[str, SiteScore], last: bool
-) -> dict[str, Scores]:
+def _test(session: Session, state: ServerState, cohort: list[str], local: LocalScores, last: bool) -> dict[str, Scores]:
     scores: dict[str, Scores] = {}
-    domains = {s.name: s.domain for s in session.federation.sites}
     for mode in session.modes:
         if mode.model == "adapted" and not last:
             continue  # fine-tuning every client after every round would cost more than the training
         if mode.model == "after_local":
-            if after_local:
-                scores[f"{mode}/test"] = Scores(mode.model, mode.statistics, "test", after_local, domains)
+            if (found := local.scores()) is not None:
+                scores[f"{mode}/test"] = found
             continue
         if (found := session.engine.evaluate(state, mode, cohort)) is not None:
             scores[f"{mode}/test"] = found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,13 +82,10 @@ def _recorded(opened: OpenRun, mode: Mode, split: str) -> Scores | None:
 def scores_of(values: Mapping[str, Any], domain_of: Mapping[str, str]) -> Scores:
     """The scores that `Scores.to_dict` wrote.
 
-    >>> site = SiteScore(0.5, 0.5, 1.0, 2, [0.5, math.nan])
+    >>> site = SiteScore(0.5, 0.5, 1.0, 2, [0.5, float("nan")])
     >>> scores = Scores("personal", "own", "test", {"a": site}, {"a": "a"})
     >>> scores_of(scores.to_dict(), {"a": "a"}).to_dict() == scores.to_dict()
     True
     """
-    sites = {
-        name: SiteScore(**{**site, "recall": [math.nan if r is None else r for r in site["recall"]]})
-        for name, site in values["sites"].items()
-    }
+    sites = {name: SiteScore.from_dict(site) for name, site in values["sites"].items()}
     return Scores(values["mode"], values["statistics"], values["split"], sites, domain_of)

@@ -1,0 +1,65 @@
+"""Scores of clients' models right after their last local training, where a round has only some of the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fednorms.evaluation.scores import Scores, SiteScore
+from fednorms.runs.session import Session
+
+
+class LocalScores:
+    """Each client's model, right after it trained last, stays what it is: its score is taken then and kept.
+
+    Which rounds are a client's last before the next test is known beforehand, because cohorts are drawn from seeds:
+    only these are scored. A client that never trained has no such model. What rounds between two tests have scored is
+    recorded in their rows, from which a continued run starts.
+    """
+
+    def __init__(self, session: Session, history: Iterable[Mapping[str, Any]]) -> None:
+        self.mode = next((mode for mode in session.modes if mode.model == "after_local"), None)
+        self._session = session
+        self._window = range(0)
+        self._last: dict[str, int] = {}
+        self.latest: dict[str, SiteScore] = {}
+        for row in history if self.mode else ():
+            tested = row["scores"].get(f"{self.mode}/test", {"sites": {}})["sites"]
+            self._keep({n: SiteScore.from_dict(v) for n, v in (tested | row.get("after_local", {})).items()})
+
+    def due(self, t: int) -> bool:
+        """Whether the model is tested after round t (the first is 0)."""
+        recipe = self._session.recipe
+        return t + 1 == recipe.rounds or (t + 1) % recipe.evaluate_every == 0
+
+    def ends_here(self, t: int) -> set[str]:
+        """The clients that train in round t and not again before the next test."""
+        if self.mode is None:
+            return set()
+        if t not in self._window:
+            end = t
+            while not self.due(end):
+                end += 1
+            self._window = range(t, end + 1)
+            session = self._session
+            clients, seed = session.engine.clients, session.recipe.seed
+            self._last = {c: u for u in self._window for c in session.participation.cohort(clients, seed, u)}
+        return {client for client, last in self._last.items() if last == t}
+
+    def take(self, t: int, found: Mapping[str, SiteScore]) -> dict[str, SiteScore]:
+        """Keep what round t has scored; returns what its row has to record, which a test records by itself."""
+        ends = self.ends_here(t)
+        kept = {name: score for name, score in found.items() if name in ends}
+        self._keep(kept)
+        return {} if self.due(t) else kept
+
+    def scores(self) -> Scores | None:
+        """The scores over all clients that have trained so far."""
+        if self.mode is None or not self.latest:
+            return None
+        domains = {s.name: s.domain for s in self._session.federation.sites}
+        return Scores(self.mode.model, self.mode.statistics, "test", dict(self.latest), domains)
+
+    def _keep(self, found: Mapping[str, SiteScore]) -> None:
+        self.latest |= found
+        self.latest = {c: self.latest[c] for c in self._session.engine.clients if c in self.latest}
