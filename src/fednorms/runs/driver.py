@@ -249,7 +249,7 @@ def play(session: Session, directory: RunDirectory | None, callback: Callback | 
         uploads = done.uploads
         moves = uploads or task.method.having("release")  # noise hides whether anybody came
         state = server_update(task, state, done.combined or uploads) if moves else replace(state, round=state.round + 1)
-        scores = _test(session, state, cohort, local, last) if due else {}
+        scores = _test(session, state, cohort, local, last) if due else _test_if_best(session, state, cohort, best)
         row: dict[str, Any] = {
             "round": state.round,
             "lr": task.training.rate(sent.round, recipe.rounds),
@@ -266,10 +266,9 @@ def play(session: Session, directory: RunDirectory | None, callback: Callback | 
             "seconds": time.perf_counter() - started,
         }
         val = scores.get(f"{session.headline}/val")
-        reached = None if val is None else float(getattr(val, judged_by(recipe.metric)))
-        better = reached is not None and (best is None or reached > best["val"] + _TIE)
-        if better:
-            best = {"round": state.round, "val": reached}
+        better = val is not None and _better(session, val, best)
+        if val is not None and better:
+            best = {"round": state.round, "val": _reached(session, val)}
         if directory:
             directory.append_metrics(row)
             kept = engine.with_measurements(state, cohort) if better or last else state
@@ -290,19 +289,44 @@ def play(session: Session, directory: RunDirectory | None, callback: Callback | 
 
 
 def _test(session: Session, state: ServerState, cohort: list[str], local: LocalScores, last: bool) -> dict[str, Scores]:
+    """All modes on test data, and the first on validation data."""
     scores: dict[str, Scores] = {}
     for mode in session.modes:
         if mode.model == "adapted" and not last:
             continue  # fine-tuning every client after every round would cost more than the training
-        if mode.model == "after_local":
-            if (found := local.scores()) is not None:
-                scores[f"{mode}/test"] = found
-            continue
-        if (found := session.engine.evaluate(state, mode, cohort)) is not None:
+        found = local.scores() if mode.model == "after_local" else session.engine.evaluate(state, mode, cohort)
+        if found is not None:
             scores[f"{mode}/test"] = found
     if (val := session.engine.evaluate(state, session.headline, cohort, split="val")) is not None:
         scores[f"{session.headline}/val"] = val
     return scores
+
+
+def _test_if_best(
+    session: Session, state: ServerState, cohort: list[str], best: dict[str, Any] | None
+) -> dict[str, Scores]:
+    """Between two tests: those of a round whose validation accuracy is the best so far, else none."""
+    every = session.recipe.validate_every
+    if not every or state.round % every:
+        return {}
+    val = session.engine.evaluate(state, session.headline, cohort, split="val")
+    if val is None or not _better(session, val, best):
+        return {}
+    scores = {f"{session.headline}/val": val}
+    for mode in session.modes:
+        if mode.model in ("after_local", "adapted"):
+            continue  # of some clients only, and of the last round only
+        if (found := session.engine.evaluate(state, mode, cohort)) is not None:
+            scores[f"{mode}/test"] = found
+    return scores
+
+
+def _reached(session: Session, val: Scores) -> float:
+    return float(getattr(val, judged_by(session.recipe.metric)))
+
+
+def _better(session: Session, val: Scores, best: dict[str, Any] | None) -> bool:
+    return best is None or _reached(session, val) > best["val"] + _TIE
 
 
 def _mean(values: list[float], weights: list[float]) -> float | None:

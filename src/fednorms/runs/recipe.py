@@ -113,6 +113,8 @@ class Recipe(BaseModel):
     """Evaluation modes, as "personal", "global/batch" or "global/batch:32"; auto: what the method is judged by."""
     evaluate_every: int = Field(default=1, ge=1)
     """Test after every so many rounds (the last always)."""
+    validate_every: int | None = Field(default=None, ge=1)
+    """Between tests, validate after every so many rounds, and test a round that is the best so far (default: never)."""
     checkpoint_every: int = Field(default=1, ge=1)
     """Write a checkpoint after every so many rounds (the last always)."""
     keep_checkpoints: Literal["newest", "all"] = "newest"

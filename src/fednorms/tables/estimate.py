@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fednorms.data import Federation
 from fednorms.errors import FednormsError
 from fednorms.runs.cells import opened
 from fednorms.runs.driver import RoundEvent, execute
@@ -72,7 +73,7 @@ def measured(recipe: Recipe) -> float | None:
 
     It is tested as the run will be, so that timing a search looks at validation images only.
     """
-    short = recipe.model_copy(update={"rounds": min(3, recipe.rounds), "evaluate_every": 3})
+    short = recipe.model_copy(update={"rounds": min(3, recipe.rounds), "evaluate_every": 3, "validate_every": None})
     seconds: list[float] = []
     began = time.perf_counter()
 
@@ -82,7 +83,8 @@ def measured(recipe: Recipe) -> float | None:
             raise _Enough
 
     try:
-        execute(short, federation=opened(recipe), callback=after_round)
+        federation = opened(recipe)
+        execute(short, federation=federation, callback=after_round)
     except _Enough:
         pass
     except FednormsError:
@@ -93,8 +95,15 @@ def measured(recipe: Recipe) -> float | None:
     opening = time.perf_counter() - began - sum(seconds)
     plain = seconds[min(1, len(seconds) - 1)]
     test = max(0.0, seconds[-1] - plain)
-    tests = recipe.rounds // recipe.evaluate_every
+    tests = recipe.rounds / recipe.evaluate_every
+    if recipe.validate_every:  # a test looks at validation images, too: by their share of it, in all the rounds between
+        tests += recipe.rounds / recipe.validate_every * _share_of_validation(federation)
     return opening + seconds[0] + plain * (recipe.rounds - 1) + test * tests
+
+
+def _share_of_validation(federation: Federation) -> float:
+    counts = [sum(len(s.splits[part]) for s in federation.sites if part in s.splits) for part in ("val", "test")]
+    return counts[0] / max(1, sum(counts))
 
 
 def duration(seconds: float) -> str:

@@ -76,12 +76,14 @@ class Job:
 def recipe_for(table: Table, setting: Setting, row: Row, seed: int, chosen: Mapping[str, Any]) -> Recipe:
     """The recipe of a run; `chosen` are the searched values. What only costs time is set as sparingly as it can be.
 
-    Without a curve only the last round is reported, so that a run is tested a few times, not after every round.
+    Without a curve only the last round is reported, so that a run is tested a few times, not after every round; the one
+    with the best validation accuracy is found all the same and recorded beside.
     """
     recipe = table.recipe_of(setting, row, merged({"seed": seed}, chosen))
     every = ceil(recipe.rounds / PARTS)
     all_rounds = setting.keeps_curve or table.selection == "best-val"
     sparing: dict[str, Any] = {"checkpoint_every": every, "evaluate_every": 1 if all_rounds else every}
+    sparing["validate_every"] = None if all_rounds else 1
     if "rounds" in setting.store:
         sparing["keep_checkpoints"] = "all"
     return recipe.model_copy(update={k: v for k, v in sparing.items() if k not in recipe.model_fields_set})

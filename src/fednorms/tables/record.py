@@ -31,7 +31,7 @@ _MACHINE |= {"keep_checkpoints"}
 _MACHINE |= {"data.root", "data.complete", "data.allow_pickle"}
 # What a recipe leaves to the data set was written out when it ran.
 _ADOPTED = {"data.augment", "loss", "class_weights", "metric"}
-_MACHINE |= {"evaluate_every"}  # who needs the score of every round asks for it beside
+_MACHINE |= {"evaluate_every", "validate_every"}  # who needs the score of every round asks for it beside
 
 Values = dict[str, Any]
 

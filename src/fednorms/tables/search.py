@@ -55,7 +55,8 @@ class Search:
         last = self.table.selection == "last"
         data = recipe.data.model_copy(update={"protocol": validation_protocol(recipe)})
         every = recipe.rounds if last else recipe.evaluate_every
-        return recipe.model_copy(update={"data": data, "evaluate": [], "evaluate_every": every})
+        tests = {"evaluate": [], "evaluate_every": every, "validate_every": None}
+        return recipe.model_copy(update={"data": data, **tests})
 
     @property
     def missing(self) -> list[tuple[Point, int]]:
