@@ -87,8 +87,10 @@ def few(names: Sequence[str]) -> str:
 def closest(name: str, names: Iterable[str]) -> str:
     """The question alone, where the names are too many to show; empty if nothing is close.
 
-    >>> closest("fedprocs", ["fedprox", "fedbn"])
-    'did you mean "fedprox"? '
+    >>> closest("fedprocs", ["fedprox", "fedbn"]), closest("fedbnn", ["fedprox", "fedbn", "fednn"])
+    ('did you mean "fedprox"? ', 'did you mean "fednn" or "fedbn"? ')
     """
-    close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.5)
-    return f'did you mean "{close[0]}"? ' if close else ""
+    close = difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.5)
+    alike = [difflib.SequenceMatcher(a=other, b=name).ratio() for other in close]
+    level = [f'"{other}"' for other, ratio in zip(close, alike, strict=True) if ratio == alike[0]]
+    return f"did you mean {' or '.join(level)}? " if level else ""
