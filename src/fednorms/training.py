@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -58,14 +58,26 @@ class Training:
             ("weight_decay", 0 <= self.weight_decay < math.inf, "a finite number >= 0"),
             ("clip", self.clip is None or self.clip > 0, "a number > 0, or nothing"),
             ("keep_momentum", not self.keep_momentum or self.optimiser == "sgd", "false with adamw"),
-            # What would be ignored is refused: a setting that a run's recipe records has acted.
-            ("momentum", not self.momentum or self.optimiser == "sgd", "0 with adamw, which has its own"),
-            ("decay", self.decay == 0.998 or self.schedule == "exp", f'left out with the schedule "{self.schedule}"'),
-            ("epochs", self.epochs == 1 or self.steps is None, "left out where steps are given"),
         ]
         wrong = [f"{k} must be {want}, got {getattr(self, k)!r}" for k, fine, want in limits if not fine]
         if wrong:
             raise BadInput("Local training: " + "; ".join(wrong) + ".")
+
+    @property
+    def without_effect(self) -> list[str]:
+        """Settings that were changed and do nothing beside the others, in words.
+
+        >>> Training(decay=0.9).without_effect
+        ['decay 0.9 has no effect: the schedule is const']
+        """
+        unused = [
+            ("decay", self.schedule != "exp", f"the schedule is {self.schedule}"),
+            ("momentum", self.optimiser == "adamw", "adamw has its own"),
+            ("epochs", self.steps is not None, f"a round has {self.steps} steps"),
+        ]
+        default = {f.name: f.default for f in fields(self)}
+        changed = [(k, why) for k, idle, why in unused if idle and getattr(self, k) != default[k]]
+        return [f"{k} {getattr(self, k):g} has no effect: {why}" for k, why in changed]
 
     def rate(self, t: int, rounds: int) -> float:
         """The learning rate of round t of T: const, lr d^t, x0.1 at T/2 and at 3T/4, or half a cosine."""

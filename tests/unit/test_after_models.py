@@ -477,6 +477,7 @@ def test_nobody_is_both_adapted_to_and_tested(tmp_path):
     (clinic / CLASSES[0] / "ben-5.png").rename(clinic / CLASSES[0] / "5.PNG")
     with pytest.raises(BadInput, match=r"matches nothing in 1 of 12.*is the run's own"):
         adapt(tmp_path / "run", clinic)
+    assert adapt(tmp_path / "run", clinic, test=0.0).samples == {"train": 12}  # nothing is divided
 
 
 def test_a_folder_may_bring_its_own_division_and_no_test_images(runs, tmp_path):

@@ -113,7 +113,18 @@ def test_refusals():
     ]:
         with pytest.raises(BadInput, match=problem):
             Net(build("resnet20", classes=4, size=16), method(text), name="resnet20")
-    with pytest.raises(BadInput, match="no residual blocks are known in a LeNet"):
+    with pytest.raises(BadInput, match="no residual blocks are known in this LeNet"):
         Net(build("lenet", classes=4, size=32), method("fedwon(nf_residual=true)"), name="lenet")
+    for name, problem in [
+        ("timm:hrnet_w18_small", "stands beside others"),
+        ("timm:seresnet18", "gate after its last convolution"),
+        ("torchvision:efficientnet_v2_s", "ends in SiLU"),
+    ]:
+        with pytest.raises(BadInput, match=problem):
+            Net(build(name, classes=4, size=32), method("fedwon(nf_residual=true)"), name=name)
+    odd = build("resnet20", classes=4, size=16)
+    odd.blocks[1].conv2 = torch.nn.ConvTranspose2d(16, 16, 3, padding=1)
+    with pytest.raises(BadInput, match=r'"blocks.1".*no standardised convolution'):
+        Net(odd, method("fedwon(nf_residual=true)"), name="odd")
     with pytest.raises(BadInput, match="no residual blocks"):
         play("fedwon(nf_residual=true)", model=tiny_net())

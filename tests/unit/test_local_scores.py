@@ -1,9 +1,12 @@
 """Models right after local training, where a round has some of the clients only."""
 
+import math
+
 import pytest
 
 from fednorms.core import broadcast, initial_state, server_update
 from fednorms.engines.loop import Loop
+from fednorms.evaluation.scores import SiteScore
 from fednorms.runs.driver import execute, resume
 from fednorms.runs.session import Session
 from tests.after import federation, recipe
@@ -53,6 +56,36 @@ def test_each_client_by_its_own_last_training(every, wanted, tmp_path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         execute(settings, out=tmp_path / "run", federation=federation(), callback=stop)
     assert local(resume(tmp_path / "run", federation=federation())) == local(whole)
+
+
+def test_a_client_that_fails_in_its_last_round_is_scored_by_the_one_before(monkeypatch):
+    """With on_divergence="skip" a run goes on without it: its last training was an earlier round."""
+    session = Session.open(recipe("fedavg", **SETTINGS), federation())
+    cohorts = [session.participation.cohort(session.engine.clients, 3, t) for t in range(7)]
+    often = next(c for c in session.engine.clients if sum(c in cohort for cohort in cohorts) > 1)
+    rounds = [t for t, cohort in enumerate(cohorts) if often in cohort]
+    train, seen = Loop.train, {}
+
+    def failing(engine, sent, cohort, *, score=False):
+        done = train(engine, sent, cohort, score=score)
+        if sent.round == rounds[-1]:
+            done.uploads = [u for u in done.uploads if u.client != often]
+            done.after_local.pop(often)
+            done.diverged[often] = "it was not finite"
+        elif sent.round == rounds[-2]:
+            seen.update(done.after_local)
+        return done
+
+    monkeypatch.setattr(Loop, "train", failing)
+    settings = recipe("fedavg", evaluate_every=7, on_divergence="skip", **SETTINGS)
+    assert local(execute(settings, federation=federation()))[7][often] == seen[often].to_dict()
+
+
+def test_a_loss_that_is_not_finite_survives_a_file():
+    score = SiteScore(0.5, 0.5, math.inf, 2, [0.5, math.nan])
+    again = SiteScore.from_dict({**score.to_dict(), "loss": None})
+    assert math.isnan(again.loss)
+    assert math.isnan(again.recall[1])
 
 
 def test_nothing_is_scored_where_nobody_asks(monkeypatch):

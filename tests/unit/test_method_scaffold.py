@@ -198,9 +198,7 @@ def test_feddcs_version_equals_a_plain_torch_loop(clip):
     text = "scaffold(variant=feddc)"
     task = tiny_task(text, data, epochs=2, schedule="exp", decay=0.5, clip=clip)
     run = rounds(task, data, 4, cohorts=COHORTS)
-    fixed = replace(
-        task, training=replace(task.training, epochs=1, steps=2 * 2)
-    )  # two epochs of ceil(8 / 4) batches for all
+    fixed = replace(task, training=replace(task.training, steps=2 * 2))  # two epochs of ceil(8 / 4) batches for all
     plans = [[plan_of(fixed, s, k, t) for k, s in data.items()] for t in range(4)]
     numbers = [["abc".index(k) for k in cohort] for cohort in COHORTS]
     model, c, c_clients = scaffold_feddc(tiny_net(), pairs(data), plans, numbers, 0.1, 0.5, clip)

@@ -81,7 +81,8 @@ class SiteScore:
         >>> SiteScore.from_dict(score.to_dict()) == score
         True
         """
-        return cls(**{**values, "recall": [math.nan if r is None else r for r in values["recall"]]})
+        loss = math.nan if values["loss"] is None else values["loss"]  # a file holds null for what is not finite
+        return cls(**{**values, "loss": loss, "recall": [math.nan if r is None else r for r in values["recall"]]})
 
 
 def judged_by(metric: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fednorms.errors import BadInput
+from fednorms.layers.norms import is_norm
 from fednorms.layers.scaled_ws import WSConv2d
 from fednorms.layers.surgery import Change, short
 
@@ -18,8 +19,9 @@ class _Block:
 
     opening: list[WSConv2d]
     ending: WSConv2d | None
-    """None: nothing is added to the branch."""
     norm: nn.Module
+    added: bool
+    """Whether anything is added to the branch."""
     restarts: bool
     """Whether the block's output has the variance of its branch and of a convolution: there is no plain shortcut."""
 
@@ -47,7 +49,7 @@ def scale_residuals(model: nn.Module, alpha: float = 0.2) -> list[Change]:
             conv.scale = beta
         if block.restarts:
             variance = 1.0
-        if block.ending is not None:
+        if block.added and block.ending is not None:
             block.ending.end_branch(alpha)
             variance += alpha**2
             changes.append(Change(name, "h + f(h)", f"h + {alpha:g} g f({beta:.3f} h)"))
@@ -62,17 +64,34 @@ def _blocks(model: nn.Module) -> Iterator[tuple[str, _Block]]:
         if block is None:
             continue
         found = True
-        if not isinstance(block.norm, nn.Identity):
+        if is_norm(block.norm):
             raise BadInput(
                 f'nf_residual: the branch of "{name}" still ends in {short(block.norm)}: remove normalisation first, '
                 'as "nonorm + wsconv(nf_residual=true)" and "fedwon(nf_residual=true)" do.'
             )
+        if odd := _odd(model, name, module, block):
+            raise BadInput(f'nf_residual: block "{name}" of this {type(model).__name__} {odd}: leave it out.')
         yield name, block
     if not found:
         raise BadInput(
-            f"nf_residual: no residual blocks are known in a {type(model).__name__}: the ResNets of this library, of "
-            "torchvision and of timm have them, and torchvision's MobileNets. Leave it out for others."
+            f"nf_residual: no residual blocks are known in this {type(model).__name__}: the plain ResNets of this "
+            "library, of torchvision and of timm have them, and torchvision's MobileNets. Leave it out for others."
         )
+
+
+def _odd(model: nn.Module, name: str, module: nn.Module, block: _Block) -> str:
+    """Why a block cannot be scaled by its first and last convolution, in words; empty if it can."""
+    path = name.split(".")
+    above = [model.get_submodule(".".join(path[:i])) for i in range(1, len(path))]
+    if any(isinstance(m, nn.ModuleList) for m in above):
+        return "stands beside others, not after them, so that the variance of its input is not known"
+    if not block.opening or (block.added and block.ending is None):
+        return "has no standardised convolution at its start or end"
+    if block.added and not isinstance(block.norm, nn.Identity):
+        return f"ends in {short(block.norm)}, not in a convolution"
+    if module._modules.get("se") is not None:
+        return "has a gate after its last convolution, which would see the scaled branch"
+    return ""
 
 
 def _resnet_block(module: nn.Module) -> _Block | None:
@@ -87,7 +106,9 @@ def _resnet_block(module: nn.Module) -> _Block | None:
     shortcut = module._modules.get("downsample") or module._modules.get("shortcut")
     across = _convolutions(shortcut) if shortcut is not None else []
     opening, ending = (_convolutions(module.get_submodule(n)) for n in ("conv1", last))
-    return _Block([*opening, *across], ending[-1], module.get_submodule(norm), restarts=bool(across))
+    end = ending[-1] if ending else None
+    first = [*opening, *across] if opening else []
+    return _Block(first, end, module.get_submodule(norm), added=True, restarts=bool(across))
 
 
 def _inverted_block(module: nn.Module) -> _Block | None:
@@ -98,7 +119,8 @@ def _inverted_block(module: nn.Module) -> _Block | None:
         return None
     convolutions = _convolutions(row)
     last = [m for m in row.modules() if not list(m.children())][-1]
-    return _Block(convolutions[:1], convolutions[-1] if added else None, last, restarts=not added)
+    end = convolutions[-1] if convolutions else None
+    return _Block(convolutions[:1], end, last, added=added, restarts=not added)
 
 
 def _convolutions(module: nn.Module) -> list[WSConv2d]:

@@ -132,8 +132,9 @@ def adapt(
 
 
 def _site(folder: str | Path, opened: OpenRun, stored: tuple[int, int, int], test: float, group: str | None) -> Site:
-    """The new site, divided as the run's own folders were unless `group` says otherwise."""
-    whose = opened.recipe.data.group if group is None else group
+    """The new site, divided as the run's own folders were unless `group` says otherwise, or it is divided already."""
+    divided = not test or Path(folder, "train").is_dir()
+    whose = ("" if divided else opened.recipe.data.group) if group is None else group
     try:
         return site_from_folder(
             folder, opened.facts.classes, stored[1:], stored[0], test=test, seed=opened.recipe.seed, group=whose or None

@@ -145,14 +145,15 @@ class Comparison:
         return [o for o in self.outcomes if o.error]
 
     def curve(self, label: str) -> dict[int, Entry]:
-        """Mean accuracy over domains after each tested round, in the method's headline mode."""
+        """Mean accuracy over domains after each round that all seeds have tested, in the method's headline mode."""
         values: dict[int, list[float]] = {}
         for outcome in self.outcomes:
             for row in outcome.history if outcome.label == label and not outcome.error else []:
                 scores = row["scores"].get(f"{outcome.headline}/test")
                 if scores:
                     values.setdefault(row["round"], []).append(fmean(scores["domains"].values()))
-        return {t: Entry.of(v) for t, v in sorted(values.items())}
+        seeds = max(map(len, values.values()), default=0)
+        return {t: Entry.of(v) for t, v in sorted(values.items()) if len(v) == seeds}
 
     def cells(self) -> list[list[str]]:
         """The table as text, the header first; the best of each column ends with *."""

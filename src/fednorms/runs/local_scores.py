@@ -13,13 +13,15 @@ class LocalScores:
     """Each client's model, right after it trained last, stays what it is: its score is taken then and kept.
 
     Which rounds are a client's last before the next test is known beforehand, because cohorts are drawn from seeds:
-    only these are scored. A client that never trained has no such model. What rounds between two tests have scored is
-    recorded in their rows, from which a continued run starts.
+    only rounds that are somebody's last are scored. Where a client can fail in a round and the run goes on, all rounds
+    are, since its last may have been an earlier one. A client that never trained has no such model. What rounds between
+    two tests have scored is recorded in their rows, from which a continued run starts.
     """
 
     def __init__(self, session: Session, history: Iterable[Mapping[str, Any]]) -> None:
         self.mode = next((mode for mode in session.modes if mode.model == "after_local"), None)
         self._session = session
+        self._may_fail = session.recipe.on_divergence == "skip" or session.task.deployed
         self._window = range(0)
         self._last: dict[str, int] = {}
         self.latest: dict[str, SiteScore] = {}
@@ -33,17 +35,17 @@ class LocalScores:
         return t + 1 == recipe.rounds or (t + 1) % recipe.evaluate_every == 0
 
     def ends_here(self, t: int) -> set[str]:
-        """The clients that train in round t and not again before the next test."""
+        """The clients that train in round t and not again before the next test, as far as is known beforehand."""
         if self.mode is None:
             return set()
+        if self._may_fail:
+            return set(self._cohort(t))
         if t not in self._window:
             end = t
             while not self.due(end):
                 end += 1
             self._window = range(t, end + 1)
-            session = self._session
-            clients, seed = session.engine.clients, session.recipe.seed
-            self._last = {c: u for u in self._window for c in session.participation.cohort(clients, seed, u)}
+            self._last = {c: u for u in self._window for c in self._cohort(u)}
         return {client for client, last in self._last.items() if last == t}
 
     def take(self, t: int, found: Mapping[str, SiteScore]) -> dict[str, SiteScore]:
@@ -52,6 +54,10 @@ class LocalScores:
         kept = {name: score for name, score in found.items() if name in ends}
         self._keep(kept)
         return {} if self.due(t) else kept
+
+    def _cohort(self, t: int) -> list[str]:
+        session = self._session
+        return session.participation.cohort(session.engine.clients, session.recipe.seed, t)
 
     def scores(self) -> Scores | None:
         """The scores over all clients that have trained so far."""

@@ -101,7 +101,7 @@ class Session:
 
     @property
     def notes(self) -> list[str]:
-        """What is odd about the data, and what was taken from their protocol: the method's text says neither."""
+        """What is odd about the data and the settings, and what was taken from the data's protocol."""
         recipe, protocol = self.recipe, self.federation.protocol
         same = Protocol(
             protocol.augment if recipe.data.augment == protocol.augment else "none",
@@ -110,7 +110,7 @@ class Session:
             protocol.metric if recipe.metric == protocol.metric else "accuracy",
         )
         said = [f"as the data set's protocol says: {', '.join(same.facts)}"] if same.facts else []
-        return said + data_notes(self.federation)
+        return said + recipe.training.without_effect + data_notes(self.federation)
 
 
 def data_notes(federation: Federation) -> list[str]:

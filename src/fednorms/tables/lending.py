@@ -51,7 +51,8 @@ class Neighbours:
         for values in self.known.get((str(recipe.seed), recipe.method), []):
             stored = values["recipe"]
             same = stored["fingerprint"] == recipe.fingerprint and same_run(stored, recipe)
-            whole = not same_tests or stored["evaluate_every"] == recipe.evaluate_every
+            tests = stored["evaluate_every"], stored.get("validate_every")
+            whole = not same_tests or tests == (recipe.evaluate_every, recipe.validate_every)
             if same and whole and (not curve or "curve" in values or values["status"] == "diverged"):
                 origin = " / ".join(str(values[k]) for k in ("table", "setting", "row"))
                 lent = {k: v for k, v in values.items() if k != "analysis"}  # which is that table's own

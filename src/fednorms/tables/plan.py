@@ -77,13 +77,14 @@ def recipe_for(table: Table, setting: Setting, row: Row, seed: int, chosen: Mapp
     """The recipe of a run; `chosen` are the searched values. What only costs time is set as sparingly as it can be.
 
     Without a curve only the last round is reported, so that a run is tested a few times, not after every round; the one
-    with the best validation accuracy is found all the same and recorded beside.
+    with the best validation accuracy is found all the same and recorded beside (not where rounds are timed).
     """
     recipe = table.recipe_of(setting, row, merged({"seed": seed}, chosen))
     every = ceil(recipe.rounds / PARTS)
     all_rounds = setting.keeps_curve or table.selection == "best-val"
     sparing: dict[str, Any] = {"checkpoint_every": every, "evaluate_every": 1 if all_rounds else every}
-    sparing["validate_every"] = None if all_rounds else 1
+    timed = any(selector.kind == "seconds" for selector in setting.selectors.values())
+    sparing["validate_every"] = None if all_rounds or timed else 1
     if "rounds" in setting.store:
         sparing["keep_checkpoints"] = "all"
     return recipe.model_copy(update={k: v for k, v in sparing.items() if k not in recipe.model_fields_set})
@@ -149,7 +150,8 @@ def counts_tests(table: Table, setting: Setting) -> bool:
 
 
 def _other_tests(values: Values, recipe: Recipe) -> bool:
-    return bool(values["recipe"]["evaluate_every"] != recipe.evaluate_every)
+    then = values["recipe"]
+    return (then["evaluate_every"], then.get("validate_every")) != (recipe.evaluate_every, recipe.validate_every)
 
 
 def pairs(table: Table, settings: Sequence[Setting] = (), rows: Sequence[Row] = ()) -> Iterator[tuple[Setting, Row]]:

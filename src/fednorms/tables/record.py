@@ -89,9 +89,10 @@ def plain(recipe: Recipe) -> Values:
 def shortened(result: Result) -> list[Values]:
     """The rounds of a run with full scores in the last and the best-validation one, and means in the others."""
     full = {result.rounds, result.best["round"] if result.best else 0}
+    history = [{k: v for k, v in row.items() if k != "after_local"} for row in result.history]
     return [
         row if row["round"] in full else row | {"scores": {m: _averages(s) for m, s in row["scores"].items()}}
-        for row in result.history
+        for row in history
     ]
 
 
