@@ -192,8 +192,8 @@ def method(text: str | Method | Part) -> Method:
 def load_all() -> None:
     """Import every file of `fednorms.methods`, and the modules that FEDNORMS_METHODS names: each part registers itself.
 
-    FEDNORMS_METHODS="mine other" is for the command line and for worker processes; a module may lie in the working
-    directory.
+    FEDNORMS_METHODS="mine other" (names with a space between) is for the command line and for worker processes; a
+    module may lie in the working directory.
 
     >>> load_all(); "fedbn" in REGISTRY
     True
@@ -204,9 +204,10 @@ def load_all() -> None:
             sys.path.insert(0, here)
         try:
             importlib.import_module(module)
-        except ImportError as error:
+        except (ImportError, SyntaxError) as error:
+            hint = " Give the module's name, without .py." if module.endswith(".py") else ""
             raise BadInput(
-                f'FEDNORMS_METHODS names the module "{module}", which cannot be imported: {error}.'
+                f'FEDNORMS_METHODS names the module "{module}", which cannot be imported: {error}.{hint}'
             ) from None
 
 
@@ -243,7 +244,10 @@ def _read(node: ast.expr, text: str) -> tuple[Part, ...]:
     options = {k.arg or "**": _value(k.value, text) for k in call.keywords} if call else {}
     make = _fedavg if name == "fedavg" else SUMS.get(name) or REGISTRY.get(name)
     if make is None:
-        raise BadInput(f'Unknown method "{head.id}": {nearest(name, names())}')
+        raise BadInput(
+            f'Unknown method "{head.id}": {nearest(name, names())}. One of your own is found if FEDNORMS_METHODS names '
+            "the module it stands in (as FEDNORMS_METHODS=mymodule)."
+        )
     allowed = [p for p in inspect.signature(make).parameters if p != "self"]
     for key in _repeated([k.arg or "**" for k in call.keywords] if call else []):
         raise BadInput(f"{name}: option {key} is given twice.")

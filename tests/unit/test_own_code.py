@@ -16,6 +16,8 @@ from torch import nn
 import fednorms as fn
 from fednorms.cli import main
 from fednorms.data import from_arrays
+from fednorms.engines.measured import Measured
+from fednorms.engines.unguarded import unguarded_script
 from fednorms.errors import BadInput
 from fednorms.layers.norms import is_norm
 from fednorms.method import Method, load_all, method
@@ -24,6 +26,8 @@ from fednorms.part import REGISTRY, Part, Pass, Phase, Route, option, part
 from fednorms.reductions import reduce_uploads
 from fednorms.runs import driver
 from fednorms.runs.identity import code_hash, model_hash, own_parts
+from fednorms.runs.recipe import Recipe
+from fednorms.runs.session import Session
 from fednorms.tables.record import plain, same_run
 from fednorms.tables.table import Table
 from fednorms.tree import Tree
@@ -557,3 +561,98 @@ def test_adapted_models_have_no_best_round():
     with pytest.raises(BadInput, match='column "Tuned": adapted models are tested in the last round only'):
         Table.make(values)
     assert Table.make(values | {"selection": "last"}).rows
+
+
+# -- a run is not continued with other code ---------------------------------------------------------------------------
+OWN = """
+import torch
+from torch import nn
+import fednorms as fn
+
+SCALE = {scale}
+SEEN = []
+
+def strength(step):
+    return SCALE * {factor}
+
+class Layer(nn.Identity):
+    def forward(self, x):
+        return x * {layer}
+
+@fn.part("reaching")
+class Reaching(fn.Part):
+    def surgery(self, model, head):
+        model.extra = Layer()
+        return None
+    def grad(self, g, s):
+        SEEN.append(1)
+        return g * strength(s)
+"""
+
+
+def test_what_a_part_reaches_is_part_of_its_hash(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def hashed(number, **values):
+        """The same names in a file of another name: only the text matters."""
+        REGISTRY.pop("reaching", None)
+        (tmp_path / f"own{number}.py").write_text(OWN.format(**{"scale": 1.0, "factor": 1, "layer": 1} | values))
+        module = __import__(f"own{number}")
+        before = code_hash(module.Reaching)
+        module.SEEN.append(2)  # what a run fills is no code
+        assert code_hash(module.Reaching) == before
+        return before
+
+    same_text = {hashed(0), hashed(1)}
+    assert len(same_text) == 1
+    others = [hashed(2, scale=0.0), hashed(3, factor=2), hashed(4, layer=2)]
+    assert len({*same_text, *others}) == 4
+
+
+def test_a_run_that_failed_before_its_first_round_does_not_stand_in_the_way(tmp_path):
+    @part("mended")
+    class Wrong(Part):
+        def grad(self, g, s):
+            return None
+
+    with pytest.raises(Exception, match="grad"):
+        fn.run("mended", sites(), rounds=1, model="cnn-small", out=tmp_path / "run")
+    REGISTRY.pop("mended")
+
+    @part("mended")
+    class Right(Part):
+        def grad(self, g, s):
+            return g
+
+    assert fn.run("mended", sites(), rounds=1, model="cnn-small", out=tmp_path / "run").rounds == 1
+
+
+@pytest.mark.parametrize(("guard", "found"), [("pass", True), ('if __name__ == "__main__":\n    pass', False)])
+def test_a_script_that_processes_would_run_again_starts_none(guard, found, tmp_path, monkeypatch):
+    script = tmp_path / "mine.py"
+    script.write_text(guard)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)
+    assert unguarded_script() == (str(script) if found else "")
+    opened = []
+    monkeypatch.setattr(Measured, "_open", lambda self: opened.append(1))
+    session = Session.open(Recipe.make({"method": "fedavg", "rounds": 9, "federation": "custom:x"}), sites())
+    engine = session.engine
+    assert isinstance(engine, Measured)
+    engine.worth_starting, engine.count, engine.times["loop"] = 0.0, 2, [1.0, 1.0]
+    engine._choose(1.0, 2, 8)
+    assert bool(opened) is not found
+    assert any("mine.py has no" in note for note in engine.notes) is found
+
+
+def test_an_unknown_method_says_where_own_ones_are_found(tmp_path, monkeypatch, capsys):
+    assert main(["describe", "nowheretobefound"]) == 2
+    assert "FEDNORMS_METHODS=mymodule" in capsys.readouterr().err
+    monkeypatch.setenv("FEDNORMS_METHODS", "mine.py")
+    assert main(["describe", "fedavg"]) == 2
+    assert "without .py" in capsys.readouterr().err
+    (tmp_path / "broken.py").write_text("def (:")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("FEDNORMS_METHODS", "broken")
+    assert main(["describe", "fedavg"]) == 2
+    assert 'names the module "broken"' in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from typing_extensions import override
@@ -11,6 +12,7 @@ from typing_extensions import override
 from fednorms.data import Federation
 from fednorms.engines.loop import Loop, Trained
 from fednorms.engines.store import ClientStore
+from fednorms.engines.unguarded import unguarded_script
 from fednorms.engines.workers import Workers
 from fednorms.errors import FednormsError
 from fednorms.states import Broadcast, Task
@@ -25,7 +27,7 @@ class Measured(Workers):
 
     Workers are started when the rounds to come, at the loop's speed and divided by their number, would save more than
     15 seconds. Two rounds later the faster of the two, in seconds per training image, runs the rest. A short run or
-    one with a single client so never starts a process.
+    one with a single client so never starts a process, nor does a script that a new process would run once more.
     """
 
     name: ClassVar[str] = "auto"
@@ -67,7 +69,14 @@ class Measured(Workers):
         looped, tried = self.times["loop"], self.times["workers"]
         if self.using == "loop":
             saving = rounds_left * seconds * (1 - 1 / min(self.count, clients))
-            if len(looped) >= LOOPED and saving > self.worth_starting:
+            if len(looped) < LOOPED or saving <= self.worth_starting:
+                return
+            if script := unguarded_script():
+                self._stay(
+                    f'clients ran one after the other: {Path(script).name} has no `if __name__ == "__main__":`, and '
+                    "worker processes would run it once more"
+                )
+            else:
                 self.using = "workers"
                 try:
                     self._open()

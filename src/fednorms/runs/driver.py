@@ -18,7 +18,7 @@ from fednorms.data import Federation
 from fednorms.engines.devices import numerics
 from fednorms.engines.loop import Trained, repeatable
 from fednorms.engines.store import ClientStore
-from fednorms.errors import BadInput, Diverged
+from fednorms.errors import BadInput
 from fednorms.evaluation.scores import Scores, judged_by
 from fednorms.method import Method
 from fednorms.method import method as read_method
@@ -213,8 +213,8 @@ def _in_directory(session: Session, directory: RunDirectory | None, callback: Ca
         write_facts(directory, session)
         try:
             return play(session, directory, callback)
-        except Diverged:
-            directory.drop_if_empty()  # the same command with a lower rate would find another recipe here
+        except Exception:
+            directory.drop_if_empty()  # the same command, mended, would find another recipe here
             raise
 
 

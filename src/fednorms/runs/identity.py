@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -17,10 +19,13 @@ from fednorms.method import Method
 
 _LIBRARIES = {"fednorms", "builtins", "abc", "typing", "torch", "torchvision", "timm", "numpy", "functools"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_TOLD = (bool, int, float, complex, str, bytes, tuple, frozenset)  # not what a run may fill, as a list of what it saw
 
 
 def code_hash(thing: object) -> str:
     """A hash of what a function, class or callable object does: its source (or bytecode), and the values it holds.
+
+    What it reaches by name in files of the user's own counts, too: functions, classes, constants.
 
     >>> code_hash(lambda x: x + 1) == code_hash(lambda x: x + 2)
     False
@@ -100,8 +105,9 @@ def _layers(model: nn.Module) -> Iterator[bytes]:
         yield from _value({k: v for k, v in vars(m).items() if k[0] != "_" and k != "training"})
 
 
-def _code(thing: object, seen: tuple[int, ...] = ()) -> Iterator[bytes]:
-    """What a thing does, piece by piece; `seen` are the functions on the way to it, which may call each other."""
+def _code(thing: object, seen: set[int] | None = None) -> Iterator[bytes]:
+    """What a thing does, piece by piece; `seen` are the functions and classes that were told already."""
+    seen = set() if seen is None else seen
     if isinstance(thing, partial):
         yield from _code(thing.func, seen)
         yield from _value([thing.args, thing.keywords], seen)
@@ -110,14 +116,20 @@ def _code(thing: object, seen: tuple[int, ...] = ()) -> Iterator[bytes]:
         yield from _code(thing.__self__, seen)
     elif isinstance(thing, type):
         for kind in thing.__mro__:
-            if not _of_library(kind):
-                yield from _source(kind) or _members(kind)
+            if _of_library(kind) or id(kind) in seen:
+                continue
+            seen.add(id(kind))
+            yield from _source(kind) or _members(kind)
+            for function in _functions(kind):
+                yield from _reached(function, seen)
     elif inspect.isfunction(thing):
         if id(thing) in seen:
             return
+        seen.add(id(thing))
         anonymous = thing.__name__ == "<lambda>"  # its source is the line on which it stands
         yield from (() if anonymous else _source(thing)) or _bytecode(thing.__code__)
-        yield from _value([thing.__defaults__, thing.__kwdefaults__, _closed_over(thing)], (*seen, id(thing)))
+        yield from _value([thing.__defaults__, thing.__kwdefaults__, _closed_over(thing)], seen)
+        yield from _reached(thing, seen)
     elif isinstance(thing, nn.Module):
         yield model_hash(thing).encode()
     elif inspect.isbuiltin(thing):
@@ -125,6 +137,40 @@ def _code(thing: object, seen: tuple[int, ...] = ()) -> Iterator[bytes]:
     else:
         yield from _code(type(thing), seen)
         yield from _value(getattr(thing, "__dict__", {}), seen)
+
+
+def _functions(kind: type) -> Iterator[FunctionType]:
+    for value in vars(kind).values():
+        inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+        if inspect.isfunction(inner) and inner.__module__ == kind.__module__:  # not what a decorator has put there
+            yield inner
+
+
+def _reached(function: FunctionType, seen: set[int]) -> Iterator[bytes]:
+    """What a function of the user's own reaches by the names it uses."""
+    for name in sorted(_names(function.__code__)):
+        value = function.__globals__.get(name)
+        if isinstance(value, type) or inspect.isfunction(value):
+            if _of_user(value.__module__):
+                yield name.encode()
+                yield from _code(value, seen)
+        elif value is not None and isinstance(value, _TOLD):
+            yield name.encode()
+            yield from _value(value, seen)
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _of_user(module: str) -> bool:
+    """Whether a module is neither of Python nor installed."""
+    if module.partition(".")[0] in _LIBRARIES:
+        return False
+    path = getattr(sys.modules.get(module), "__file__", None)
+    homes = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    return module == "__main__" or (path is not None and not path.startswith(homes))
 
 
 def _closed_over(function: FunctionType) -> list[object]:
@@ -160,7 +206,7 @@ def _bytecode(code: CodeType) -> Iterator[bytes]:
         yield from _bytecode(constant) if isinstance(constant, CodeType) else _value(constant)
 
 
-def _value(value: object, seen: tuple[int, ...] = ()) -> Iterator[bytes]:
+def _value(value: object, seen: set[int] | None = None) -> Iterator[bytes]:
     """What can be told of a value without an address in memory."""
     if isinstance(value, _PLAIN):
         yield repr(value).encode()
