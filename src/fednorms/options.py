@@ -90,7 +90,7 @@ def closest(name: str, names: Iterable[str]) -> str:
     >>> closest("fedprocs", ["fedprox", "fedbn"]), closest("fedbnn", ["fedprox", "fedbn", "fednn"])
     ('did you mean "fedprox"? ', 'did you mean "fednn" or "fedbn"? ')
     """
-    close = difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name, sorted(set(names)), n=3, cutoff=0.5)
     alike = [difflib.SequenceMatcher(a=other, b=name).ratio() for other in close]
     level = [f'"{other}"' for other, ratio in zip(close, alike, strict=True) if ratio == alike[0]]
     return f"did you mean {' or '.join(level)}? " if level else ""

@@ -7,13 +7,16 @@ server sent to it (`down`) and its own state (`mine`), never another part's, and
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
+import inspect
 import re
 import sys
+import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast, dataclass_transform, get_args
 
 from torch import Tensor, nn
 
@@ -298,6 +301,7 @@ def part(name: str) -> Callable[[P], P]:
 
     def decorate(cls: P) -> P:
         _check_free(name, cls)
+        _check_declared(name, cls)
         cls.name = name
         cls.__post_init__ = validate  # type: ignore[attr-defined]
         made = dataclass(frozen=True, repr=False)(cls)
@@ -306,6 +310,20 @@ def part(name: str) -> Callable[[P], P]:
         return cast(P, made)
 
     return decorate
+
+
+def _check_declared(name: str, cls: type[Part]) -> None:
+    """What a class says of itself must be known, and what looks like a hook must be one."""
+    known = {"reduction": get_args(Reduction), "weighting": (None, *get_args(Weighting))}
+    for what, words in known.items():
+        said = getattr(cls, what)
+        if not isinstance(said, property) and said not in words:  # a property depends on options
+            raise BadInput(f'Part "{name}": {what} = {said!r} is none of {", ".join(map(repr, words))}.')
+    hooks = [k for k, v in vars(Part).items() if inspect.isfunction(v) and k[0] != "_"]
+    for own in [k for k, v in vars(cls).items() if inspect.isfunction(v) and k[0] != "_" and not hasattr(Part, k)]:
+        if near := difflib.get_close_matches(own, hooks, n=1, cutoff=0.66):
+            text = f'Part "{name}": {own} is no hook, so that nothing calls it; did you mean {near[0]}?'
+            warnings.warn(text, stacklevel=3)
 
 
 def sum_of_parts(name: str) -> Callable[[F], F]:

@@ -656,3 +656,29 @@ def test_an_unknown_method_says_where_own_ones_are_found(tmp_path, monkeypatch, 
     monkeypatch.setenv("FEDNORMS_METHODS", "broken")
     assert main(["describe", "fedavg"]) == 2
     assert 'names the module "broken"' in capsys.readouterr().err
+
+
+def test_declarations_and_names_of_hooks_are_checked():
+    with pytest.raises(BadInput, match=r"reduction = 'average' is none of 'weighted'"):
+
+        @part("averaging")
+        class Averaging(Part):
+            reduction = "average"
+
+    with pytest.raises(BadInput, match="weighting = 'sizes'"):
+
+        @part("sizing")
+        class Sizing(Part):
+            weighting = "sizes"
+
+    with pytest.warns(UserWarning, match="gradient is no hook.*did you mean grad"):
+
+        @part("misspelt")
+        class Misspelt(Part):
+            def gradient(self, g, s):
+                return g
+
+            def strength(self):
+                return 1.0
+
+    assert "averaging" not in REGISTRY
