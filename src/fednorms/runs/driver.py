@@ -249,7 +249,7 @@ def play(session: Session, directory: RunDirectory | None, callback: Callback | 
         uploads = done.uploads
         moves = uploads or task.method.having("release")  # noise hides whether anybody came
         state = server_update(task, state, done.combined or uploads) if moves else replace(state, round=state.round + 1)
-        scores = _test(session, state, cohort, local, last) if due else _test_if_best(session, state, cohort, best)
+        scores = _test(session, state, cohort, local, best, due)
         row: dict[str, Any] = {
             "round": state.round,
             "lr": task.training.rate(sent.round, recipe.rounds),
@@ -288,36 +288,27 @@ def play(session: Session, directory: RunDirectory | None, callback: Callback | 
     return result
 
 
-def _test(session: Session, state: ServerState, cohort: list[str], local: LocalScores, last: bool) -> dict[str, Scores]:
-    """All modes on test data, and the first on validation data."""
+def _test(
+    session: Session, state: ServerState, cohort: list[str], local: LocalScores, best: dict[str, Any] | None, due: bool
+) -> dict[str, Scores]:
+    """All modes on test data and the first on validation data; between two tests, if that is the best so far."""
+    recipe, engine = session.recipe, session.engine
+    if not due and (not recipe.validate_every or state.round % recipe.validate_every):
+        return {}
+    val = engine.evaluate(state, session.headline, cohort, split="val")
+    if not due and (val is None or not _better(session, val, best)):
+        return {}
     scores: dict[str, Scores] = {}
     for mode in session.modes:
-        if mode.model == "adapted" and not last:
+        if mode.model == "adapted" and state.round < recipe.rounds:
             continue  # fine-tuning every client after every round would cost more than the training
-        found = local.scores() if mode.model == "after_local" else session.engine.evaluate(state, mode, cohort)
+        if mode.model == "after_local" and not due:
+            continue  # there they are known of some clients only
+        found = local.scores() if mode.model == "after_local" else engine.evaluate(state, mode, cohort)
         if found is not None:
             scores[f"{mode}/test"] = found
-    if (val := session.engine.evaluate(state, session.headline, cohort, split="val")) is not None:
+    if val is not None:
         scores[f"{session.headline}/val"] = val
-    return scores
-
-
-def _test_if_best(
-    session: Session, state: ServerState, cohort: list[str], best: dict[str, Any] | None
-) -> dict[str, Scores]:
-    """Between two tests: those of a round whose validation accuracy is the best so far, else none."""
-    every = session.recipe.validate_every
-    if not every or state.round % every:
-        return {}
-    val = session.engine.evaluate(state, session.headline, cohort, split="val")
-    if val is None or not _better(session, val, best):
-        return {}
-    scores = {f"{session.headline}/val": val}
-    for mode in session.modes:
-        if mode.model in ("after_local", "adapted"):
-            continue  # of some clients only, and of the last round only
-        if (found := session.engine.evaluate(state, mode, cohort)) is not None:
-            scores[f"{mode}/test"] = found
     return scores
 
 

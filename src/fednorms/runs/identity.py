@@ -139,9 +139,13 @@ def _code(thing: object, seen: set[int] | None = None) -> Iterator[bytes]:
         yield from _value(getattr(thing, "__dict__", {}), seen)
 
 
+def _unwrapped(value: object) -> object:
+    """The function in a static or class method or a property; else the value."""
+    return getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+
+
 def _functions(kind: type) -> Iterator[FunctionType]:
-    for value in vars(kind).values():
-        inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+    for inner in map(_unwrapped, vars(kind).values()):
         if inspect.isfunction(inner) and inner.__module__ == kind.__module__:  # not what a decorator has put there
             yield inner
 
@@ -190,7 +194,7 @@ def _source(thing: object) -> list[bytes]:
 
 def _members(kind: type) -> Iterator[bytes]:
     for name, value in vars(kind).items():
-        inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+        inner = _unwrapped(value)
         if inspect.isfunction(inner):
             yield name.encode()
             yield from _bytecode(inner.__code__)

@@ -27,7 +27,8 @@ class LocalScores:
         self.latest: dict[str, SiteScore] = {}
         for row in history if self.mode else ():
             tested = row["scores"].get(f"{self.mode}/test", {"sites": {}})["sites"]
-            self._keep({n: SiteScore.from_dict(v) for n, v in (tested | row.get("after_local", {})).items()})
+            found = tested | row.get("after_local", {})
+            self.latest |= {name: SiteScore.from_dict(values) for name, values in found.items()}
 
     def due(self, t: int) -> bool:
         """Whether the model is tested after round t (the first is 0)."""
@@ -52,7 +53,7 @@ class LocalScores:
         """Keep what round t has scored; returns what its row has to record, which a test records by itself."""
         ends = self.ends_here(t)
         kept = {name: score for name, score in found.items() if name in ends}
-        self._keep(kept)
+        self.latest |= kept
         return {} if self.due(t) else kept
 
     def _cohort(self, t: int) -> list[str]:
@@ -64,8 +65,5 @@ class LocalScores:
         if self.mode is None or not self.latest:
             return None
         domains = {s.name: s.domain for s in self._session.federation.sites}
-        return Scores(self.mode.model, self.mode.statistics, "test", dict(self.latest), domains)
-
-    def _keep(self, found: Mapping[str, SiteScore]) -> None:
-        self.latest |= found
-        self.latest = {c: self.latest[c] for c in self._session.engine.clients if c in self.latest}
+        sites = {c: self.latest[c] for c in self._session.engine.clients if c in self.latest}
+        return Scores(self.mode.model, self.mode.statistics, "test", sites, domains)

@@ -10,7 +10,7 @@ from fednorms.errors import RunFailed
 from fednorms.options import few
 from fednorms.runs.recipe import Recipe
 from fednorms.tables.observer import Observer
-from fednorms.tables.record import Values, read_record, same_run
+from fednorms.tables.record import Values, read_record, same_run, tested_alike
 
 # What the report of a table that takes over a run reads of it.
 _NEEDED = {"table", "setting", "row", "status", "recipe", "hardware", "jobs", "data", "date", "version", "torch"}
@@ -51,8 +51,7 @@ class Neighbours:
         for values in self.known.get((str(recipe.seed), recipe.method), []):
             stored = values["recipe"]
             same = stored["fingerprint"] == recipe.fingerprint and same_run(stored, recipe)
-            tests = stored["evaluate_every"], stored.get("validate_every")
-            whole = not same_tests or tests == (recipe.evaluate_every, recipe.validate_every)
+            whole = not same_tests or tested_alike(stored, recipe)
             if same and whole and (not curve or "curve" in values or values["status"] == "diverged"):
                 origin = " / ".join(str(values[k]) for k in ("table", "setting", "row"))
                 lent = {k: v for k, v in values.items() if k != "analysis"}  # which is that table's own

@@ -11,7 +11,7 @@ from typing import Any
 from fednorms.errors import BadInput
 from fednorms.options import nearest
 from fednorms.runs.recipe import Recipe
-from fednorms.tables.record import Values, read_record, same_run
+from fednorms.tables.record import Values, read_record, same_run, tested_alike
 from fednorms.tables.table import Row, Setting, Table, merged
 
 PARTS = 5  # checkpoints of a run, and tests where only the last one is reported
@@ -131,7 +131,11 @@ def found_in(
             if not row.search or key in chosen:
                 recipe = recipe_for(table, setting, row, int(values["recipe"]["seed"]), chosen.get(key, {}))
             tests = counts_tests(table, setting)
-            if recipe is None or not same_run(values["recipe"], recipe) or (tests and _other_tests(values, recipe)):
+            if (
+                recipe is None
+                or not same_run(values["recipe"], recipe)
+                or (tests and not tested_alike(values["recipe"], recipe))
+            ):
                 found.stale.append(f"{setting.slug}/{row.slug}/{file.name}")
             elif (here := fingerprint(setting, recipe)) and here != values["recipe"]["fingerprint"]:
                 found.foreign.append(f"{setting.slug}/{row.slug}/{file.name}")
@@ -147,11 +151,6 @@ def found_in(
 def counts_tests(table: Table, setting: Setting) -> bool:
     """Whether it matters after which rounds a run was tested: where one of them is chosen or all are shown."""
     return table.selection == "best-val" or setting.keeps_curve
-
-
-def _other_tests(values: Values, recipe: Recipe) -> bool:
-    then = values["recipe"]
-    return (then["evaluate_every"], then.get("validate_every")) != (recipe.evaluate_every, recipe.validate_every)
 
 
 def pairs(table: Table, settings: Sequence[Setting] = (), rows: Sequence[Row] = ()) -> Iterator[tuple[Setting, Row]]:

@@ -73,6 +73,11 @@ def same_run(stored: Mapping[str, Any], recipe: Recipe) -> bool:
     return all(old[key] == value or (key in _ADOPTED and value == "auto") for key, value in new.items())
 
 
+def tested_alike(then: Mapping[str, Any], recipe: Recipe) -> bool:
+    """Whether a run with a stored recipe was tested after the same rounds."""
+    return (then["evaluate_every"], then.get("validate_every")) == (recipe.evaluate_every, recipe.validate_every)
+
+
 def _essence(recipe: Recipe) -> Values:
     values = plain(recipe)
     values |= {f"data.{key}": value for key, value in values.pop("data").items()}
