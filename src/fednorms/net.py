@@ -334,7 +334,8 @@ class Net:
                     f"(2, {classes}), one logit per class. Build it with {classes} outputs."
                 )
             for head in self.heads if self.head_was_found else []:
-                width = getattr(self.module.get_submodule(head), "out_features", classes)
+                layer = self.module.get_submodule(head)
+                width = layer.out_channels if isinstance(layer, nn.Conv2d) else getattr(layer, "out_features", classes)
                 if width != classes:
                     raise BadInput(
                         f'Layer "{head}" of model "{self.name}" was taken for its classifier and has {width} outputs, '
@@ -419,8 +420,9 @@ def _slots(module: nn.Module, heads: list[str]) -> Iterator[tuple[str, Slot]]:
                 yield name, Slot(name, leaf, "param" if kind == "param" else "buffer", m, head, trainable, *where)
 
 
-def _remember(features: list[Tensor], _: nn.Module, args: tuple[Any, ...]) -> None:
-    features.append(args[0])
+def _remember(features: list[Tensor], head: nn.Module, args: tuple[Any, ...]) -> None:
+    # In front of a 1x1 convolution there is one feature vector per position: their mean stands for the image.
+    features.append(args[0].mean((2, 3)) if isinstance(head, nn.Conv2d) else args[0])
 
 
 def _has_weights(m: nn.Module) -> bool:

@@ -6,9 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+import fednorms as fn
 from fednorms.errors import BadInput
 from fednorms.layers import UnitNormLinear, swap
+from fednorms.layers.convolution import StandardisedConv2d
+from fednorms.method import method
 from fednorms.models import split_head
+from fednorms.net import Net
 
 HEADS = {
     "torchvision:resnet18": ["fc"],
@@ -24,6 +28,7 @@ HEADS = {
     "torchvision:googlenet": ["fc"],
     "torchvision:vit_b_16": ["heads.head"],
     "torchvision:swin_t": ["head"],
+    "torchvision:squeezenet1_1": ["classifier.1"],
     "timm:levit_128s": ["head.linear", "head_dist.linear"],
     "timm:mobilevit_s": ["head.fc"],
     "timm:resnet18": ["fc"],
@@ -50,7 +55,7 @@ def test_heads_of_the_zoo(name):
     model = zoo(name)
     found = split_head(model)
     assert found == HEADS[name]
-    assert all(model.get_submodule(head).out_features == 7 for head in found)
+    assert all(model.get_submodule(head).weight.shape[0] == 7 for head in found)
 
 
 def test_the_head_is_found_again_after_surgery():
@@ -120,9 +125,60 @@ def test_a_model_without_a_clear_head_is_refused_by_name(model):
         split_head(model)
 
 
-def test_a_convolutional_classifier_is_refused():
-    with pytest.raises(BadInput, match="SqueezeNet"):
-        split_head(zoo("torchvision:squeezenet1_1"))
+def test_a_model_whose_classifier_is_gone_is_refused():
     headless = pytest.importorskip("timm").create_model("mobilenetv3_small_050", num_classes=0)
     with pytest.raises(BadInput, match="cannot find"):
         split_head(headless)
+
+
+# -- a 1x1 convolution as the classifier ----------------------------------------------------------------------------
+def all_convolutional(classes: int = 10) -> nn.Sequential:
+    torch.manual_seed(0)
+    body = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 1), nn.ReLU()
+    return nn.Sequential(*body, nn.Conv2d(6, classes, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def test_features_in_front_of_a_convolution_are_means_over_positions():
+    model = all_convolutional().eval()
+    net, x = Net(model, method("fedavg")), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        logits, features = net.forward(net.initial, x, train=False, batch_statistics=False)
+        torch.testing.assert_close(logits, model(x))
+        torch.testing.assert_close(features, model[:5](x).mean((2, 3)))
+
+
+def test_standardised_convolutions_leave_the_classifier_alone():
+    for text in ("wn", "ws", "fedwon"):
+        net = Net(all_convolutional(), method(text))
+        assert isinstance(net.module[0], StandardisedConv2d)
+        assert isinstance(net.module[3], StandardisedConv2d)
+        assert type(net.module[5]) is nn.Conv2d
+        assert net.heads == ["5"]
+
+
+def test_a_convolution_stays_with_the_client_as_any_other_head_does():
+    assert sorted(Net(all_convolutional(), method("fedper")).own) == ["5.bias", "5.weight"]
+
+
+@pytest.mark.parametrize("text", ["fedfn", "spherefed", "moon(projection=4)", "fraug"])
+def test_parts_that_change_linear_classifiers_say_so(text):
+    with pytest.raises(BadInput, match=r"linear classifier.*Conv2d"):
+        Net(all_convolutional(), method(text))
+
+
+def test_another_number_of_outputs_is_noticed():
+    doubled = nn.Sequential(all_convolutional(5), nn.Unflatten(1, (5, 1)), nn.Upsample(2), nn.Flatten())
+    net = Net(doubled, method("fedavg"))
+    with pytest.raises(BadInput, match=r'"0\.5".* has 5 outputs, not 10'):
+        net.probe((3, 8, 8), 10)
+
+
+def test_an_all_convolutional_model_trains_is_exported_and_predicts(tmp_path):
+    recipe = fn.Recipe(data={"size": 8}, evaluate_every=2)
+    result = fn.run("fedrep", model=all_convolutional(), rounds=2, recipe=recipe, out=tmp_path / "run")
+    fn.export(tmp_path / "run", tmp_path / "model", site="foggy", model=all_convolutional())
+    loaded = fn.load_model(tmp_path / "model", all_convolutional())
+    own = result.model(site="foggy")
+    x = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8)
+    assert not torch.equal(own[5].weight, result.model(site="clean")[5].weight)
+    torch.testing.assert_close(loaded.logits(x), own(loaded.prepare(x)))

@@ -91,7 +91,7 @@ class Subject:
 
     def rows_of_classifier(self, model: Model) -> Tensor:
         """The classifier's weights, one row per class."""
-        return self.tensors(model)[f"{self.run.task.net.heads[0]}.weight"].detach().double().cpu()
+        return self.tensors(model)[f"{self.run.task.net.heads[0]}.weight"].detach().double().flatten(1).cpu()
 
     def seen_by(self, client: str) -> set[int]:
         """The classes of a client's training images."""

@@ -23,7 +23,7 @@ from fednorms.layers.population_norm import PopulationNorm
 from fednorms.layers.projection import with_projection
 from fednorms.layers.representative_norm import RepresentativeNorm
 from fednorms.layers.scaled_ws import WSConv2d, scaled_weight
-from fednorms.layers.surgery import Change, replace_dropout, swap
+from fednorms.layers.surgery import Change, replace_dropout, swap, swap_convolutions, swap_heads
 from fednorms.layers.switchable_norm import SwitchableNorm
 from fednorms.layers.thresholds import thresholded
 from fednorms.layers.unit_norm import UnitNormLinear, unit_norm
@@ -67,6 +67,8 @@ __all__ = [
     "scale_residuals",
     "scaled_weight",
     "swap",
+    "swap_convolutions",
+    "swap_heads",
     "thresholded",
     "unit_norm",
     "unitwise_norm",

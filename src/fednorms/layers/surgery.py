@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -111,6 +111,47 @@ def swap(model: nn.Module, matches: Matches, make: Callable[[nn.Module, str], nn
     for parent, child_name, new in places:
         parent._modules[child_name] = new
     return changes
+
+
+def swap_convolutions(
+    model: nn.Module, head: Sequence[str], make: Callable[[nn.Conv2d, str], nn.Module]
+) -> list[Change]:
+    """Replace every convolution but those that are classifiers (`head`): how features are made is changed, not logits.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1))
+    >>> [change.name for change in swap_convolutions(net, ["1"], lambda old, name: nn.Conv2d(3, 4, 3))]
+    ['0']
+    """
+    heads = [model.get_submodule(name) for name in head]
+
+    def made(module: nn.Module, name: str) -> nn.Module:
+        assert isinstance(module, nn.Conv2d)
+        return make(module, name)
+
+    return swap(model, lambda m: isinstance(m, nn.Conv2d) and not any(m is h for h in heads), made)
+
+
+def swap_heads(
+    part: str, model: nn.Module, head: Sequence[str], make: Callable[[nn.Linear, str], nn.Module]
+) -> list[Change]:
+    """Replace the classifiers, for a part that changes linear ones; another kind is refused in the part's name.
+
+    >>> swap_heads("fedfn", nn.Sequential(nn.Conv2d(4, 2, 1)), ["0"], lambda old, name: old)
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: fedfn changes a linear classifier, but "0" is a Conv2d(4, 2, 1x1). Choose a model whose
+    last layer is an nn.Linear.
+    """
+    heads = [model.get_submodule(name) for name in head]
+
+    def made(module: nn.Module, name: str) -> nn.Module:
+        if not isinstance(module, nn.Linear):
+            raise BadInput(
+                f'{part} changes a linear classifier, but "{name}" is a {short(module)}. Choose a model whose last '
+                "layer is an nn.Linear."
+            )
+        return make(module, name)
+
+    return swap(model, lambda m: any(m is h for h in heads), made)
 
 
 def _refuse_losses(module: nn.Module, name: str) -> None:

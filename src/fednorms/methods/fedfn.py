@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fednorms.layers.surgery import Change, swap
+from fednorms.layers.surgery import Change, swap_heads
 from fednorms.layers.unit_norm import UnitNormLinear
 from fednorms.part import Part, option, part
 from fednorms.views import Step
@@ -29,13 +29,9 @@ class FedFN(Part):
 
     @override
     def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
-        heads = [model.get_submodule(name) for name in head]
-
-        def make(linear: nn.Module, name: str) -> nn.Module:
-            assert isinstance(linear, nn.Linear)
-            return UnitNormLinear.like(linear, bias=self.bias, name=name)
-
-        return swap(model, lambda m: any(m is h for h in heads), make)
+        return swap_heads(
+            self.name, model, head, lambda linear, name: UnitNormLinear.like(linear, bias=self.bias, name=name)
+        )
 
 
 @part("fedfr")

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm
 from fednorms.layers.norms import is_batchnorm
-from fednorms.layers.surgery import Change, swap
+from fednorms.layers.surgery import Change, swap, swap_convolutions
 from fednorms.layers.weight_norm import WNConv2d
 from fednorms.part import Part, Route, Slot, option, part, sum_of_parts
 from fednorms.tree import Tree
@@ -36,11 +36,10 @@ class WeightNorm(Part):
 
     @override
     def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
-        def make(conv: nn.Module, name: str) -> nn.Module:
-            assert isinstance(conv, nn.Conv2d)
+        def make(conv: nn.Conv2d, name: str) -> nn.Module:
             return WNConv2d.like(conv, variant=self.variant, name=name)
 
-        return swap(model, nn.Conv2d, make)
+        return swap_convolutions(model, head, make)
 
 
 @part("agn")

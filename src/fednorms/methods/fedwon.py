@@ -12,7 +12,7 @@ from fednorms.layers.nf_residual import scale_residuals
 from fednorms.layers.no_norm import no_norm_like
 from fednorms.layers.norms import is_norm
 from fednorms.layers.scaled_ws import WSConv2d
-from fednorms.layers.surgery import Change, swap
+from fednorms.layers.surgery import Change, swap, swap_convolutions
 from fednorms.part import Part, option, part, sum_of_parts
 from fednorms.tree import Tree
 from fednorms.views import Step
@@ -60,11 +60,10 @@ class WSConv(Part):
 
     @override
     def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
-        def make(conv: nn.Module, name: str) -> nn.Module:
-            assert isinstance(conv, nn.Conv2d)
+        def make(conv: nn.Conv2d, name: str) -> nn.Module:
             return WSConv2d.like(conv, form=self.form, add_bias=self.add_bias, name=name, init=self.start)
 
-        changes = swap(model, nn.Conv2d, make)
+        changes = swap_convolutions(model, head, make)
         return [*changes, *scale_residuals(model)] if self.nf_residual else changes
 
 

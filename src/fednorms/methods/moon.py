@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fednorms.layers.projection import with_projection
-from fednorms.layers.surgery import Change, swap
+from fednorms.layers.surgery import Change, swap_heads
 from fednorms.part import Part, Pass, option, part
 from fednorms.tree import Tree, branch, join
 from fednorms.views import End, Local, Round, Step
@@ -49,13 +49,7 @@ class MOON(Part):
     def surgery(self, model: nn.Module, head: list[str]) -> list[Change] | None:
         if not self.projection:
             return None
-        heads = [model.get_submodule(name) for name in head]
-
-        def make(linear: nn.Module, name: str) -> nn.Module:
-            assert isinstance(linear, nn.Linear)
-            return with_projection(linear, self.projection)
-
-        return swap(model, lambda m: any(m is h for h in heads), make)
+        return swap_heads(self.name, model, head, lambda linear, _: with_projection(linear, self.projection))
 
     @override
     def passes(self) -> list[Pass]:

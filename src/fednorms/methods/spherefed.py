@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fednorms.errors import BadInput
-from fednorms.layers.surgery import Change, swap
+from fednorms.layers.surgery import Change, swap_heads
 from fednorms.layers.unit_norm import UnitNormLinear
 from fednorms.part import Part, Route, Slot, option, part
 from fednorms.views import Step
@@ -37,10 +37,7 @@ class SphereFed(Part):
 
     @override
     def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
-        heads = [model.get_submodule(name) for name in head]
-
-        def make(linear: nn.Module, name: str) -> nn.Module:
-            assert isinstance(linear, nn.Linear)
+        def make(linear: nn.Linear, name: str) -> nn.Module:
             if linear.in_features < linear.out_features:
                 raise BadInput(
                     f"spherefed: {linear.out_features} orthonormal rows do not fit {linear.in_features} features "
@@ -51,7 +48,7 @@ class SphereFed(Part):
                 new.weight.copy_(torch.linalg.qr(linear.weight.detach().double().T)[0].T)
             return new
 
-        return swap(model, lambda m: any(m is h for h in heads), make)
+        return swap_heads(self.name, model, head, make)
 
     @override
     def route(self, slot: Slot) -> Route:

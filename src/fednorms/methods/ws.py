@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from typing_extensions import override
 
-from fednorms.layers.surgery import Change, swap
+from fednorms.layers.surgery import Change, swap_convolutions
 from fednorms.layers.weight_norm import WNConv2d
 from fednorms.part import Part, part
 
@@ -27,8 +27,7 @@ class WeightStandardisation(Part):
 
     @override
     def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
-        def make(conv: nn.Module, name: str) -> nn.Module:
-            assert isinstance(conv, nn.Conv2d)
+        def make(conv: nn.Conv2d, name: str) -> nn.Module:
             return WNConv2d.like(conv, variant="author", name=name)
 
-        return swap(model, nn.Conv2d, make)
+        return swap_convolutions(model, head, make)
