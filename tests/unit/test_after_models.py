@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -394,8 +395,15 @@ def test_files_that_cannot_be_used_are_named(runs, clinic, tmp_path):
     for name in ("broken.png", "deep/worse.jpg"):
         (tmp_path / "in" / name).write_bytes(b"not an image")
     shutil.copy(clinic / "cat" / "0.png", tmp_path / "in" / "fine.png")
-    with pytest.raises(BadInput, match=r"(?s)2 image.*broken.png.*worse.jpg"):
+    with pytest.raises(BadInput, match=r"(?s)2 image.*broken.png.*worse.jpg.*--skip-broken"):
         predict(runs("fedavg"), [tmp_path / "in"])
+    export(runs("fedavg"), tmp_path / "model")
+    for path in (runs("fedavg"), tmp_path / "model"):
+        [one] = predict(path, [tmp_path / "in"], skip_broken=True)
+        assert one.probabilities == predict(path, [tmp_path / "in" / "fine.png"])[0].probabilities
+        assert re.search(r"2 image\(s\) left out: .*broken.png.*worse.jpg", one.note)
+    with pytest.raises(BadInput, match=r"1 image\(s\) cannot be used"):
+        predict(runs("fedavg"), [tmp_path / "in" / "broken.png"], skip_broken=True)
     (tmp_path / "none").mkdir()
     with pytest.raises(BadInput, match=r"(?s)no images in this folder.*gone.png: no such file"):
         predict(runs("fedavg"), [tmp_path / "none", tmp_path / "gone.png"])

@@ -72,6 +72,8 @@ class Predict:
     """The last round, or the one with the best validation accuracy."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.csv", help_behavior_hint="")] = None
     """Write a table (CSV) with the probability of every class, instead of printing."""
+    skip_broken: bool = False
+    """Leave out images that cannot be read, and name them, instead of stopping."""
     json: bool = False
     """Print one JSON object and nothing else."""
 
@@ -81,7 +83,7 @@ def predict(args: Sequence[str]) -> int:
     given = parse(Predict, "predict", args)
     if given.out and not given.out.absolute().parent.is_dir():
         raise BadInput(f"--out {given.out}: there is no folder {given.out.parent}; make it first.")
-    found = after.predict(given.run, given.images, site=given.site, which=given.which)
+    found = after.predict(given.run, given.images, site=given.site, which=given.which, skip_broken=given.skip_broken)
     if given.out:
         _write_csv(given.out, found)
     if given.json:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,13 @@ def predict(
     site: str | None = None,
     which: Which = "last",
     model: nn.Module | None = None,
+    skip_broken: bool = False,
 ) -> list[Prediction]:
     """Classify image files, and all images in folders and below, with a run's global model or a site's own.
 
     Images are decoded, resized and normalised as the training images were. The run's data are not needed. `path` may
     also be a model that `export` or `adapt` wrote; it holds one model, so that there is no site or round to choose.
+    Images that cannot be read are an error that names them all, or, with `skip_broken`, left out and named in a note.
 
     >>> predict("nowhere", ["rex.png"])
     Traceback (most recent call last):
@@ -68,48 +71,45 @@ def predict(
         if site is not None or which != "last":
             asked = f"site {site!r}" if site is not None else f"round {which!r}"
             raise BadInput(f"{path} is one exported model, with no {asked} to choose: leave that out, or name the run.")
-        return _predict_exported(load_model(path, model), inputs)
+        return _predict_exported(load_model(path, model), _Images(image_files(inputs), skip_broken))
     opened = open_run(path, which, model=model)
     facts, sent = opened.facts, opened.test_broadcast
-    files = image_files(inputs)
+    images = _Images(image_files(inputs), skip_broken)
     chosen = choose(opened.task, facts, sent, opened.clients, site)
     notes = opened.notes + chosen.notes + averaged_statistics(opened.task, facts, site) + facts.preparation
-    batches: Iterator[tuple[list[Path], Tensor]] = _decoded(files, facts.stored_shape)
+    batches = images.decoded(facts.stored_shape)
     if chosen.measured_here:  # a part that normalises with the site's statistics takes those of these images
         read = list(batches)
-        x = torch.cat([images for _, images in read])
+        x = torch.cat([some for _, some in read])
         data = Split(x, torch.zeros(len(x), dtype=torch.int64))
         chosen = choose(opened.task, facts, sent, opened.clients, site, data)
         notes.append(f"The input is normalised with statistics of these {len(x)} images; name a site to use its own.")
         batches = iter(read)
     if facts.dtype != "uint8":
         notes.append("The model was trained on floating-point images; pixels of files are scaled to [0, 1].")
-    return [
-        one
-        for paths, images in batches
-        for one in _named(paths, _probabilities(opened, chosen, images), facts.classes, notes)
-    ]
+    rows = [(paths, _probabilities(opened, chosen, some)) for paths, some in batches]
+    return _named(rows, facts.classes, notes + images.left_out)
 
 
-def _predict_exported(model: LoadedModel, inputs: Sequence[str | Path]) -> list[Prediction]:
-    batches: Iterator[tuple[list[Path], Tensor]] = _decoded(image_files(inputs), model.shape)
+def _predict_exported(model: LoadedModel, images: _Images) -> list[Prediction]:
+    batches = images.decoded(model.shape)
     if model.measures:
         read = list(batches)
-        model, batches = model.measured(torch.cat([images for _, images in read])), iter(read)
-    found: list[Prediction] = []
-    for paths, images in batches:
+        model, batches = model.measured(torch.cat([some for _, some in read])), iter(read)
+    rows = []
+    for paths, some in batches:
         with repeatable(torch.get_num_threads(), "predict"):
-            probabilities = model.logits(images).double().softmax(1)
-        found += _named(paths, probabilities, model.classes, model.about["notes"])
-    return found
+            rows.append((paths, model.logits(some).double().softmax(1)))
+    return _named(rows, model.classes, model.about["notes"] + images.left_out)
 
 
-def _named(files: list[Path], probabilities: Tensor, classes: Sequence[str], notes: list[str]) -> list[Prediction]:
+def _named(rows: list[tuple[list[Path], Tensor]], classes: Sequence[str], notes: list[str]) -> list[Prediction]:
     found = []
-    for file, row in zip(files, probabilities.tolist(), strict=True):
-        best = max(range(len(row)), key=row.__getitem__)
-        every = dict(zip(classes, row, strict=True))
-        found.append(Prediction(file, classes[best], row[best], every, " ".join(notes)))
+    for files, probabilities in rows:
+        for file, row in zip(files, probabilities.tolist(), strict=True):
+            best = max(range(len(row)), key=row.__getitem__)
+            every = dict(zip(classes, row, strict=True))
+            found.append(Prediction(file, classes[best], row[best], every, " ".join(notes)))
     return found
 
 
@@ -157,23 +157,44 @@ def image_files(inputs: Sequence[str | Path]) -> list[Path]:
     return found
 
 
-def _decoded(files: list[Path], shape: tuple[int, int, int]) -> Iterator[tuple[list[Path], Tensor]]:
-    """Files and their images, some at a time; at the end, all that could not be read are named."""
-    broken: list[str] = []
+@dataclass
+class _Images:
+    """Image files to be decoded; those that cannot be read are remembered."""
 
-    def one(file: Path) -> Tensor | None:
+    files: list[Path]
+    skip_broken: bool
+    broken: list[str] = field(default_factory=list)
+
+    def decoded(self, shape: tuple[int, int, int]) -> Iterator[tuple[list[Path], Tensor]]:
+        """Files and their images, some at a time; at the end an error that names all that could not be read."""
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for start in range(0, len(self.files), _BATCH):
+                chunk = self.files[start : start + _BATCH]
+                images = pool.map(partial(self._read, shape), chunk)
+                read = [(f, x) for f, x in zip(chunk, images, strict=True) if x is not None]
+                if read and (self.skip_broken or not self.broken):
+                    yield [f for f, _ in read], torch.stack([x for _, x in read])
+        if self.broken and not (self.skip_broken and len(self.broken) < len(self.files)):
+            advice = (
+                []
+                if self.skip_broken
+                else ["Mend or remove them, or leave them out: --skip-broken (skip_broken=True)."]
+            )
+            raise BadInput("\n".join([f"{len(self.broken)} image(s) cannot be used:", *self._some, *advice]))
+
+    def _read(self, shape: tuple[int, int, int], file: Path) -> Tensor | None:
         try:
             return read_image(file, shape)
         except BadInput as error:
-            broken.append(str(error))
+            self.broken.append(str(error))
             return None
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for start in range(0, len(files), _BATCH):
-            chunk = files[start : start + _BATCH]
-            read = [(f, x) for f, x in zip(chunk, pool.map(one, chunk), strict=True) if x is not None]
-            if read and not broken:
-                yield [f for f, _ in read], torch.stack([x for _, x in read])
-    if broken:
-        more = [f"and {len(broken) - _NAMED} more"] if len(broken) > _NAMED else []
-        raise BadInput("\n".join([f"{len(broken)} image(s) cannot be used:", *sorted(broken)[:_NAMED], *more]))
+    @property
+    def _some(self) -> list[str]:
+        more = [f"and {len(self.broken) - _NAMED} more"] if len(self.broken) > _NAMED else []
+        return [*sorted(self.broken)[:_NAMED], *more]
+
+    @property
+    def left_out(self) -> list[str]:
+        """What a user should know of images that were skipped."""
+        return [f"{len(self.broken)} image(s) left out: {'; '.join(self._some)}."] if self.broken else []
