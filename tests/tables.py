@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from fednorms.errors import RunFailed
+from fednorms.runs import cells
 from fednorms.tables.plan import Found
 
 MINI = """
@@ -55,6 +57,18 @@ def table(folder, text=MINI, **changes):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table.toml").write_text(text)
     return folder
+
+
+def fails_while_running(monkeypatch, method="fedbn"):
+    """Every run of a method fails, and nobody could have known."""
+
+    def execute(recipe, **given):
+        if recipe.method == method:
+            raise RunFailed("the disk is full")
+        return really(recipe, **given)
+
+    really = cells.execute
+    monkeypatch.setattr(cells, "execute", execute)
 
 
 def stored(out):

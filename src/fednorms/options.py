@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import Any, Protocol
 
 from fednorms.errors import BadInput
+from fednorms.near import did_you_mean
 
 
 class Named(Protocol):
@@ -65,14 +65,14 @@ def validate(part: Named) -> None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A "did you mean" for error messages.
+    """A "did you mean" for error messages, with all that is known.
 
     >>> nearest("fedprocs", ["fedprox", "fedbn"])
     'did you mean "fedprox"? Known: fedbn, fedprox'
     """
     known = sorted(names)
     shown = [f'"{other}"' if "," in other else other for other in known]
-    return f"{closest(name, known)}Known: {', '.join(shown)}"
+    return f"{did_you_mean(name, known)}Known: {', '.join(shown)}"
 
 
 def few(names: Sequence[str]) -> str:
@@ -82,15 +82,3 @@ def few(names: Sequence[str]) -> str:
     ('a, b, c, ...', 'a')
     """
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-
-
-def closest(name: str, names: Iterable[str]) -> str:
-    """The question alone, where the names are too many to show; empty if nothing is close.
-
-    >>> closest("fedprocs", ["fedprox", "fedbn"]), closest("fedbnn", ["fedprox", "fedbn", "fednn"])
-    ('did you mean "fedprox"? ', 'did you mean "fednn" or "fedbn"? ')
-    """
-    close = difflib.get_close_matches(name, sorted(set(names)), n=3, cutoff=0.5)
-    alike = [difflib.SequenceMatcher(a=other, b=name).ratio() for other in close]
-    level = [f'"{other}"' for other, ratio in zip(close, alike, strict=True) if ratio == alike[0]]
-    return f"did you mean {' or '.join(level)}? " if level else ""

@@ -7,7 +7,6 @@ server sent to it (`down`) and its own state (`mine`), never another part's, and
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 import re
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast, dataclass_tr
 from torch import Tensor, nn
 
 from fednorms.errors import BadInput
+from fednorms.near import did_you_mean
 from fednorms.options import option as option
 from fednorms.options import validate
 from fednorms.tree import Tree
@@ -321,8 +321,8 @@ def _check_declared(name: str, cls: type[Part]) -> None:
             raise BadInput(f'Part "{name}": {what} = {said!r} is none of {", ".join(map(repr, words))}.')
     hooks = [k for k, v in vars(Part).items() if inspect.isfunction(v) and k[0] != "_"]
     for own in [k for k, v in vars(cls).items() if inspect.isfunction(v) and k[0] != "_" and not hasattr(Part, k)]:
-        if near := difflib.get_close_matches(own, hooks, n=1, cutoff=0.66):
-            text = f'Part "{name}": {own} is no hook, so that nothing calls it; did you mean {near[0]}?'
+        if question := did_you_mean(own, hooks, alike=0.66):  # a helper's name may look a little like a hook's
+            text = f'Part "{name}": {own} is no hook, so that nothing calls it; {question.rstrip()}'
             warnings.warn(text, stacklevel=3)
 
 

@@ -152,11 +152,30 @@ def test_a_run_without_test_images_shows_what_it_has(sites, capsys, tmp_path):
     code, out, _ = ask(capsys, "run", "--federation", sites, *SMALL, "--test", "0", "--out", tmp_path / "r")
     assert code == 0
     assert "global/global validation accuracy" in out
+    code, _, err = ask(capsys, "evaluate", tmp_path / "r", "--modes", "global")
+    assert code == 2
+    assert "sites that train have no test images: choose val or train (split, --split)." in err
+    assert "unseen" not in err
     code, out, _ = ask(capsys, "run", "--federation", sites, *SMALL, "--test", "0", "--val", "0", "--json")
     assert code == 0
     assert json.loads(out)["rounds"] == 2
     result = fn.run("fedavg", fn.federation(sites, size=8, val=0, test=0), rounds=1, batch_size=4)
     assert "not tested: there are no test images" in repr(result)
+
+
+def test_clients_are_shown_with_the_worst_first(capsys, tmp_path):
+    divided = ("--size", "8", "--test", "0.4", "--partition", "dirichlet_client(beta=0.3, clients=5, within=domain)")
+    assert ask(capsys, "run", "--rounds", "1", *divided, "--out", tmp_path / "r")[0] == 0
+    code, out, _ = ask(capsys, "evaluate", tmp_path / "r", "--clients")
+    assert code == 0
+    head, *lines = out[out.index("global/global/test, the worst 20 of 25 sites") :].splitlines()[1:22]
+    assert head.split() == ["site", "domain", "images", "accuracy", "balanced", "loss"]
+    shown = {line.split()[0]: float(line.split()[3]) for line in lines}
+    scores = json.loads(ask(capsys, "evaluate", tmp_path / "r", "--json")[1])["scores"]["global/global/test"]["sites"]
+    worst = sorted(scores, key=lambda site: scores[site]["accuracy"])[:20]
+    assert shown == {site: pytest.approx(100 * scores[site]["accuracy"], abs=0.05) for site in worst}
+    assert list(shown) == worst
+    assert "site " not in ask(capsys, "evaluate", tmp_path / "r")[1]
 
 
 def test_unseen_sites_stand_in_the_result(sites, capsys, tmp_path):

@@ -14,7 +14,7 @@ from fednorms.cli import main
 from fednorms.cli.reproduce import _blocks
 from fednorms.tables.summary import said
 from tests.cli.conftest import fednorms, start
-from tests.tables import stored, table
+from tests.tables import MINI, fails_while_running, stored, table
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -65,8 +65,9 @@ def test_json_is_one_object_with_every_cell(tmp_path, capsys):
     assert len(found["files"]) == 3
 
 
-def test_a_failed_run_is_exit_code_1_and_the_table_still_comes(tmp_path, capsys):
-    folder = table(tmp_path / "mini", change=('method = "fedbn"', 'method = "fedbn"\nrecipe.class_weights = [1.0]'))
+def test_a_failed_run_is_exit_code_1_and_the_table_still_comes(tmp_path, capsys, monkeypatch):
+    folder = table(tmp_path / "mini")
+    fails_while_running(monkeypatch)
     assert main(["reproduce", str(folder), "--out", str(tmp_path / "out"), "--device", "cpu"]) == 1
     said = capsys.readouterr()
     assert "shift / FedBN, seed 0 failed: " in said.out
@@ -74,15 +75,41 @@ def test_a_failed_run_is_exit_code_1_and_the_table_still_comes(tmp_path, capsys)
     assert (tmp_path / "out" / "RESULTS.md").exists()
 
 
-def test_a_failed_run_of_a_search_is_exit_code_1(tmp_path, capsys):
-    broken = 'method = "fedbn"\nrecipe.class_weights = [1.0]\nsearch = { "training.lr" = [0.1, 0.2] }'
-    folder = table(tmp_path / "mini", change=('method = "fedbn"', broken))
+def test_a_failed_run_of_a_search_is_exit_code_1(tmp_path, capsys, monkeypatch):
+    searched = 'method = "fedbn"\nsearch = { "training.lr" = [0.1, 0.2] }'
+    folder = table(tmp_path / "mini", change=('method = "fedbn"', searched))
+    fails_while_running(monkeypatch)
     args = ["reproduce", str(folder), "--out", str(tmp_path / "out"), "--device", "cpu", "--only", "FedBN"]
     for more in ([], ["--search"]):
         assert main([*args, *more]) == 1
         said = capsys.readouterr()
         assert "shift / FedBN, lr 0.1, seed 0 failed: " in said.out
         assert "shift / FedBN, lr 0.2, seed 0 failed: " in said.out
+
+
+def test_rows_that_can_never_run_are_named_together_before_the_first_run(tmp_path, capsys):
+    rows = """
+[[rows]]
+name = "Nothing to keep"
+method = "gn + fedbn"
+
+[[rows]]
+name = "Weights"
+method = "fedavg"
+recipe.class_weights = [1.0]
+search = { "training.lr" = [0.1, 0.2] }
+"""
+    folder = table(tmp_path / "mini", text=MINI + rows)
+    for more in ([], ["--jobs", "2"]):
+        assert main(["reproduce", str(folder), "--out", str(tmp_path / "out"), "--device", "cpu", *more]) == 2
+        said = capsys.readouterr()
+        assert not said.out
+        assert "nothing was started" in said.err
+        assert "shift / Nothing to keep: fedbn has nothing to act on" in said.err
+        assert said.err.count("shift / Weights: class_weights") == 1
+        assert not (tmp_path / "out").exists()
+    args = ["--only", "FedAvg", "--out", str(tmp_path / "out"), "--device", "cpu", "--quiet"]
+    assert main(["reproduce", str(folder), *args]) == 0
 
 
 def test_a_run_of_a_search_that_diverges_is_not_said_to_have_failed(tmp_path, capsys):

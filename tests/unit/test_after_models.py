@@ -109,7 +109,7 @@ def test_bad_runs_are_explained(tmp_path, runs):
         evaluate_run(path)
     with pytest.raises(BadInput, match="has not recorded"):
         evaluate_run(path, ["after_local"], federation=federation())
-    with pytest.raises(BadInput, match="No site has"):
+    with pytest.raises(BadInput, match="every site trains; a run has unseen sites if"):
         evaluate_run(path, ["unseen"], federation=federation(unseen=False))
     with pytest.raises(BadInput, match="no site"):
         export(path, tmp_path / "x", site="z")

@@ -10,6 +10,7 @@ import statistics
 
 import pytest
 import torch
+from torch import nn
 
 import fednorms as fn
 from fednorms.data import Federation, Site, Split
@@ -213,6 +214,24 @@ def test_what_is_odd_about_the_data_is_said():
 def test_unseen_sites_must_be_there_to_be_tested():
     with pytest.raises(fn.BadInput, match='"unseen" tests sites that do not train, and all 2 sites'):
         fn.run("fedavg", small(), rounds=1, batch_size=6, evaluate=["unseen"])
+
+
+def test_a_named_federation_and_a_device_are_recorded(tmp_path):
+    found = fn.federation("digits-shift", size=8, test=0.8)
+    made = fn.compare(["fedavg"], found, rounds=1, seeds=1, device="cpu", out=tmp_path)
+    assert made.about["data"].startswith("digits-shift, 5 clients")
+    recipe = fn.Recipe.read(tmp_path / "fedavg-0" / "recipe.toml")
+    assert (recipe.federation, recipe.data.size, recipe.device) == ("digits-shift", 8, "cpu")
+    with pytest.raises(fn.BadInput, match="tpu"):
+        fn.compare(["fedavg"], found, device="tpu")
+
+
+def test_a_model_of_ones_own_is_said_to_start_all_seeds_alike():
+    mine = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+    said = repr(fn.compare(["fedavg"], small(), mine, **SETTINGS))
+    assert "first weights: those of your model in every seed" in said
+    assert "first weights" not in repr(fn.compare(["fedavg"], small(), mine, **{**SETTINGS, "seeds": 1}))
+    assert "first weights" not in repr(fn.compare(["fedavg"], small(), **SETTINGS))
 
 
 def test_names_of_directories():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -12,6 +13,7 @@ from sklearn.datasets import load_digits
 
 from fednorms.data import Preprocessing, federations
 from fednorms.data.digits_shift import digits_shift, division
+from fednorms.data.partition import partition
 from fednorms.data.registry import federation
 from fednorms.errors import BadInput
 
@@ -125,7 +127,7 @@ def test_by_path(tmp_path):
 
 def test_unknown_names_are_answered_with_the_nearest_and_the_list():
     with pytest.raises(
-        BadInput, match=r"no federation 'digit-shft'; did you mean 'digits-shift'\? There are .*folder:PATH"
+        BadInput, match=r"no federation 'digit-shft'; did you mean \"digits-shift\"\? There are .*folder:PATH"
     ):
         federation("digit-shft")
     with pytest.raises(BadInput, match="There are digits-shift"):
@@ -165,3 +167,18 @@ def test_a_folder_that_is_something_else_is_shown(tmp_path):
         Image.new("RGB", (4, 4)).save(tmp_path / "classes" / label / "0.png")
     with pytest.raises(BadInput, match="Put all classes of a site into a folder of its own"):
         federation(tmp_path / "classes")
+
+
+def test_a_federation_remembers_how_it_was_asked_for_until_it_is_changed(digits):
+    found = federation("digits-shift", size=8, seed=2)
+    assert found.asked_for == ("digits-shift", {"size": 8, "seed": 2})
+    assert federation(found).asked_for == found.asked_for
+    others = [
+        found.hold_out("faint"),
+        found.without("faint"),
+        found.pooled(),
+        partition(found, "iid(clients=2)"),
+        replace(found, preprocessing=Preprocessing()),
+        digits,
+    ]
+    assert [made.asked_for for made in others] == [None] * len(others)

@@ -125,7 +125,7 @@ def test_without_and_hold_out_take_sites_and_domains():
         fed.hold_out("x", "y")
     with pytest.raises(BadInput, match=r"no site or domain 'z'.*it has 'a', 'b', 'c'"):
         fed.hold_out("z")
-    with pytest.raises(BadInput, match="did you mean 'north'"):
+    with pytest.raises(BadInput, match='did you mean "north"'):
         federation(Site("north", "north", make())).site("nort")
 
 

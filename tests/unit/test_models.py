@@ -152,7 +152,7 @@ def test_a_wrong_size_is_refused_clearly(name, size):
 
 
 def test_unknown_names_get_the_nearest_and_the_list():
-    with pytest.raises(BadInput, match=r"did you mean 'lenet'.*cnn-small, lenet, digits-cnn"):
+    with pytest.raises(BadInput, match=r"did you mean \"lenet\".*cnn-small, lenet, digits-cnn"):
         build("lennet", 10)
     with pytest.raises(BadInput, match="torchvision:NAME or timm:NAME"):
         build("torchvision:", 10)
@@ -171,7 +171,7 @@ def test_zoo_models():
     assert count(model) == 2_223_872 + 1281 * 6
     again = build("torchvision:mobilenet_v2", classes=6, seed=3)
     assert torch.equal(model.classifier[1].weight, again.classifier[1].weight)
-    with pytest.raises(BadInput, match="did you mean torchvision:resnet18"):
+    with pytest.raises(BadInput, match='did you mean "torchvision:resnet18"'):
         build("torchvision:resnet19", 10)
     with pytest.raises(BadInput, match="takes 3 channels, got 1"):
         build("torchvision:resnet18", 10, channels=1)
@@ -188,7 +188,7 @@ def test_timm_models():
     pytest.importorskip("timm")
     model = build("timm:mobilenetv3_small_050", classes=4, channels=1)
     assert model.eval()(torch.randn(2, 1, 32, 32)).shape == (2, 4)
-    with pytest.raises(BadInput, match="did you mean timm:"):
+    with pytest.raises(BadInput, match='did you mean "timm:'):
         build("timm:mobilenetv3_smal_050", 4)
 
 

@@ -671,7 +671,7 @@ def test_declarations_and_names_of_hooks_are_checked():
         class Sizing(Part):
             weighting = "sizes"
 
-    with pytest.warns(UserWarning, match="gradient is no hook.*did you mean grad"):
+    with pytest.warns(UserWarning, match='gradient is no hook.*did you mean "grad"'):
 
         @part("misspelt")
         class Misspelt(Part):

@@ -132,3 +132,38 @@ def test_recipe_fields_hold_unless_an_argument_says_otherwise():
     assert result.recipe.method == "fedprox"
     assert (result.recipe.rounds, result.recipe.seed) == (1, 5)
     assert result.history[0]["clients"] == 1
+
+
+def test_every_setting_that_messages_advise_is_an_argument():
+    settings = {"engine": "loop", "head": ["head"], "on_divergence": "skip", "weighting": "uniform"}
+    result = fn.run("fedavg", two_sites(), Flat(), 1, device="cpu", **settings)
+    assert {key: getattr(result.recipe, key) for key in settings} == settings
+    with pytest.raises(BadInput, match=r"weighting: .*'size' or 'uniform', got 'even'"):
+        fn.run("fedavg", two_sites(), Flat(), 1, weighting="even")
+
+
+def test_a_named_federation_that_is_handed_over_is_recorded_by_its_name(tmp_path):
+    found = fn.federation("digits-shift", size=8, test=0.8)
+    result = fn.run("fedavg", found, rounds=1, out=tmp_path / "run", recipe=fn.Recipe(data={"augment": "flip"}))
+    data = result.recipe.data
+    assert (result.recipe.federation, data.size, data.test, data.augment) == ("digits-shift", 8, 0.8, "flip")
+    assert result.recipe.fingerprint == found.fingerprint()
+    assert fn.evaluate_run(tmp_path / "run")["global/global/test"].mean == result.accuracy  # without the object
+    assert fn.resume(tmp_path / "run").accuracy == result.accuracy
+    assert fn.run("fedavg", found.hold_out("faint"), rounds=1).recipe.federation == "custom:digits-shift"
+
+
+def test_pixels_changed_in_place_are_found_by_the_fingerprint(tmp_path):
+    found = fn.federation("digits-shift", size=8, test=0.8)
+    found.site("clean").train.x.zero_()
+    fn.run("fedavg", found, rounds=1, out=tmp_path / "run")
+    with pytest.raises(BadInput, match="made on other data"):
+        fn.evaluate_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("key", "value"), [("hold_out", ["faint"]), ("partition", "iid(clients=2)")])
+def test_what_divides_a_named_federation_is_refused_beside_an_object(key, value):
+    recipe = fn.Recipe(data={key: value})
+    for start in (fn.run, lambda method, *more, **options: fn.compare([method], *more, **options)):
+        with pytest.raises(BadInput, match=f"data.{key} = .* divided before the run"):
+            start("fedavg", fn.federation("digits-shift"), recipe=recipe)

@@ -93,6 +93,12 @@ def test_printed_numbers_have_a_deviation_or_not(tmp_path):
         ('method = "fedbn"', 'method = "fedbn"\nsettings = ["pictures"]', ['does not stand in setting "shift"']),
         ('method = "fedbn"', 'method = "fedbn"\nsearch = { "training.rl" = [1] }', ["training.rl", '"lr"']),
         ('method = "fedbn"', 'method = "fedbn"\nsearch = { "training.lr" = [] }', ['"training.lr" has no values']),
+        (
+            'Avg = "mean"\n[settings.inc',
+            'Avg = "mean@after_local"\n[settings.inc',
+            ['setting "shift": column "Avg": no row is tested as "after_local"', 'evaluate = ["auto", "after_local"]'],
+        ),
+        ('Avg = "mean"\n[settings.inc', 'Avg = "mean@adapted"\n[settings.inc', ['column "Avg"', '"+ finetune"']),
         ("tolerance = 3.0", "tolerance = -1", ["tolerance", "got -1"]),
         ("seeds = 1", "seeds = ", ["not valid TOML"]),
     ],
@@ -103,6 +109,13 @@ def test_every_mistake_is_named_with_file_place_and_what_is_known(tmp_path, old,
         open_table(folder)
     for word in ["table.toml", *words]:
         assert word in str(error.value), str(error.value)
+
+
+def test_a_mode_that_one_row_tests_may_have_a_column(tmp_path):
+    column = ('Avg = "mean"\n[settings.inc', 'Avg = "mean"\nTuned = "mean@adapted"\n[settings.inc')
+    open_table(table(tmp_path / "t", column=column, row=('method = "fedbn"', 'method = "fedbn + finetune"')))
+    own = ('method = "fedbn"', 'method = "fedbn"\nrecipe.evaluate = ["auto", "after_local"]')
+    open_table(table(tmp_path / "u", column=(column[0], column[1].replace("adapted", "after_local")), row=own))
 
 
 def test_several_mistakes_come_in_one_message(tmp_path):

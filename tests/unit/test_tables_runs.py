@@ -15,7 +15,7 @@ from fednorms.tables.observer import Observer
 from fednorms.tables.record import plain, same_run
 from fednorms.tables.summary import order, standing, winners_of
 from fednorms.tables.table import Printed
-from tests.tables import stored, table
+from tests.tables import MINI, fails_while_running, stored, table
 
 
 class Heard(Observer):
@@ -171,7 +171,7 @@ def test_what_the_machine_decides_does_not_make_a_result_stale():
     assert not same_run(then | {"gone": 1}, fn.Recipe(rounds=3))
 
 
-def test_a_run_that_diverges_is_a_result_and_one_that_fails_is_tried_again(finished, tmp_path):
+def test_a_run_that_diverges_is_a_result_and_one_that_fails_is_tried_again(finished, tmp_path, monkeypatch):
     text = "recipe.training.lr = 1e30\n"
     folder = table(tmp_path / "mini", change=('method = "fedbn"', f'method = "nonorm"\n{text}'))
     out = tmp_path / "out"
@@ -183,12 +183,13 @@ def test_a_run_that_diverges_is_a_result_and_one_that_fails_is_tried_again(finis
     assert not (out / "runs").exists()
     assert heard(folder, out, only=["FedBN"])[0].ran == 0
 
-    folder = table(tmp_path / "broken", change=('method = "fedbn"', 'method = "fedbn"\nrecipe.class_weights = [1.0]'))
+    folder = table(tmp_path / "broken")
+    fails_while_running(monkeypatch)
     done, _ = heard(folder, tmp_path / "o2")
     assert list(done.failed) == ["shift / FedBN, seed 0"]
     assert done.summary.sections[0].rows["FedBN"]["Avg"].verdict == "failed"
     assert done.summary.sections[0].rows["FedAvg"]["Avg"].ours is not None
-    assert "class_weights" in (tmp_path / "o2" / "RESULTS.md").read_text()
+    assert "the disk is full" in (tmp_path / "o2" / "RESULTS.md").read_text()
     again, ears = heard(folder, tmp_path / "o2")
     assert again.ran == 1
     assert "2 runs: 1 finished, 1 to go" in ears.said
@@ -228,6 +229,26 @@ def test_a_column_that_names_a_domain_the_data_do_not_have_is_found_before_the_f
     with pytest.raises(BadInput, match=r'column "Clean".*did you mean "clean"'):
         heard(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_cell_that_stays_empty_is_said_before_the_first_run(tmp_path):
+    text = 'Avg = "mean"\nOwn = "mean@personal"\nSeconds = "seconds"\n[settings.incomparable]'
+    folder = table(tmp_path / "mini", change=('Avg = "mean"\n[settings.incomparable]', text))
+    done, ears = heard(folder, tmp_path / "out")
+    assert 'shift, column "Own": not tested as "personal", so that there is no number: FedAvg' in ears.said
+    assert done.summary.sections[0].rows["FedAvg"]["Own"].ours is None
+    assert done.summary.sections[0].rows["FedBN"]["Own"].ours is not None
+
+
+def test_the_report_of_a_table_that_nobody_printed_does_not_explain_print(tmp_path):
+    published = [line for line in MINI.splitlines() if line.startswith("published")]
+    folder = table(tmp_path / "mini", **{f"{i}": (line, "") for i, line in enumerate(published)})
+    done, _ = heard(folder, tmp_path / "out")
+    text = (tmp_path / "out" / "RESULTS.md").read_text()
+    assert "**Ours alone: the table has no printed numbers.**" in text
+    assert "Every cell: ours (mean ± sample standard deviation over seeds). † is not comparable." in text
+    assert "✗" not in text
+    assert repr(done).endswith("ours alone: the table has no printed numbers")
 
 
 def test_models_and_curves_are_kept_where_a_setting_asks_for_them(tmp_path):

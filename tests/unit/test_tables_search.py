@@ -19,7 +19,7 @@ from fednorms.tables.listing import listed
 from fednorms.tables.plan import Shelf
 from fednorms.tables.reproduce import default_out
 from fednorms.tables.search import open_search, without_validation
-from tests.tables import table
+from tests.tables import fails_while_running, table
 from tests.unit.test_tables_runs import Heard, heard
 
 GRID = 'method = "fedbn"\nsearch = { "training.lr" = [1e-9, 0.1, 1e-8] }'
@@ -114,9 +114,9 @@ def test_a_search_on_other_data_is_named_and_made_again(searched, tmp_path):
     assert heard(folder, out)[0].ran == 0  # the row's own results hold
 
 
-def test_a_run_of_a_search_that_fails_is_recorded_and_tried_again(tmp_path):
-    broken = f"{GRID}\nrecipe.class_weights = [1.0]"
-    folder = table(tmp_path / "mini", change=('method = "fedbn"', broken))
+def test_a_run_of_a_search_that_fails_is_recorded_and_tried_again(tmp_path, monkeypatch):
+    fails_while_running(monkeypatch)
+    folder = table(tmp_path / "mini", change=('method = "fedbn"', GRID))
     done, ears = heard(folder, tmp_path / "out")
     assert list(done.failed) == [f"shift / FedBN, lr {lr}, seed 0" for lr in ("1e-09", "0.1", "1e-08")]
     assert done.summary.sections[0].rows["FedBN"]["Avg"].verdict == "failed"

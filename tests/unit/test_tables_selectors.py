@@ -5,21 +5,33 @@ from __future__ import annotations
 from math import sqrt
 
 import pytest
+import torch
 
 from fednorms.errors import BadInput
+from fednorms.evaluation.scores import Scores, Tally
 from fednorms.runs.cells import Outcome
+from fednorms.runs.facts import SiteFacts
 from fednorms.runs.recipe import Recipe
-from fednorms.tables.record import MOST_SITES, record
+from fednorms.tables.record import MOST_SITES, compact, record
 from fednorms.tables.selectors import Selector
 
 # Three clients of two domains: accuracy, balanced accuracy, images.
 SITES = {"a1": (0.9, 0.8, 10), "a2": (0.7, 0.6, 30), "b1": (0.5, 0.1, 60)}
 DOMAINS = {"a1": "a", "a2": "a", "b1": "b", "c1": "c"}
+IMAGES = {"a1": 10, "a2": 30, "b1": 60, "c1": 8}
+
+
+def facts(domains, images):
+    """Sites with so many images, half of them of either class."""
+    half = {name: [n // 2, n // 2] for name, n in images.items()}
+    return {name: SiteFacts(name, d, images={"test": half[name], "val": half[name]}) for name, d in domains.items()}
 
 
 def scores(sites):
     n = sum(images for *_, images in sites.values())
-    entries = {k: {"accuracy": a, "balanced_accuracy": b, "samples": m} for k, (a, b, m) in sites.items()}
+    entries = {
+        k: {"accuracy": a, "balanced_accuracy": b, "samples": m, "recall": [b, b]} for k, (a, b, m) in sites.items()
+    }
     mean = sum(a for a, *_ in sites.values()) / len(sites)
     return {"sites": entries, "mean": mean, "pooled": sum(a * m for a, _, m in sites.values()) / n}
 
@@ -45,7 +57,7 @@ def run():
     history = [row(1, -0.2, 0.3, 9.0), row(2, -0.1, 0.8, 1.0), row(3, 0.1, 0.2, 2.0), row(4, 0.0, 0.7, 2.0)]
     best = {"round": 2, "val": 0.8}
     outcome = Outcome("x", 0, 0.1, "global/global", history, best=best)
-    return record(outcome, Recipe(), DOMAINS, curve=True, about={})
+    return record(outcome, Recipe(), facts(DOMAINS, IMAGES), curve=True, about={})
 
 
 @pytest.mark.parametrize(
@@ -62,7 +74,7 @@ def run():
         ("worst", 50.0),
         ("spread", 100 * sqrt((0.04 + 0 + 0.04) / 3)),
         ("balanced mean", 50.0),
-        ("balanced domain:a", 70.0),
+        ("balanced domain:a", 100 * (0.8 * 10 + 0.6 * 30) / 40),
         ("balanced worst", 10.0),
         ("mean@global", 70.0),
         ("mean@global/global", 70.0),
@@ -107,12 +119,35 @@ def test_many_sites_are_kept_as_domains_only():
     many = {f"s{i}": (0.01 * i, 0.5, 4) for i in range(MOST_SITES + 1)}
     history = [row(1, 0.0, 0.5, 1.0) | {"scores": {"global/global/test": scores(many)}}]
     domains = {name: "odd" if int(name[1:]) % 2 else "even" for name in many}
-    kept = record(Outcome("x", 0, 0.1, "global/global", history), Recipe(), domains, curve=False, about={})
+    sites = facts(domains, dict.fromkeys(many, 4))
+    kept = record(Outcome("x", 0, 0.1, "global/global", history), Recipe(), sites, curve=False, about={})
     assert "sites" not in kept["last"]["global/global"]
     assert "curve" not in kept
     assert Selector.read("domain:even").value(kept) == pytest.approx(10.0)
     assert Selector.read("domain:odd").value(kept) == pytest.approx(10.0)
     assert Selector.read("worst").value(kept) == pytest.approx(0.0)
+
+
+def test_a_domain_is_scored_as_its_images_at_one_site_would_be():
+    generator = torch.Generator().manual_seed(0)
+    classes, sizes = 4, {"a1": 5, "a2": 40, "b1": 9, "b2": 1, "b3": 30}
+    y = {name: torch.randint(0, classes - (name[0] == "a"), (n,), generator=generator) for name, n in sizes.items()}
+    logits = {name: torch.randn(n, classes, generator=generator) for name, n in sizes.items()}
+
+    def score(*names):
+        tally = Tally(classes)
+        tally.add(torch.cat([logits[n] for n in names]), torch.cat([y[n] for n in names]))
+        return tally.score()
+
+    sites = {n: SiteFacts(n, n[0], images={"test": torch.bincount(y[n], minlength=classes).tolist()}) for n in sizes}
+    found = Scores("global", "global", "test", {n: score(n) for n in sizes}, {n: n[0] for n in sizes})
+    stored = compact(found.to_dict(), "test", sites)
+    for domain in "ab":
+        whole = score(*(n for n in sizes if n[0] == domain))
+        assert stored["domains"][domain]["balanced"] == pytest.approx(whole.balanced_accuracy, abs=1e-6)
+        assert stored["domains"][domain]["accuracy"] == pytest.approx(whole.accuracy, abs=1e-6)
+        assert stored["domains"][domain]["images"] == whole.samples
+    assert stored["sites"]["b2"]["balanced"] == score("b2").balanced_accuracy
 
 
 @pytest.mark.parametrize(

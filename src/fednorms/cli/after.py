@@ -14,6 +14,7 @@ import tyro
 from fednorms.cli.output import grid, per_cent, print_json, stderr, stdout
 from fednorms.cli.parsing import parse
 from fednorms.errors import BadInput, writing
+from fednorms.evaluation.scores import SiteScore
 from fednorms.runs import after
 from fednorms.runs.atomic import replace_bytes
 
@@ -34,6 +35,8 @@ class Evaluate:
     """The last round, or the one with the best validation accuracy."""
     split: Literal["test", "val", "train"] = "test"
     """Which data."""
+    clients: bool = False
+    """Show the sites, too, the worst 20 of each mode (--json has all)."""
     json: bool = False
     """Print one JSON object and nothing else."""
 
@@ -54,8 +57,23 @@ def evaluate(args: Sequence[str]) -> int:
     header = ["model/statistics/split", *domains, "mean", "std", "pooled", "balanced", "loss"]
     console = stdout()
     console.print(grid(header, rows, numbers_from=1))
+    for name, s in scores.items() if given.clients else ():
+        worst = sorted(s.sites.items(), key=lambda item: item[1].accuracy)[:_MOST_CLIENTS]
+        left = len(s.sites) - len(worst)
+        console.print(f"\n{name}" + (f", the worst {len(worst)} of {len(s.sites)} sites" if left else ""), markup=False)
+        lines = [_client(site, s.domain_of[site], score) for site, score in worst]
+        console.print(grid(_OF_CLIENTS, lines, numbers_from=2))
     console.print(f"\nAccuracy in %, {given.which} round; mean and std over sites, pooled over images.", markup=False)
     return 0
+
+
+_OF_CLIENTS = ("site", "domain", "images", "accuracy", "balanced", "loss")
+_MOST_CLIENTS = 20  # lines that a terminal shows at once
+
+
+def _client(name: str, domain: str, score: SiteScore) -> list[str]:
+    shares = (f"{100 * share:.1f}" for share in (score.accuracy, score.balanced_accuracy))
+    return [name, domain, f"{score.samples:,}", *shares, f"{score.loss:.3f}"]
 
 
 @dataclass

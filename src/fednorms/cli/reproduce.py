@@ -136,7 +136,8 @@ def show(done: Reproduction) -> None:
                 console.print(order_of(section), markup=False, soft_wrap=True)
             console.print()
     if summary.records:
-        console.print("Cells: ours ± std over seeds | print | difference; ✗ misses print, † is not comparable.")
+        beside = " | print | difference; ✗ misses print, † is not comparable" if summary.table.in_print else ""
+        console.print(f"Cells: ours ± std over seeds{beside}.")
         console.print(f"{summary.verdict}.", markup=False, soft_wrap=True)
     for run, reason in done.failed.items():
         console.print(f"{run} failed: {reason}", markup=False, soft_wrap=True)

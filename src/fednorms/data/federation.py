@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from fednorms.data.mapped import MappedImages
 from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.protocol import Protocol
 from fednorms.errors import BadInput
+from fednorms.near import did_you_mean
 
 Indices = Tensor | np.ndarray | Sequence[int]
 
@@ -162,6 +162,9 @@ class Federation:
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     source: Mapping[str, Any] = field(default_factory=dict)
     protocol: Protocol = field(default_factory=Protocol)
+    asked_for: tuple[str, Mapping[str, Any]] | None = field(default=None, init=False)
+    """The name and options by which `fednorms.federation` makes it again. Not an argument, so that `replace`, and with
+    it everything that makes another federation of this one, forgets it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sites", tuple(self.sites))
@@ -234,6 +237,11 @@ class Federation:
                     # Viewed as bytes, because NumPy has no bfloat16.
                     digest.update(x.contiguous().view(torch.uint8).cpu().numpy().tobytes())
         return digest.hexdigest()
+
+    def remember(self, name: str, options: Mapping[str, Any]) -> Federation:
+        """The same federation, which now knows how it was asked for: a recipe can then name it."""
+        object.__setattr__(self, "asked_for", (name, dict(options)))
+        return self
 
     def without(self, *names: str) -> Federation:
         """The federation without these sites (named by site or domain)."""
@@ -322,9 +330,7 @@ class Federation:
         return [site for site in self.sites if site.name in names or site.domain in names]
 
     def _unknown(self, name: str, known: Sequence[str], what: str) -> str:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        return f"no {what} {name!r}{hint}; it has {_some(list(dict.fromkeys(known)))}"
+        return f"no {what} {name!r}; {did_you_mean(name, known)}it has {_some(list(dict.fromkeys(known)))}"
 
 
 def raise_problems(where: str, problems: Sequence[str]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fednorms.data import digits_shift
 from fednorms.data.federation import Federation, raise_problems
@@ -13,6 +13,7 @@ from fednorms.data.pack import SUFFIX, unpacked
 from fednorms.data.readers import READERS, recognised
 from fednorms.data.rules import read_call
 from fednorms.errors import BadInput
+from fednorms.near import did_you_mean
 
 _DESCRIPTIONS = {
     "digits-shift": digits_shift.DESCRIPTION,
@@ -64,28 +65,37 @@ def federation(
     (3, 16, 16)
     >>> federation("digit-shift")
     Traceback (most recent call last):
-    fednorms.errors.BadInput: no federation 'digit-shift'; did you mean 'digits-shift'? ...
+    fednorms.errors.BadInput: no federation 'digit-shift'; did you mean "digits-shift"? ...
     """
-    options = {"size": size, "seed": seed, "val": val, "test": test}
-    of_data_sets = {"protocol": protocol, "complete": complete, "allow_pickle": allow_pickle}
-    _check_types(spec, {**options, **of_data_sets, "root": root, "group": group})
-    given = sorted(option for option, value in {**options, "group": group}.items() if value is not None)
+    options = {"size": size, "seed": seed, "val": val, "test": test, "group": group, "root": root}
+    options |= {"protocol": protocol, "complete": complete, "allow_pickle": allow_pickle}
+    _check_types(spec, options)
+    asked = {option: value for option, value in options.items() if value is not None}
     if isinstance(spec, Federation):
-        if given:
-            raise BadInput(f"federation {spec.name!r} is made already: {', '.join(given)} cannot be changed")
+        if given := ", ".join(_dividing(asked)):
+            raise BadInput(f"federation {spec.name!r} is made already: {given} cannot be changed")
         return spec
-    text = str(spec)
+    return _made(str(spec), asked).remember(str(spec), asked)
+
+
+def _dividing(asked: Mapping[str, Any]) -> list[str]:
+    """Which options are asked for that decide what images there are, and who holds them."""
+    return sorted(option for option in asked if option in ("size", "seed", "val", "test", "group"))
+
+
+def _made(text: str, asked: Mapping[str, Any]) -> Federation:
+    root, group, size = asked.get("root"), asked.get("group"), asked.get("size")
     if group is not None and (text in READERS or text.startswith("digits-")):
         raise BadInput(f"federation {text!r}: group is for folders of images")
     if text in READERS:
-        return READERS[text].open(root, options | of_data_sets)
-    if protocol is not None:
+        return READERS[text].open(root, {option: value for option, value in asked.items() if option != "root"})
+    if "protocol" in asked:
         raise BadInput(f"federation {text!r} has no protocols; they belong to data sets: {', '.join(READERS)}")
     if text.startswith("pack:") or text.endswith(SUFFIX):
-        if given:
-            raise BadInput(f"federation {text!r} is packed already: {', '.join(given)} cannot be changed")
+        if given := ", ".join(_dividing(asked)):
+            raise BadInput(f"federation {text!r} is packed already: {given} cannot be changed")
         return unpacked(Path(root or "", text.removeprefix("pack:")))
-    seed, val, test = seed or 0, 0.1 if val is None else val, 0.2 if test is None else test
+    seed, val, test = asked.get("seed", 0), asked.get("val", 0.1), asked.get("test", 0.2)
     if text.startswith("digits-dials"):
         return _dials(text, size, seed, val, test)
     if text == "digits-shift":
@@ -99,14 +109,12 @@ def federation(
                 hint = f"It looks like {names[0]}: use federation {names[0]!r} with root={str(path)!r}"
                 raise BadInput(f"{problem}. {hint}") from None
             raise
-    near = difflib.get_close_matches(text, _DESCRIPTIONS, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
     where = f"in root {str(root)!r}" if root else f"from {str(Path.cwd())!r}"
     if "/" in text:
         raise BadInput(f"no federation {text!r}: there is no such folder, looked for {where}")
     raise BadInput(
-        f"no federation {text!r}; {hint}There are {', '.join(_DESCRIPTIONS)}, and the path of a folder (looked for "
-        f"{where})"
+        f"no federation {text!r}; {did_you_mean(text, _DESCRIPTIONS)}There are {', '.join(_DESCRIPTIONS)}, and the "
+        f"path of a folder (looked for {where})"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from fednorms.models.resnet_cifar import CifarResNet
 from fednorms.models.vgg11 import VGG11
 from fednorms.models.weights import load_weights
 from fednorms.models.zoo import LIBRARIES, build_zoo
+from fednorms.near import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,9 @@ def build(
     library, _, rest = name.partition(":")
     ours = models()
     if name not in ours and (library not in LIBRARIES or not rest):
-        near = difflib.get_close_matches(name, [*ours, *(f"{prefix}:" for prefix in LIBRARIES)], n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        question = did_you_mean(name, [*ours, *(f"{prefix}:" for prefix in LIBRARIES)])
         raise BadInput(
-            f"unknown model {name!r}; {hint}expected one of {', '.join(ours)}, torchvision:NAME or timm:NAME"
+            f"unknown model {name!r}; {question}expected one of {', '.join(ours)}, torchvision:NAME or timm:NAME"
         )
     if pretrained and name in ours:
         raise BadInput(f"model {name!r} has no pretrained weights; leave out pretrained or pass weights= with a file")

@@ -4,7 +4,6 @@ unasked.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from types import ModuleType
 from typing import Any
@@ -13,6 +12,7 @@ from torch import nn
 
 from fednorms.errors import BadInput
 from fednorms.models.weights import load_tensors
+from fednorms.near import did_you_mean
 
 LIBRARIES = ("torchvision", "timm")
 
@@ -54,10 +54,9 @@ def build_zoo(
     known = zoo_names(library)
     # timm names may carry a tag for the weights: "levit_128s.fb_dist_in1k".
     if name.split(".")[0] not in known:
-        near = difflib.get_close_matches(name, known, n=3)
-        hint = f"did you mean {', '.join(f'{library}:{n}' for n in near)}? " if near else ""
+        question = did_you_mean(name, known, prefix=f"{library}:")
         raise BadInput(
-            f"unknown model '{library}:{name}'; {hint}{len(known)} names are listed by "
+            f"unknown model '{library}:{name}'; {question}{len(known)} names are listed by "
             f"fednorms.models.zoo.zoo_names({library!r})"
         )
     build = _torchvision if library == "torchvision" else _timm

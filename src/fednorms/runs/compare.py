@@ -25,6 +25,7 @@ from fednorms.options import nearest
 from fednorms.part import Part
 from fednorms.runs.cells import Cell, Outcome, Own, Watch, run_cells
 from fednorms.runs.directory import RunDirectory
+from fednorms.runs.handed_over import federation_keys
 from fednorms.runs.identity import own_loss, own_model
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
@@ -231,6 +232,7 @@ def compare(
     participation: str | None = None,
     training: Training | None = None,
     evaluate: list[str] | None = None,
+    device: str | None = None,
     recipe: Recipe | None = None,
     out: str | Path | None = None,
     jobs: int = 1,
@@ -239,11 +241,12 @@ def compare(
     """Run every method with every seed; the same seed means the same cohorts, batches and (where it fits) weights.
 
     `seeds=3` is 0, 1, 2. `lr` may be a dictionary {method: rate}; methods it leaves out keep the recipe's. `recipe`
-    gives all that is not given; without it, that is cnn-small on digits-shift for 30 rounds. With `out`, every run lies
-    in OUT/METHOD-SEED, calling again continues where it stopped, and the table is written as Markdown, CSV and JSON,
-    with the learning curves as a picture. `jobs` runs that many at a time in processes; a run uses one thread unless
-    the recipe says otherwise, so that results do not depend on `jobs`. A model of your own starts every seed from the
-    weights it has; a loss of your own is a function of logits and labels (with `jobs`, one that can be pickled).
+    gives all that is not given; without it, that is cnn-small on digits-shift for 30 rounds. `device` is cpu, cuda or
+    auto. With `out`, every run lies in OUT/METHOD-SEED, calling again continues where it stopped, and the table is
+    written as Markdown, CSV and JSON, with the learning curves as a picture. `jobs` runs that many at a time in
+    processes; a run uses one thread unless the recipe says otherwise, so that results do not depend on `jobs`. A model
+    of your own starts every seed from the weights it has, and the table says so; a loss of your own is a function of
+    logits and labels (with `jobs`, one that can be pickled).
 
     >>> compare(["fedavg", "fedbn"], rounds=1, seeds=2).seeds
     [0, 1]
@@ -258,13 +261,14 @@ def compare(
     module = model if isinstance(model, nn.Module) else None
     function = loss if callable(loss) else None
     shared = base.model_dump() | {
-        "federation": f"custom:{own_federation.name}" if own_federation else str(federation or base.federation),
         "model": own_model(model) if isinstance(model, nn.Module) else model or base.model,
         "loss": own_loss(loss) if callable(loss) else loss or base.loss,
         "rounds": base.rounds if rounds is None else rounds,
         "participation": participation or base.participation,
         "evaluate": evaluate or base.evaluate,
+        "device": device or base.device,
         "threads": base.threads or 1,
+        **federation_keys(federation, base.data),
     }
     rates = _rates(lr, chosen) if isinstance(lr, Mapping) else {}
     root = Path(out) if out is not None else None
@@ -283,6 +287,11 @@ def compare(
     outcomes = run_cells(cells, jobs, Own(sent, module, function), watch)
     metric = cells[0].recipe.adopting(data.protocol).metric
     comparison = Comparison(chosen, numbers, outcomes, _about(cells, data, numbers), root, metric=metric)
+    if module is not None and len(numbers) > 1:
+        comparison.notes.append(
+            "first weights: those of your model in every seed; seeds vary the order of images, who takes part in a "
+            "round and what is drawn in training alone"
+        )
     comparison.notes += data_notes(data)
     if root is not None:
         comparison.notes += _replaced(root, chosen)

@@ -26,6 +26,7 @@ from fednorms.part import Part
 from fednorms.runs.checkpoint import load, save, save_best
 from fednorms.runs.directory import RunDirectory
 from fednorms.runs.facts import write_facts
+from fednorms.runs.handed_over import federation_keys
 from fednorms.runs.identity import named, own_loss, own_model, own_parts, same_code
 from fednorms.runs.local_scores import LocalScores
 from fednorms.runs.losses import Loss
@@ -70,6 +71,10 @@ def run(
     loss: str | Loss | None = None,
     evaluate: list[str] | None = None,
     device: str | None = None,
+    engine: str | None = None,
+    head: list[str] | None = None,
+    on_divergence: str | None = None,
+    weighting: str | None = None,
     recipe: Recipe | None = None,
     out: str | Path | None = None,
     callback: Callback | None = None,
@@ -78,7 +83,12 @@ def run(
 
     What is not given comes from `recipe`, or from its defaults: 30 rounds of FedAvg with cnn-small on digits-shift.
     `lr`, `epochs` and `batch_size` are short for fields of `training`. With `out` the run is a directory that `resume`
-    continues; a directory that holds the same unfinished run is continued.
+    continues; a directory that holds the same unfinished run is continued. A federation of `fednorms.federation` is
+    recorded by its name and options, so that the command line finds it again, unless it was changed.
+
+    `device` is cpu, cuda or auto; `engine` how clients run on it ("loop", "graphs", "workers"); `head` names the
+    classifier's layers, if they cannot be found; `on_divergence` is "stop" or "skip", which leaves clients whose update
+    is not finite out of the average; `weighting` of client models is "size", "uniform" or as the method's paper says.
 
     >>> result = run("fedbn", "digits-shift", model="cnn-small", rounds=1)
     >>> result.method, result.headline
@@ -88,7 +98,6 @@ def run(
     short = {"lr": lr, "epochs": epochs, "batch_size": batch_size}
     given = {
         "method": None if method is None else str(method),
-        "federation": f"custom:{federation.name}" if isinstance(federation, Federation) else federation,
         "model": own_model(model) if isinstance(model, nn.Module) else model,
         "rounds": rounds,
         "seed": seed,
@@ -97,9 +106,12 @@ def run(
         "loss": own_loss(loss) if callable(loss) else loss,
         "evaluate": evaluate,
         "device": device,
+        "engine": engine,
+        "head": head,
+        "on_divergence": on_divergence,
+        "weighting": weighting,
+        **federation_keys(federation, base.data),
     }
-    if isinstance(federation, Path):
-        given["federation"] = str(federation)
     return execute(
         Recipe.make(base.model_dump() | {k: v for k, v in given.items() if v is not None}),
         out=Path(out) if out else None,

@@ -61,11 +61,25 @@ def evaluate_run(
         else:
             found[f"{mode}/{split}"] = scores
     if not found or (empty and modes):
-        raise BadInput(
-            f"No site has {split} data for {', '.join(map(str, empty)) or 'any mode'} in federation "
-            f'"{session.federation.name}" ("unseen" needs sites without training data: data.hold_out).'
-        )
+        raise BadInput(_nothing_to_test(session.federation, empty, split))
     return found
+
+
+def _nothing_to_test(federation: Federation, empty: list[Mode], split: str) -> str:
+    """Why a mode could not be tested, and what can be."""
+    if not empty:
+        return 'The recipe tests nothing (evaluate = []): name a mode, as "global" or "personal".'
+    unseen = empty[0].model == "unseen"
+    sites, others = (federation.unseen, federation.clients) if unseen else (federation.clients, federation.unseen)
+    there = [part for part in ("test", "val", "train") if any(part in site.splits for site in sites)]
+    if not sites:
+        why = "every site trains; a run has unseen sites if its recipe holds some out (hold_out, --hold-out)"
+    else:
+        why = f"{'unseen sites' if unseen else 'sites that train'} have no {split} images: "
+        why += f"choose {' or '.join(there)} (split, --split)"
+        if not unseen and any(split in site.splits for site in others):
+            why += ', or evaluate "unseen", whose sites have some'
+    return f'"{empty[0]}" cannot be tested on {split} data of federation "{federation.name}": {why}.'
 
 
 def _recorded(opened: OpenRun, mode: Mode, split: str) -> Scores | None:

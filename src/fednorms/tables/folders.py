@@ -6,7 +6,7 @@ from pathlib import Path
 
 import fednorms
 from fednorms.errors import BadInput
-from fednorms.options import closest
+from fednorms.near import did_you_mean
 from fednorms.tables.table import FILE, Table
 
 
@@ -38,7 +38,7 @@ def open_table(name: str | Path) -> Table:
         return Table.read(home() / str(name))
     if path.is_dir():
         raise BadInput(f"{path} is no table: it has no {FILE}")
-    hint = f"{closest(str(name), known())}`fednorms reproduce --list` shows all {len(known())}"
+    hint = f"{did_you_mean(str(name), known())}`fednorms reproduce --list` shows all {len(known())}"
     raise BadInput(f'no table "{name}": {hint}; the path of a folder with a {FILE} is a table, too')
 
 

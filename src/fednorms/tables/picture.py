@@ -106,7 +106,7 @@ def _draw_ranking(axis: Axes, section: Section) -> None:
             axis.plot(mean, place, "o", markersize=7, markerfacecolor="none", color=COLOURS[1])
     axis.set_ylim(len(rows) - 0.5, -0.5)  # rows as in the heat map beside it
     axis.set_yticks(range(len(rows)), [""] * len(rows))
-    axis.set_title(f"{column} (%): ours, and print as rings", fontsize=9)
+    axis.set_title(f"{column} (%): ours{', and print as rings' if _in_print(section) else ''}", fontsize=9)
     axis.tick_params(labelsize=8)
     axis.grid(color="#dddddd", linewidth=0.8)
     axis.spines[["top", "right"]].set_visible(False)

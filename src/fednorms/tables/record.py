@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
@@ -19,6 +20,7 @@ from fednorms.errors import BadInput, RunFailed
 from fednorms.method import method as read_method
 from fednorms.runs.atomic import clear_errors, write_atomic
 from fednorms.runs.cells import Outcome
+from fednorms.runs.facts import SiteFacts
 from fednorms.runs.identity import own_parts
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
@@ -106,9 +108,9 @@ def _averages(scores: Mapping[str, Any]) -> Values:
 
 
 def record(
-    outcome: Outcome, recipe: Recipe, domain_of: Mapping[str, str], *, curve: bool, about: Mapping[str, Any]
+    outcome: Outcome, recipe: Recipe, sites: Mapping[str, SiteFacts], *, curve: bool, about: Mapping[str, Any]
 ) -> Values:
-    """What is stored of a run; `about` says which table, setting, row and data, and on which hardware."""
+    """What is stored of a run on these `sites`; `about` says which table, setting, row, data and hardware."""
     history, headline = outcome.history, outcome.headline
     values: Values = {
         **about,
@@ -122,9 +124,9 @@ def record(
         values |= {
             "headline": headline,
             "rounds": int(history[-1]["round"]),
-            "last": _scores(history[-1], "test", domain_of),
-            "val": _scores(history[-1], "val", domain_of).get(headline),
-            "best": _best(outcome, domain_of),
+            "last": _scores(history[-1], "test", sites),
+            "val": _scores(history[-1], "val", sites).get(headline),
+            "best": _best(outcome, sites),
             "bytes": round(median((r["bytes_up"] + r["bytes_down"]) / max(1, r["clients"]) for r in history)),
             "seconds": {
                 "total": round(sum(r["seconds"] for r in history), 3),
@@ -136,46 +138,61 @@ def record(
     return values | {"recipe": plain(recipe)}
 
 
-def _best(outcome: Outcome, domain_of: Mapping[str, str]) -> Values | None:
+def _best(outcome: Outcome, sites: Mapping[str, SiteFacts]) -> Values | None:
     if outcome.best is None:
         return None
     row = next(r for r in outcome.history if r["round"] == outcome.best["round"])
-    return {**outcome.best, "val": _short(outcome.best["val"]), "scores": _scores(row, "test", domain_of)}
+    return {**outcome.best, "val": _short(outcome.best["val"]), "scores": _scores(row, "test", sites)}
 
 
-def _scores(row: Values, split: str, domain_of: Mapping[str, str]) -> Values:
+def _scores(row: Values, split: str, sites: Mapping[str, SiteFacts]) -> Values:
     found = {name.removesuffix(f"/{split}"): s for name, s in row["scores"].items() if name.endswith(f"/{split}")}
-    return {mode: compact(scores, domain_of) for mode, scores in found.items()}
+    return {mode: compact(scores, split, sites) for mode, scores in found.items()}
 
 
-def compact(scores: Mapping[str, Any], domain_of: Mapping[str, str]) -> Values:
+def compact(scores: Mapping[str, Any], split: str, sites: Mapping[str, SiteFacts]) -> Values:
     """The scores of one mode, as selectors need them: over clients, per domain, and per site if they are few."""
-    sites: Mapping[str, Any] = scores["sites"]
-    every = {"accuracy": [s["accuracy"] for s in sites.values()]}
-    every["balanced"] = [s["balanced_accuracy"] for s in sites.values()]
+    tested: Mapping[str, Any] = scores["sites"]
+    every = {"accuracy": [s["accuracy"] for s in tested.values()]}
+    every["balanced"] = [s["balanced_accuracy"] for s in tested.values()]
     clients: Values = {
         what: {"mean": _short(fmean(v)), "spread": _short(pstdev(v)), "worst": _short(min(v))}
         for what, v in every.items()
     }
     clients["accuracy"]["pooled"] = _short(scores["pooled"])
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for name, site in sites.items():
-        groups.setdefault(domain_of.get(name, name), []).append(site)
+    groups: dict[str, dict[str, Any]] = {}
+    for name, site in tested.items():
+        groups.setdefault(sites[name].domain if name in sites else name, {})[name] = site
     out: Values = {
-        "clients": {"count": len(sites), **clients},
-        "domains": {name: _group(group) for name, group in groups.items()},
+        "clients": {"count": len(tested), **clients},
+        "domains": {domain: _pooled(group, split, sites) for domain, group in groups.items()},
     }
-    if len(sites) <= MOST_SITES:
-        out["sites"] = {name: _group([site]) for name, site in sites.items()}
+    if len(tested) <= MOST_SITES:
+        out["sites"] = {name: _pooled({name: site}, split, sites) for name, site in tested.items()}
     return out
 
 
-def _group(sites: Sequence[Mapping[str, Any]]) -> Values:
+def _pooled(group: Mapping[str, Any], split: str, sites: Mapping[str, SiteFacts]) -> Values:
+    """The scores over all images of some sites."""
+    samples = [s["samples"] for s in group.values()]
     return {
-        "accuracy": _short(fmean([s["accuracy"] for s in sites], weights=[s["samples"] for s in sites])),
-        "balanced": _short(fmean(s["balanced_accuracy"] for s in sites)),
-        "images": sum(s["samples"] for s in sites),
+        "accuracy": _short(fmean([s["accuracy"] for s in group.values()], weights=samples)),
+        "balanced": _short(_balanced(group, split, sites)),
+        "images": sum(samples),
     }
+
+
+def _balanced(group: Mapping[str, Any], split: str, sites: Mapping[str, SiteFacts]) -> float:
+    """The mean recall over the classes of all these images, as one site that held them would have it."""
+    if len(group) == 1:
+        return float(next(iter(group.values()))["balanced_accuracy"])
+    right, total = Counter[int](), Counter[int]()
+    for name, score in group.items():
+        for c, (recall, images) in enumerate(zip(score["recall"], sites[name].images[split], strict=True)):
+            if images:
+                right[c] += round(recall * images)
+                total[c] += images
+    return fmean(right[c] / total[c] for c in total)
 
 
 def _curves(history: Sequence[Values]) -> Values:

@@ -68,11 +68,7 @@ def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
     table = summary.table
     shown = [section for section in summary.sections if section.shown]
     lines = [f"# {_escape(table.heading)}", "", f"**{summary.verdict[0].upper()}{summary.verdict[1:]}.**", ""]
-    lines += [
-        f"Every cell: ours (mean ± sample standard deviation over seeds), and below it print and the difference. "
-        f"✗ misses print by more than {table.tolerance:g} points; better than print is no miss. † is not comparable.",
-        "",
-    ]
+    lines += [summary.legend, ""]
     if table.analysis:
         analysis = ANALYSES[table.analysis]
         lines += [

@@ -19,6 +19,7 @@ from fednorms.runs.cells import Cell, CellEvent, Outcome, run_cells
 from fednorms.runs.compare import hardware as hardware_of
 from fednorms.runs.recipe import Recipe
 from fednorms.tables.analyses import is_analysed, stored
+from fednorms.tables.checks import Checked, checked
 from fednorms.tables.estimate import duration, estimate
 from fednorms.tables.folders import open_table
 from fednorms.tables.lending import Neighbours
@@ -178,6 +179,8 @@ class _Work:
         searches = self._searches(self._fingerprint)
         if foreign := [" / ".join(key) for key, search in searches.items() if search.foreign]:
             self.observer.say(f"{len(foreign)} searches are of other data: not used ({few(foreign)})")
+        pending = self._pending(searches, search_only)
+        self._check(pending, rows=not report_only)
         if not report_only:
             self._run_searches(searches)
         if not search_only:
@@ -254,6 +257,37 @@ class _Work:
             self.sources[key] = look(recipe)
         return self.sources[key]
 
+    # -- before the first run -------------------------------------------------------------------------------------
+    def _pending(self, searches: dict[tuple[str, str], Search], search_only: bool) -> list[Job]:
+        """What has not run yet, with the data at hand: every value of a search, then every seed of a row."""
+        chosen = self._chosen(searches)
+        found = found_in(self.shelf, self.table, chosen, self._fingerprint)
+        jobs = []
+        for setting, row in self._pairs():
+            key = (setting.name, row.name)
+            if setting.name in self.skipped:
+                continue
+            if (search := searches.get(key)) and search.missing:
+                tests = {"evaluate": self.table.recipe_of(setting, row, {}).evaluate}  # as the row will be tested
+                recipes = [search.recipe(point, seed).model_copy(update=tests) for point, seed in search.missing]
+            elif search_only or (row.search and key not in chosen):
+                continue
+            else:
+                there = {r["recipe"]["seed"] for r in found.records(setting, row)}
+                seeds = [seed for seed in self.seeds if seed not in there]
+                recipes = [recipe_for(self.table, setting, row, seed, chosen.get(key, {})) for seed in seeds]
+            jobs += [Job(setting, row, self._here(setting, recipe)) for recipe in recipes]
+        return jobs
+
+    def _check(self, pending: list[Job], rows: bool) -> None:
+        """Refuse what can never run, all of it at once and before anything runs; `rows` opens every run for that."""
+        settings = {job.setting.name: job for job in pending}.values()
+        columns = [problem for job in settings for problem in check_columns(job.setting, self._source(job.recipe))]
+        found = checked(pending) if rows else Checked()
+        found.refuse(self.table.name, columns)
+        for note in found.notes:
+            self.observer.say(note)
+
     # -- searches -------------------------------------------------------------------------------------------------
     def _run_searches(self, searches: dict[tuple[str, str], Search]) -> None:
         cells: list[Cell] = []
@@ -314,9 +348,6 @@ class _Work:
                     job = Job(setting, row, self._final(setting, recipe))
                     if not self._borrowed(job, neighbours):
                         pending.append(job)
-        wrong = [p for s in {j.setting.name: j for j in pending}.values() for p in self._column_problems(s)]
-        if wrong:
-            raise BadInput(f"{self.table.name}: " + "; ".join(wrong))
         self.observer.say(f"{total} runs: {total - len(pending)} finished, {len(pending)} to go")
         if not pending or not run:
             return
@@ -361,9 +392,6 @@ class _Work:
         if values is not None:
             write_record(self.shelf.result(job.setting, job.row, job.seed), values)
         return values is not None
-
-    def _column_problems(self, job: Job) -> list[str]:
-        return check_columns(job.setting, self._source(job.recipe))
 
     def _say_time(self, pending: list[Job], found: Found) -> None:
         measure = self.observer.wants_estimate

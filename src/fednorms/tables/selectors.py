@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -13,7 +13,8 @@ from fednorms.options import nearest
 
 _PLAIN = ("mean", "pooled", "domain-mean", "worst", "spread", "seconds", "bytes")
 _NAMED = ("domain", "domains", "site", "rounds-to", "peak")
-_COSTS = ("seconds", "bytes", "rounds-to")  # neither accuracies nor judged
+_OF_ROUNDS = ("seconds", "bytes")  # what a round costs, whatever is tested
+_COSTS = (*_OF_ROUNDS, "rounds-to")  # neither accuracies nor judged
 
 Stored = Mapping[str, Any]
 
@@ -66,7 +67,7 @@ class Selector:
             wrong = "the highest is known of the mean over clients and of all images: peak:mean, peak:pooled"
         elif balanced and kind in (*_COSTS, "pooled", "peak"):
             wrong = f'"{kind}" has no balanced form'
-        elif at and (not mode or kind in ("seconds", "bytes")):
+        elif at and (not mode or kind in _OF_ROUNDS):
             wrong = "behind @ stands an evaluation mode, of an accuracy"
         if wrong:
             raise BadInput(f'"{text}" selects nothing: {wrong}')
@@ -83,6 +84,11 @@ class Selector:
     def is_cost(self) -> bool:
         """Whether it is a number of seconds, bytes or rounds, which no tolerance in points can judge."""
         return self.kind in _COSTS
+
+    @property
+    def of_a_test(self) -> bool:
+        """Whether its number comes from a test of the model, and not from what a round costs."""
+        return self.kind not in _OF_ROUNDS
 
     @property
     def judged(self) -> bool:
@@ -106,18 +112,22 @@ class Selector:
             return self._peak(run)
         best = run.get("best") if selection == "best-val" else None
         scores: Stored = best["scores"] if best else run["last"]
-        found = scores.get(self._found(run, scores))
+        found = scores.get(self.mode_among(scores, run["headline"]))
         if found is None:
             return None
         share = self._share(found, "balanced" if self.balanced else "accuracy")
         return None if share is None else 100 * share
 
-    def _found(self, run: Stored, scores: Stored) -> str:
-        """The stored mode that is meant: "adapted" is "adapted/own" if that is what was tested."""
-        wanted = self.mode or run["headline"]
-        if wanted in scores or "/" in wanted:
+    def mode_among(self, tested: Iterable[str], headline: str) -> str:
+        """The tested mode that is meant, empty if none is: "adapted" is "adapted/own" if that is what was tested.
+
+        >>> Selector.read("mean@adapted").mode_among(["global/global", "adapted/own"], "global/global")
+        'adapted/own'
+        """
+        wanted, known = self.mode or headline, list(tested)
+        if wanted in known:
             return wanted
-        return next((name for name in scores if name.startswith(f"{wanted}/")), "")
+        return next((name for name in known if "/" not in wanted and name.startswith(f"{wanted}/")), "")
 
     def _share(self, scores: Stored, what: str) -> float | None:
         """What the selector picks of the scores of one mode."""
@@ -133,7 +143,7 @@ class Selector:
     def _curve(self, run: Stored) -> Sequence[Sequence[float | None]]:
         """Round, mean over clients and (not in the oldest files) pooled accuracy of every tested round."""
         curves: Stored = run.get("curve", {})
-        found: Sequence[Sequence[float | None]] = curves.get(self._found(run, curves), [])
+        found: Sequence[Sequence[float | None]] = curves.get(self.mode_among(curves, run["headline"]), [])
         return found
 
     def _rounds_to(self, run: Stored) -> float | None:

@@ -11,6 +11,7 @@ from fednorms.data import Protocol
 from fednorms.data.readers import READERS, recognised
 from fednorms.errors import BadInput
 from fednorms.runs.cells import opened
+from fednorms.runs.facts import SiteFacts
 from fednorms.runs.recipe import Recipe
 from fednorms.tables.table import Setting, Table
 
@@ -61,7 +62,7 @@ class Source:
     """What is known of a setting's data, without the data."""
 
     facts: dict[str, Any]
-    sites: dict[str, str]  # and their domains
+    sites: dict[str, SiteFacts]
     protocol: Protocol  # what the data set's papers do
     validated: bool  # whether clients have validation images
 
@@ -92,12 +93,14 @@ def look(recipe: Recipe) -> Source:
         "notes": [str(note) for note in found.source.get("notes", [])],
     }
     validated = any("val" in site.splits for site in found.clients)
-    return Source(facts, {site.name: site.domain for site in found.sites}, found.protocol, validated)
+    sites = {s.name: SiteFacts(s.name, s.domain, images=s.counts(found.num_classes)) for s in found.sites}
+    return Source(facts, sites, found.protocol, validated)
 
 
 def check_columns(setting: Setting, source: Source) -> list[str]:
     """Columns that name domains or sites which the data do not have."""
-    wrong = {column: s.missing(source.sites) for column, s in setting.selectors.items()}
+    domains = {name: site.domain for name, site in source.sites.items()}
+    wrong = {column: s.missing(domains) for column, s in setting.selectors.items()}
     return [f'setting "{setting.name}", column "{column}": {text}' for column, w in wrong.items() for text in w]
 
 

@@ -103,6 +103,8 @@ class Summary:
     def verdict(self) -> str:
         """The summary in one line."""
         good, judged = self.score
+        if not self.table.in_print:
+            return "ours alone: the table has no printed numbers"
         if not judged:
             return "no cell that has run can be judged against print"
         limit = self.table.tolerance
@@ -110,6 +112,18 @@ class Summary:
         text = f"{good} of {judged} printed cells within {limit:g} points of print or better"
         text += f", {far} of them better by more than {limit:g}" if far else ""
         return text + (f"; {self.left} more have not run" if self.left else "")
+
+    @property
+    def legend(self) -> str:
+        """What stands in a cell, and what its marks mean."""
+        print_and_misses = (
+            ", and below it print and the difference. "
+            f"✗ misses print by more than {self.table.tolerance:g} points; better than print is no miss"
+        )
+        text = "Every cell: ours (mean ± sample standard deviation over seeds)"
+        text += print_and_misses * self.table.in_print
+        apart = any(section.apart for section in self.sections)
+        return f"{text}. † is not comparable." if self.table.in_print or apart else f"{text}."
 
     def text(self) -> str:
         """The table as plain text."""

@@ -17,6 +17,7 @@ from fednorms.options import nearest
 from fednorms.runs.compare import slug
 from fednorms.runs.recipe import Recipe
 from fednorms.tables.selectors import Selector
+from fednorms.tables.tested import may_test, missing_mode
 
 FILE = "table.toml"
 _OF_A_RUN = ("seed", "device", "engine", "version", "fingerprint")
@@ -211,6 +212,11 @@ class Table(BaseModel):
         """Paper, label and title in one line."""
         return f"{self.paper} {self.label}: {self.title}"
 
+    @property
+    def in_print(self) -> bool:
+        """Whether any number of it was printed; a table of one's own has ours alone."""
+        return any(printed for row in self.rows for printed in (*row.published.values(), row.averages))
+
     @classmethod
     def read(cls, folder: Path) -> Table:
         """Read FOLDER/table.toml; every problem is reported at once."""
@@ -360,6 +366,17 @@ def _problems(table: Table) -> list[str]:
             ]
         problems += [f'{place}search: "{key}" has no values' for key, grid in row.search.items() if not grid]
         problems += _recipe_problems(table, row)
+    return problems or _empty_columns(table)
+
+
+def _empty_columns(table: Table) -> list[str]:
+    """Columns of a mode in which no row of the setting is tested: nothing would ever stand there."""
+    problems = []
+    for setting in table.settings:
+        recipes = [table.recipe_of(setting, row, {}) for row in table.rows if row.stands_in(setting)]
+        for column, selector in setting.selectors.items():
+            if selector.mode and not any(may_test(recipe, selector.mode) for recipe in recipes):
+                problems.append(f'setting "{setting.name}": column "{column}": {missing_mode(selector.mode)}')
     return problems
 
 
