@@ -12,7 +12,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fednorms import noise
+from fednorms import hook_returns, noise
 from fednorms.errors import BadInput, Diverged
 from fednorms.gradients import full_gradient, gradient_functions, seen_by, step_view, watch
 from fednorms.part import Part, Phase
@@ -39,23 +39,24 @@ from fednorms.views import NOT_ASKED_FOR, Begin, Context, End, Round
 # -- the start of a round -------------------------------------------------------------------------------------------
 def initial_state(task: Task) -> ServerState:
     """The server before round 0."""
-    parts = {p.name: p.init(task.net.initial.pick(task.net.seen_by(p)))[0] for p in task.method.parts}
+    parts = {p.name: _first_state(task, p, task.net.initial)[0] for p in task.method.parts}
     return ServerState(round=0, model=task.net.initial.clone(), parts=parts, seed=task.seed)
+
+
+def _first_state(task: Task, p: Part, model: Tree) -> tuple[Tree, Tree]:
+    return hook_returns.two_trees(p, "init", p.init(model.pick(task.net.seen_by(p))))
 
 
 def broadcast(task: Task, state: ServerState) -> Broadcast:
     """What the server sends at the start of a round."""
-    parts = {p.name: p.down(state.parts[p.name]) for p in task.method.parts}
+    parts = {p.name: hook_returns.tree(p, "down", p.down(state.parts[p.name])) for p in task.method.parts}
     return Broadcast(state.round, state.model, parts)
 
 
 def own_state(task: Task, sent: Broadcast, state: ClientState | None) -> dict[str, Tree]:
     """Each part's state at a client: what it kept, or its initial value."""
     kept = state.parts if state else {}
-    return {
-        p.name: kept[p.name] if p.name in kept else p.init(sent.model.pick(task.net.seen_by(p)))[1]
-        for p in task.method.parts
-    }
+    return {p.name: kept[p.name] if p.name in kept else _first_state(task, p, sent.model)[1] for p in task.method.parts}
 
 
 def load(task: Task, sent: Broadcast, client: Client, context: Context, mine: dict[str, Tree]) -> Tree:
@@ -65,7 +66,8 @@ def load(task: Task, sent: Broadcast, client: Client, context: Context, mine: di
         model.update(client.state.local)
     for p in task.method.having("begin"):
         owned, received = task.net.owned_by.get(p.name, ()), sent.model.pick(task.net.exchanged)
-        model = p.begin(model, Begin(context, sent.parts[p.name], mine[p.name], owned, received))
+        before, view = Tree(model), Begin(context, sent.parts[p.name], mine[p.name], owned, received)
+        model = hook_returns.model(p, p.begin(model, view), before)
     return model
 
 
@@ -85,7 +87,8 @@ def arrive(
     early: dict[str, Tree] = {}
     if not context.evaluating:
         for p, job in passes(task, "before"):
-            mine[p.name], early[p.name] = job.client(LocalView(task, p, client, model, context, sent, mine))
+            view = LocalView(task, p, client, model, context, sent, mine)
+            mine[p.name], early[p.name] = hook_returns.two_trees(p, "client of a pass", job.client(view))
         if early:
             model = load(task, sent, client, context, mine)  # `begin` sees what a pass keeps
     return mine, model, early
@@ -122,7 +125,7 @@ def noise_word(task: Task, context: Context) -> int:
 
 def enter(task: Task, carry: Carry, phase: Phase) -> None:
     """Start a phase: which tensors move, at which rate, with a fresh optimiser."""
-    carry.active = task.net.trainable(phase.train, also_frozen=carry.context.evaluating)
+    carry.active, carry.fresh = task.net.trainable(phase.train, also_frozen=carry.context.evaluating), True
     active = set(carry.active)
     for name, tensor in carry.params.items():
         tensor.requires_grad_(name in active)
@@ -161,21 +164,31 @@ def step(task: Task, carry: Carry, batches: list[Batch], phase: Phase) -> None:
     for p in task.hooks["oracle"]:
         gradf = p.oracle(gradf, seen_by(p, views[0], carry))
         if not callable(gradf):
-            raise BadInput(f"{p.name}: oracle returns a function of parameters, got {type(gradf).__name__}.")
+            raise hook_returns.wrong(p, "oracle", hook_returns.kind(gradf))
     g = gradf(carry.params, 0)
     with torch.no_grad():
+        for p in task.hooks["oracle"][-1:]:
+            g = _looked_at(carry, p, "oracle", g, carry.active)
         if carry.grad_sum:
             _accumulate(carry, g)
         for p in task.hooks["grad"]:
-            g = _tree(p, "grad", p.grad(g, seen_by(p, views[0], carry)))
+            g = _looked_at(carry, p, "grad", p.grad(g, seen_by(p, views[0], carry)), carry.active)
             watch(carry, g.values(), p.name, "grad")
         if task.training.clip is not None and not phase.plain:
             g = clipped(g, task.training.clip)
         for p in task.hooks["decay"]:
-            g = g + _tree(p, "decay", p.decay(seen_by(p, views[0], carry)))
+            g = g + _looked_at(carry, p, "decay", p.decay(seen_by(p, views[0], carry)), carry.params)
         carry.optimiser.update(carry.params, g)
+    carry.fresh = False
     carry.steps += 1
     carry.exchanged_steps += not set(carry.active).isdisjoint(task.net.sent_params)
+
+
+def _looked_at(carry: Carry, p: Part, hook: str, given: object, names: Iterable[str]) -> Tree:
+    """What a hook of a step returned. Names and shapes do not change within a phase: its first step tells them all."""
+    if carry.fresh:
+        return hook_returns.fitting(p, hook, given, carry.params.pick(names))
+    return hook_returns.one(p, hook, given, Tree)
 
 
 def _accumulate(carry: Carry, g: Tree) -> None:
@@ -197,7 +210,7 @@ def finish(
         parts[task.twin.name] = second if second is not None else train_twin(task, carry, task.twin)
     for p, job in passes(task, "after"):
         view = LocalView(task, p, carry.client, after, carry.context, carry.broadcast, parts)
-        parts[p.name], uploads[p.name] = job.client(view)
+        parts[p.name], uploads[p.name] = hook_returns.two_trees(p, "client of a pass", job.client(view))
     if task.method.changing or task.method.having("finish"):
         params, start = after.pick(net.sent_params), carry.start.pick(net.sent_params)
         delta = params - start
@@ -220,14 +233,16 @@ def finish(
             for p in task.method.parts
         }
         for p in task.method.having("finish"):
-            parts[p.name], sent = _two_trees(p, "finish", p.finish(ends[p.name]))
+            parts[p.name], sent = hook_returns.two_trees(p, "finish", p.finish(ends[p.name]))
             uploads[p.name] = Tree({**uploads.get(p.name, {}), **sent}).detach()
-            leaked = net.private & {k.rsplit("/", 1)[-1] for k in uploads[p.name]}
-            if leaked:
-                raise RuntimeError(f"{p.name} would upload {min(leaked)}, which is {net.routes[min(leaked)].name}")
+            if leaked := sorted(net.private & {k.rsplit("/", 1)[-1] for k in uploads[p.name]}):
+                raise BadInput(
+                    f"{p.name}: finish would upload {leaked[0]}, which is {net.routes[leaked[0]].name}: never sent. "
+                    "Send what comes from e.params, e.start and e.delta, or under another name."
+                )
         changed, untouched = delta, delta.marks()
         for p in task.method.having("send"):
-            changed = _tree(p, "send", p.send(changed, ends[p.name]))
+            changed = hook_returns.update(p, "send", p.send(changed, ends[p.name]), start)
         if not changed.is_as(untouched):
             model.update(start + changed)
         for p in task.method.having("protect"):
@@ -285,6 +300,12 @@ def local_update(task: Task, sent: Broadcast, client: Client) -> tuple[Upload, C
 
 def diagnose(task: Task, sent: Broadcast, client: Client) -> None:
     """Repeat a client's round, checking after every hook, and raise Diverged at the first non-finite value."""
+    if not sent.model.finite():
+        bad = next(name for name, t in sent.model.items() if not Tree({name: t}).finite())
+        raise Diverged(
+            f'The model that the server sent in round {sent.round} is not finite (first "{bad}"), before any client '
+            "trained it. Look at the model's first weights, or at what the server made of the last round."
+        )
     carry, _ = begin(task, sent, client)
     carry.watch = True
     train(task, carry, base_phases(task, carry.context))
@@ -295,10 +316,7 @@ def diagnose(task: Task, sent: Broadcast, client: Client) -> None:
 
 def base_phases(task: Task, context: Context) -> list[Phase]:
     """The phases of this round: the recipe's one, as the parts' `plan` changes it."""
-    phases = task.method.phases([recipe_phase(task)], context)
-    if any(phase.weight_decay is not None for phase in phases):  # graphs are captured with the recipe's
-        raise RuntimeError("a phase of training has a weight decay of its own: only phases of `evaluation` may")
-    return phases
+    return task.method.phases([recipe_phase(task)], context)
 
 
 def recipe_phase(task: Task) -> Phase:
@@ -331,20 +349,6 @@ def draws(task: Task, carry: Carry, phases: Iterable[Phase]) -> Iterator[tuple[l
             raise BadInput(f'Client "{carry.client.name}": {problem}') from None
 
 
-def _tree(p: Part, hook: str, given: object) -> Tree:
-    """What a hook gave back, if it is what it should be."""
-    if not isinstance(given, Tree):
-        raise BadInput(f"{p.name}: {hook} returns a Tree, got {type(given).__name__}.")
-    return given
-
-
-def _two_trees(p: Part, hook: str, given: object) -> tuple[Tree, Tree]:
-    """The same for hooks that also give back the part's state."""
-    if not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(t, Tree) for t in given)):
-        raise BadInput(f"{p.name}: {hook} returns two Trees, got {type(given).__name__}.")
-    return given
-
-
 # -- the server -----------------------------------------------------------------------------------------------------
 
 
@@ -362,20 +366,24 @@ def server_update(task: Task, state: ServerState, uploads: list[Upload] | Combin
         even = got.even.pick(task.net.seen_by(p)) - state.model if p.uses_even_mean else NOT_ASKED_FOR
         views[p.name] = Round(state.model, up, parts[p.name], got.sampled, task.clients, context, even)
         if p in riding:
-            parts[p.name] = riding[p].server(up, views[p.name])
+            parts[p.name] = hook_returns.tree(p, "server of a pass", riding[p].server(up, views[p.name]))
             views[p.name] = Round(state.model, up, parts[p.name], got.sampled, task.clients, context, even)
     for p in task.method.having("release"):
         got = released(task, state, got, p, views[p.name])
     new = Tree({**state.model, **got.model})
     for hook, names in (("server", task.net.sent_params), ("stats", task.net.statistics)):
         before = state.model.pick(names)
-        delta = plain = got.model.pick(names) - before
-        untouched = plain.marks()
+        delta, changed = got.model.pick(names) - before, False
         for p in task.method.having(hook):
+            marks = delta.marks()
             if hook == "server":
-                delta, parts[p.name] = _two_trees(p, "server", p.server(delta, views[p.name]))
+                delta, parts[p.name] = hook_returns.two_trees(p, "server", p.server(delta, views[p.name]))
             else:
-                delta = _tree(p, "stats", p.stats(delta, views[p.name]))
-        if not delta.is_as(untouched):
+                delta = hook_returns.tree(p, "stats", p.stats(delta, views[p.name]))
+            if not delta.is_as(marks):
+                changed = True
+                hook_returns.update(p, hook, delta, before)
+                hook_returns.still_finite(p, hook, delta, state.round)
+        if changed:
             new.update(before + delta)
     return ServerState(state.round + 1, new.detach(), {k: v.detach() for k, v in parts.items()}, state.seed)

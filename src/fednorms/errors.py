@@ -36,7 +36,19 @@ class RunFailed(FednormsError, RuntimeError):
 
 
 class Diverged(RunFailed):
-    """A client's update is not finite; names client, phase, step and the part and hook where it began."""
+    """A client's update, or the server's step, is not finite; names client and step, and the part and hook at fault."""
+
+
+def refuse_class(what: str, given: object) -> None:
+    """Refuse a class where an object is meant.
+
+    >>> refuse_class("model", dict)
+    Traceback (most recent call last):
+    fednorms.errors.BadInput: model: dict is a class. Pass an instance of it, dict(...), or a name.
+    """
+    if isinstance(given, type):
+        name = given.__name__
+        raise BadInput(f"{what}: {name} is a class. Pass an instance of it, {name}(...), or a name.")
 
 
 @contextmanager

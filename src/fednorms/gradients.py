@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fednorms import noise
+from fednorms import hook_returns, noise
 from fednorms.errors import BadInput, Diverged
 from fednorms.part import Part, Phase
 from fednorms.passes import prepare
-from fednorms.states import Batch, Carry, Task
+from fednorms.states import Batch, Carry, Task, loss_name
 from fednorms.tree import Tree
 from fednorms.views import Step
 
@@ -43,6 +43,8 @@ def gradient_functions(
                 {**carry.fixed, **params, **buffers}, s.x, train=True, batch_statistics=phase.norm == "batch"
             )
             total = _whole_loss(task, carry, s)
+        if carry.active and not total.requires_grad:
+            raise _without_gradient(task)
         return total, params.pick(carry.active)
 
     def gradf(params: Tree, draw: int) -> Tree:
@@ -71,8 +73,17 @@ def _derivative(carry: Carry, y: Tensor, leaves: Tree, *, create_graph: bool = F
 def base_loss(task: Task, carry: Carry, s: Step) -> Tensor:
     """The base loss: the recipe's, or that of the part that replaces it."""
     if replaced := task.hooks["objective"]:
-        return replaced[0].objective(seen_by(replaced[0], s, carry))
-    return task.loss(s.logits, s.y)
+        return hook_returns.objective(replaced[0], replaced[0].objective(seen_by(replaced[0], s, carry)))
+    return task.loss_of(s.logits, s.y)
+
+
+def _without_gradient(task: Task) -> BadInput:
+    replaced = task.hooks["objective"]
+    whose = f"{replaced[0].name}: objective" if replaced else f"The loss {loss_name(task.loss)}"
+    return BadInput(
+        f"{whose} returns a number with a gradient, got one that depends on no tensor that is trained. Compute it from "
+        "the logits, without .detach(), .item(), argmax or torch.no_grad()."
+    )
 
 
 def step_key(carry: Carry, draw: int) -> Tensor:
@@ -96,9 +107,10 @@ def step_view(task: Task, carry: Carry, batch: Batch, draw: int) -> Step:
         tensors = {**carry.fixed, **params, **buffers.clone()}
         return task.net.forward(tensors, x, train=True, batch_statistics=stats == "batch")
 
-    s = Step(carry.params, carry.start, *batch, carry.context, task.net.head_names, carry.path, again, task.loss)
+    s = Step(carry.params, carry.start, *batch, carry.context, task.net.head_names, carry.path, again, task.loss_of)
+    watch(carry, [s.x], "its data", "images")
     with noise.keyed(step_key(carry, draw)):
-        s.x, s.y = prepare(task, s, lambda p: seen_by(p, s, carry))
+        s.x, s.y = prepare(task, s, lambda p: seen_by(p, s, carry), lambda p, x: watch(carry, [x], p.name, "batch"))
     return s
 
 
@@ -112,9 +124,17 @@ def seen_by(p: Part, s: Step, carry: Carry) -> Step:
 def watch(carry: Carry, tensors: Iterable[Tensor], who: str, hook: str) -> None:
     """While a diverged round is repeated: raise at the first value that is not finite, naming whose it is."""
     if carry.watch and not all(bool(torch.isfinite(t).all()) for t in tensors):
+        also, advice = "", f"Lower the learning rate (now {carry.context.lr:g}) or set clip"
+        if hook == "images":
+            advice = "Mend the data"
+        elif hook == "batch":
+            advice = "Look for a division by zero or a logarithm of zero in it"
+        elif any(bool(t.isnan().any()) for t in carry.broadcast.parts.get(who, Tree()).values()):
+            also = ", as what the server sent to it is not"
+            advice = f"Look at what {who} (server) keeps"
         raise Diverged(
             f'Client "{carry.client.name}" diverged in round {carry.context.round}, step {carry.steps}: '
-            f"{who} ({hook}) is not finite. Lower the learning rate (now {carry.context.lr:g}) or set clip, "
+            f"{who} ({hook}) is not finite{also}. {advice}, "
             'or drop such clients from the average with on_divergence="skip".'
         )
 
@@ -122,12 +142,12 @@ def watch(carry: Carry, tensors: Iterable[Tensor], who: str, hook: str) -> None:
 def _whole_loss(task: Task, carry: Carry, s: Step) -> Tensor:
     """The base loss and what parts add to it."""
     total = base_loss(task, carry, s)
-    watch(carry, [total], "the model", "loss")
+    if carry.watch:
+        made = task.hooks["objective"] if bool(torch.isfinite(s.logits).all()) else []
+        watch(carry, [total], made[0].name if made else "the model", "objective" if made else "loss")
     for p in task.hooks["loss"]:
-        term = (p.twin if task.second else p.loss)(seen_by(p, s, carry))
-        if not isinstance(term, (Tensor, float, int)) or (isinstance(term, Tensor) and term.dim()):
-            got = f"a tensor of {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
-            raise BadInput(f"{p.name}: loss returns one number, or 0.0 where it has nothing to add; got {got}.")
+        view = seen_by(p, s, carry)
+        term = hook_returns.term(p, *(("twin", p.twin(view)) if task.second else ("loss", p.loss(view))))
         if isinstance(term, Tensor):
             total = total + term
             watch(carry, [term], p.name, "loss")

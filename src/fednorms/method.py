@@ -15,9 +15,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
 
-from fednorms.errors import BadInput
+from fednorms import hook_returns
+from fednorms.errors import BadInput, refuse_class
 from fednorms.options import nearest
-from fednorms.part import REGISTRY, SUMS, Eval, Part, Phase, Weighting, overrides
+from fednorms.part import REGISTRY, SUMS, Eval, Part, Pass, Phase, Weighting, overrides
 from fednorms.views import Context
 
 _PYTHON = re.compile(rf"=\s*({'|'.join(w for w in keyword.kwlist if w.islower())})(?=\s*[,)])")
@@ -41,6 +42,8 @@ class Method:
                 f"Method: expected a tuple of parts, got {self.parts!r}. fednorms.method(...) reads text, and takes a "
                 "part alone."
             )
+        for p in self.parts:
+            _check_part(p)
         problems = [f"{name} is given twice: list each part once" for name in _repeated([p.name for p in self.parts])]
         problems += [
             f"{' and '.join(rivals)} each {what}: keep one of them"
@@ -109,13 +112,13 @@ class Method:
 
     def phases(self, phases: list[Phase], c: Context) -> list[Phase]:
         """The phases of a round of local training after every part's `plan`."""
-        for p in self.parts:
-            phases = p.plan(phases, c)
+        for p in self.having("plan"):
+            phases = hook_returns.phases(p, p.plan(phases, c))
         return phases
 
     def path(self, c: Context) -> dict[str, Hashable]:
         """The code path of every part in this round."""
-        return {p.name: p.path(c) for p in self.having("path")}
+        return {p.name: hook_returns.hashable(p, p.path(c)) for p in self.having("path")}
 
     def evaluation(self) -> Eval:
         """The one evaluation rule of all parts together.
@@ -154,6 +157,19 @@ class Method:
         return next((w for w in wanted if w), "size")
 
 
+def _check_part(p: Part) -> None:
+    """What every part needs to be one, and what is asked of it at once."""
+    if not hasattr(p, "name"):
+        raise _nameless(p)
+    hook_returns.one(p, "evaluation", p.evaluation(), Eval)
+    hook_returns.several(p, "passes", p.passes(), Pass)
+
+
+def _nameless(p: Part) -> BadInput:
+    kind = type(p).__name__
+    return BadInput(f'{kind} has no name to be called by. Put @fn.part("{kind.lower()}") above its class.')
+
+
 def _riding_problems(p: Part) -> list[str]:
     """What cannot ride together in one training call."""
     riding = [job for job in p.passes() if job.when in ("before", "after")]
@@ -177,9 +193,18 @@ def method(text: str | Method | Part) -> Method:
     if isinstance(text, (Method, Part)):
         made = text if isinstance(text, Method) else Method((text,))
         for p in made.parts:
+            if "name" not in vars(type(p)):  # only that of the part from which it derives
+                raise _nameless(p)
             if REGISTRY.get(p.name) is not type(p):
                 raise BadInput(f'The name "{p.name}" stands for other code by now: make the part anew.')
         return made
+    if not isinstance(text, str):
+        if isinstance(text, type) and issubclass(text, Part):
+            refuse_class("method", text)
+        raise BadInput(
+            f"method: expected text, a Method or a part, got {hook_returns.kind(text)}. A class of your own derives "
+            'from fn.Part and has @fn.part("name") above it.'
+        )
     try:
         # A bare word is a string also where Python keeps the word for itself: mixbn(kind=global).
         tree = ast.parse(_PYTHON.sub(r"='\1'", " ".join(text.splitlines()).strip()), mode="eval").body

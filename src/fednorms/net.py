@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fednorms import noise
-from fednorms.errors import BadInput
+from fednorms import hook_returns, noise
+from fednorms.errors import BadInput, refuse_class
 from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm
 from fednorms.layers.global_norm import GlobalNorm
 from fednorms.layers.norms import is_norm, keeps_statistics
 from fednorms.layers.surgery import Change, replace_dropout
 from fednorms.method import Method
 from fednorms.models.head import split_head
+from fednorms.options import few
 from fednorms.part import Part, Route, Slot
 from fednorms.tree import Tree
 
@@ -47,9 +48,11 @@ class Net:
         device: str = "cpu",
         autocast: bool = False,
     ) -> None:
+        refuse_class("model", model)
         self.name = name or type(model).__name__
         self.method = method
         self._autocast = torch.autocast(device.split(":")[0], torch.bfloat16, enabled=autocast)
+        self._given: nn.Module | None = model  # until it is probed, to tell a part's mistakes from the user's
         self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
         self.head_was_found = head is None
         self.heads = self.user_heads = split_head(self.module, head)  # the user's: their names before any surgery
@@ -108,6 +111,7 @@ class Net:
                 raise BadInput(f"{p.name}, after {' and '.join(self.changes)} changed the model: {error}") from None
             if found is None:  # not asked for
                 continue
+            found = hook_returns.several(p, "surgery", found, Change)
             if not found:
                 raise self._nothing(p, "no layer that it replaces")
             self.changes[p.name] = found
@@ -324,15 +328,14 @@ class Net:
             try:
                 logits, _ = self.forward(state, images, train=False, batch_statistics=False)
             except (RuntimeError, ValueError, AssertionError, IndexError, AttributeError, TypeError, KeyError) as error:
-                raise BadInput(
-                    f'Model "{self.name}" cannot take images of {size}: {type(error).__name__}: {error}. '
-                    "Give the federation another size, or choose another model."
-                ) from error
+                problem = f"cannot take images of {size}: {type(error).__name__}: {error}"
+                advice = "Give the federation another size, or choose another model."
+                raise self._misfit(problem, advice, images, classes) from error
             if tuple(logits.shape) != (2, classes):
-                raise BadInput(
-                    f'Model "{self.name}" gives outputs of shape {tuple(logits.shape)} for two images; expected '
-                    f"(2, {classes}), one logit per class. Build it with {classes} outputs."
-                )
+                problem = f"gives outputs of shape {tuple(logits.shape)} for two images; expected (2, {classes})"
+                advice = f"Build it with {classes} outputs."
+                raise self._misfit(f"{problem}, one logit per class", advice, images, classes)
+            self._given = None
             for head in self.heads if self.head_was_found else []:
                 layer = self.module.get_submodule(head)
                 width = layer.out_channels if isinstance(layer, nn.Conv2d) else getattr(layer, "out_features", classes)
@@ -349,6 +352,37 @@ class Net:
                     raise
                 return True
         return False
+
+    def _misfit(self, problem: str, advice: str, images: Tensor, classes: int) -> BadInput:
+        """The error of a model that does not fit the data, or that a part's surgery has made so."""
+        p = self._spoiler(images, classes)
+        if p is None:
+            return BadInput(f'Model "{self.name}" {problem}. {advice}')
+        did = few([str(change) for change in self.changes.get(p.name, [])])
+        return BadInput(
+            f'{p.name}: after its surgery ({did}), and not before, model "{self.name}" {problem}. Give new layers the '
+            "channels, the type of numbers and the device of those that they replace."
+        )
+
+    def _spoiler(self, images: Tensor, classes: int) -> Part | None:
+        """The part whose surgery took from the user's model that it gives logits for such images; None: no part did."""
+        if self._given is None:
+            return None
+        module, heads = copy.deepcopy(self._given).to(images), self.user_heads
+
+        def fits() -> bool:
+            try:
+                logits = module.eval()(images)
+                return tuple((logits[0] if isinstance(logits, tuple) else logits).shape) == (2, classes)
+            except Exception:  # whatever a model of the user's own raises
+                return False
+
+        for p in self.method.having("surgery") if fits() else []:
+            p.surgery(module, heads)
+            heads = split_head(module, heads)
+            if not fits():
+                return p
+        return None
 
     def _check_pass(self, state: Tree, images: Tensor) -> None:
         """Refuse a model whose forward pass changes what cannot be federated, or that normalises everything away."""

@@ -29,6 +29,7 @@ from fednorms.views import Begin, Context, End, Gradient, Local, Mechanism, Roun
 if TYPE_CHECKING:
     from fednorms.data import Federation
     from fednorms.layers.surgery import Change
+    from fednorms.method import Method
     from fednorms.net import Net
 
 Reduction = Literal["weighted", "uniform", "grouped", "sum", "stack", "list"]
@@ -249,6 +250,11 @@ class Part:
         """How to test."""
         return Eval()
 
+    def __add__(self, other: Part | Method) -> Method:
+        """A method of this part and what follows."""
+        alone: Method = importlib.import_module("fednorms.method").Method((self,))  # which imports this file
+        return alone + other
+
     def __str__(self) -> str:
         changed = [
             f"{f.name}={getattr(self, f.name)!r}"
@@ -300,6 +306,9 @@ def part(name: str) -> Callable[[P], P]:
         raise BadInput(f'A part is called by a word in small letters, digits and _, as in "fedprox"; got {name!r}.')
 
     def decorate(cls: P) -> P:
+        if not (isinstance(cls, type) and issubclass(cls, Part)):
+            who = getattr(cls, "__name__", cls)
+            raise BadInput(f'Part "{name}": {who} is no class of a part. Write `class {who}(fn.Part):`.')
         _check_free(name, cls)
         _check_declared(name, cls)
         cls.name = name

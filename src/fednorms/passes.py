@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fednorms import noise
+from fednorms import hook_returns, noise
 from fednorms.layers.norms import tests_by_batch
 from fednorms.part import Part, Pass, Phase
 from fednorms.states import Batch, Broadcast, Client, Task, context_of
@@ -19,12 +19,19 @@ from fednorms.tree import Tree
 from fednorms.views import Context, Step
 
 
-def prepare(task: Task, s: Step, seen_by: Callable[[Part], Step]) -> Batch:
-    """A raw batch as the model gets it: scaled to [0, 1], through the parts' `batch`, cut to size, normalised."""
+def prepare(
+    task: Task, s: Step, seen_by: Callable[[Part], Step], watch: Callable[[Part, Tensor], None] | None = None
+) -> Batch:
+    """A raw batch as the model gets it: scaled to [0, 1], through the parts' `batch`, cut to size, normalised.
+
+    `watch` sees the images after each part.
+    """
     s.x = x = task.preprocessing.unit(s.x, dtype=task.like.dtype)
     y, s.window = s.y, task.preprocessing.window(*x.shape[-2:])
     for p in task.hooks["batch"]:
-        x, y = p.batch(x, y, seen_by(p))
+        x, y = hook_returns.images_and_labels(p, p.batch(x, y, seen_by(p)), s.x)
+        if watch:
+            watch(p, x)
     x = task.preprocessing.cropped(x)  # what no part has cut out
     if not any(p.normalises_input for p in task.hooks["batch"]):
         x = task.preprocessing.normalise(x)
@@ -106,7 +113,7 @@ class LocalView:
         tensors = {**model, **model.pick(net.buffers).clone()}
         with noise.keyed(self._key(draw)):
             logits, _ = net.forward(tensors, x, train=True, batch_statistics=True)
-        return self.task.loss(logits, y)
+        return self.task.loss_of(logits, y)
 
     def uniform(self, draw: int, *shape: int) -> Tensor:
         """Uniforms in (0, 1) of this client, round and part."""
@@ -193,7 +200,7 @@ def rows_of_test(task: Task, site: str, images: int) -> Sequence[Tensor]:
 def prepare_test(task: Task, batch: Batch, context: Context, mine: dict[str, Tree], sent: Broadcast) -> Batch:
     """A raw batch as a tested model gets it: parts that transform data see `s.testing`."""
     x, y = batch[0].to(task.like.device), batch[1].to(task.like.device)
-    s = Step(Tree(), Tree(), x, y, replace(context, evaluating=True), task.net.head_names, {}, _no_pass, task.loss)
+    s = Step(Tree(), Tree(), x, y, replace(context, evaluating=True), task.net.head_names, {}, _no_pass, task.loss_of)
     s.testing = True
 
     def seen_by(p: Part) -> Step:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fednorms import hook_returns
+from fednorms.errors import BadInput
+from fednorms.options import few
 from fednorms.part import Part
 from fednorms.states import Carry, Combined, ServerState, Task
 from fednorms.tree import Tree
@@ -16,11 +19,16 @@ from fednorms.views import End, Round
 def protected(task: Task, carry: Carry, model: Tree, uploads: dict[str, Tree], p: Part, e: End) -> Tree:
     """A client's exchanged tensors after `protect`; counters stay as they came, since they count the client's data."""
     if leaking := sorted(name for name, tree in uploads.items() if tree):
-        raise RuntimeError(f"{leaking[0]} sends tensors that {p.name} does not protect: declare `uploads = True` in it")
+        who = leaking[0]
+        raise BadInput(
+            f"{who}: finish or a pass sends tensors of its own ({few(sorted(uploads[who]))}), which {p.name} does not "
+            f"protect. Leave out {who} or {p.name}, and declare uploads = True in the class of {who}, so that the two "
+            "are refused at once."
+        )
     received = carry.broadcast.model  # not what the client began with: of tensors that it keeps, that is its own secret
     start = received.pick(_floats(task))
     update = model.pick(start) - start
-    changed = p.protect(update, e)
+    changed = hook_returns.update(p, "protect", p.protect(update, e), start)
     if changed is update:
         return model
     counters = received.pick(n for n in model if n not in start)
@@ -31,9 +39,10 @@ def released(task: Task, state: ServerState, got: Combined, p: Part, r: Round) -
     """What the server goes on with: the mean update after `release`; nobody having sent any is an update of zero."""
     before = state.model.pick(_floats(task))
     update = got.model.pick(before) - before if got.sampled else before.zeros()
-    changed = p.release(update, r)
+    changed = hook_returns.update(p, "release", p.release(update, r), before)
     if changed is update and got.sampled:
         return got
+    hook_returns.still_finite(p, "release", changed, state.round)
     return replace(got, model=Tree({**got.model, **_possible(task, before + changed)}))
 
 

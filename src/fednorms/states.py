@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fednorms.data import Preprocessing, Split
+from fednorms.errors import BadInput
 from fednorms.method import Method
 from fednorms.net import Net
 from fednorms.part import Part, Weighting
@@ -62,6 +63,17 @@ class Task:
         """The same task as the clients' second models see it."""
         return replace(self, second=True)
 
+    def loss_of(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The recipe's loss, which may be of the user's own."""
+        found: object = self.loss(logits, y)
+        if not isinstance(found, Tensor) or found.dim():
+            got = f"a tensor of {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise BadInput(
+                f"The loss {loss_name(self.loss)} returns one number as a tensor, got {got}. Return its mean over the "
+                "batch."
+            )
+        return found
+
     @property
     def personal(self) -> bool:
         """Whether clients have a model that differs from the server's."""
@@ -77,6 +89,15 @@ class Task:
         """A scalar with the floating type and device that the model trains in."""
         floats = (t for t in self.net.initial.values() if t.is_floating_point())
         return torch.zeros_like(next(floats, torch.zeros(())).flatten()[:1].sum())
+
+
+def loss_name(loss: Callable[..., Tensor]) -> str:
+    """A loss as errors name it.
+
+    >>> loss_name(nn.functional.cross_entropy), loss_name(nn.CrossEntropyLoss())
+    ('"cross_entropy"', '"CrossEntropyLoss"')
+    """
+    return f'"{getattr(loss, "__name__", type(loss).__name__)}"'
 
 
 @dataclass(frozen=True)
@@ -189,6 +210,7 @@ class Carry:
     steps: int = 0
     exchanged_steps: int = 0  # steps that moved something that is sent
     dropped: int = 0
+    fresh: bool = True  # no step of this phase was taken yet: what hooks return is looked at closely
     derivative: Callable[..., Sequence[Tensor | None]] | None = None  # in place of torch.autograd.grad
     watch: bool = False  # check every hook's result, to name the one that diverged
 

@@ -146,7 +146,8 @@ class Tree(dict[str, Tensor]):
         >>> Tree(w=torch.tensor([1.0, float("nan")])).finite()
         False
         """
-        return all(bool(torch.isfinite(v).all()) for v in self.values() if v.is_floating_point())
+        checks = [torch.isfinite(v).all() for v in self.values() if v.is_floating_point()]
+        return not checks or bool(torch.stack(checks).all())  # a GPU is waited for once
 
     def nbytes(self) -> int:
         """How many bytes the tensors hold.

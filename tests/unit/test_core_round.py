@@ -155,7 +155,7 @@ def test_what_a_part_sends_changes_the_upload_only():
 @pytest.mark.usefixtures("made")
 def test_an_upload_of_a_private_tensor_is_stopped():
     leak = own("leak", finish=lambda self, e: (e.mine, Tree({"norm.weight": torch.ones(4)})))
-    with pytest.raises(RuntimeError, match=re.escape("leak would upload norm.weight, which is LOCAL")):
+    with pytest.raises(BadInput, match=re.escape("leak: finish would upload norm.weight, which is LOCAL")):
         play(method("fedbn") + leak, n=1)
 
 
@@ -255,10 +255,10 @@ def test_divergence_names_the_part_and_the_hook():
         play(Method((worse,)), n=1)
 
 
-def test_images_that_are_not_finite_are_the_models_fault():
+def test_images_that_are_not_finite_are_named():
     data = tiny_data(4)
     data = {"a": Split(data["a"].x * float("nan"), data["a"].y)}
-    with pytest.raises(Diverged, match=r"the model \(loss\) is not finite"):
+    with pytest.raises(Diverged, match=r"its data \(images\) is not finite. Mend the data"):
         play("fedavg", data, n=1)
 
 

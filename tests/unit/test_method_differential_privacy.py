@@ -340,7 +340,9 @@ def test_an_undeclared_upload_is_caught_before_it_leaves():
     parts = (Talker(), CentralDP())
     object.__setattr__(task.net, "method", replace(method("fedavg"), parts=parts))
     sent = broadcast(task, initial_state(task))
-    with pytest.raises(RuntimeError, match="scaffold sends tensors that dpcentral does not protect"):
+    with pytest.raises(
+        BadInput, match=r"scaffold: finish or a pass sends tensors .*dpcentral does not protect.*uploads = True"
+    ):
         local_update(task, sent, Client("a", data["a"]))
 
 

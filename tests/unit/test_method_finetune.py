@@ -7,6 +7,7 @@ import torch
 
 from fednorms import noise
 from fednorms.core import begin, broadcast, train
+from fednorms.errors import BadInput
 from fednorms.method import Method
 from fednorms.part import REGISTRY, Part, Phase, part
 from fednorms.states import Client
@@ -60,7 +61,7 @@ def test_a_phase_of_training_has_the_recipes_weight_decay():
 
     data = tiny_data()
     try:
-        with pytest.raises(RuntimeError, match="only phases of `evaluation` may"):
+        with pytest.raises(BadInput, match="only phases of `evaluation` may"):
             rounds(tiny_task(Method((Decaying(),)), data), data, 1)
     finally:
         REGISTRY.pop("decaying")

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fednorms import run
+from fednorms.blame import place
 from fednorms.core import broadcast, initial_state, server_update
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines import letters
@@ -27,6 +28,8 @@ from fednorms.engines.store import ClientStore
 from fednorms.engines.workers import Desk, Workers
 from fednorms.errors import BadInput, Diverged, RunFailed
 from fednorms.evaluation.modes import Mode
+from fednorms.method import Method
+from fednorms.part import REGISTRY, Part
 from fednorms.runs.recipe import Recipe
 from fednorms.states import Broadcast
 from fednorms.tree import Tree
@@ -215,6 +218,36 @@ def test_divergence_is_reported_as_by_the_loop(pool):
     assert one.diverged == two.diverged
     assert list(one.diverged) == list(two.diverged) == cohort
     assert not two.uploads
+
+
+class Stretching(Part):
+    name = "stretching"  # as `part` would set it, in worker processes as well
+
+    def grad(self, g, s):
+        return g.map(torch.mean)
+
+
+class Crashing(Part):
+    name = "crashing"
+
+    def grad(self, g, s):
+        return g * (1 / 0)
+
+
+@pytest.mark.parametrize(("kind", "error"), [(Stretching, BadInput), (Crashing, ZeroDivisionError)])
+def test_mistakes_of_own_parts_are_told_as_by_the_loop(kind, error, pool, monkeypatch):
+    monkeypatch.setitem(REGISTRY, kind.name, kind)
+    task = task_of(Method((kind(),)))
+    told = []
+    for engine in engines(Workers, pool, task):
+        with pytest.raises(error) as found:
+            engine.train(broadcast(task, initial_state(task)), ["b", "a"])
+        told.append((str(found.value), place(found.value) if error is ZeroDivisionError else ""))
+    assert told[0] == told[1]
+    if error is BadInput:
+        assert told[0][0].startswith("stretching: grad returns the gradient, a Tree, got a tensor of () as the entry")
+    else:
+        assert told[0][1].startswith('part "crashing", hook grad (test_workers.py, line ')
 
 
 def broken_loss(logits, y):

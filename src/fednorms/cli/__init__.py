@@ -89,6 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (`| head`) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:
+        from fednorms.blame import note
+
+        note(error)  # below the traceback
+        raise
 
 
 def _as_note(message: Warning | str, *_: object, **__: object) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fednorms.blame import culprit
 from fednorms.core import (
     arrive,
     base_phases,
@@ -42,7 +43,7 @@ from fednorms.errors import Diverged, RunFailed
 from fednorms.evaluation.modes import Mode, model_for
 from fednorms.evaluation.scores import SiteScore
 from fednorms.noise import seed_of
-from fednorms.part import Part, Phase
+from fednorms.part import Phase
 from fednorms.reductions import reductions
 from fednorms.states import Broadcast, Carry, Client, ClientState, Task, Upload, context_of
 from fednorms.training import Optimiser, batch_plan
@@ -480,7 +481,7 @@ class Graphs(Loop):
             at.add_(1)
 
         saved = [(t, t.clone()) for t in self._written(slot)]
-        inner.grad_steps = {}
+        inner.grad_steps, inner.fresh = {}, True
         for _ in range(WARM_UPS):
             one_step()
             at.zero_()
@@ -502,7 +503,9 @@ class Graphs(Loop):
             raise
         except RuntimeError as error:
             self.device.settle()
-            self._note(f"{_culprit(error)} cannot be captured in a CUDA graph and runs eagerly: {_first_line(error)}")
+            found = culprit(error)
+            who = f"{found[0]} ({found[1]})" if found else "the model"
+            self._note(f"{who} cannot be captured in a CUDA graph and runs eagerly: {_first_line(error)}")
             return job
 
     def _note(self, text: str) -> None:
@@ -525,18 +528,6 @@ def _zero(tree: Tree) -> None:
 def _tensors(state: ClientState | None) -> list[Tensor]:
     trees = [state.local, state.velocity, *state.parts.values()] if state else []
     return [t for tree in trees for t in tree.values()]
-
-
-def _culprit(error: BaseException) -> str:
-    """The part and hook in which an error arose, from its traceback."""
-    found, trace = "the model", error.__traceback__
-    while trace is not None:
-        who = trace.tb_frame.f_locals.get("self")
-        if isinstance(who, Part):
-            found = f"{who.name} ({trace.tb_frame.f_code.co_name})"
-        trace = trace.tb_next
-    context = error.__context__
-    return _culprit(context) if found == "the model" and context is not None else found
 
 
 def _first_line(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from fednorms import hook_returns
 from fednorms.core import broadcast, load, local_update, own_state
 from fednorms.data import Federation, Site, Split
 from fednorms.engines.joint import Begun, begin_together, go_on
@@ -135,9 +136,8 @@ class Loop:
                 self.store.put(name, replace(old, parts={**old.parts, p.name: kept}))
         reduced = reduce_uploads(uploads, sizes, job.reduce)
         context = context_of(self.task, state.round, None)
-        return job.server(
-            reduced, Round(state.model, reduced, state.parts[p.name], len(uploads), len(self.sites), context)
-        )
+        view = Round(state.model, reduced, state.parts[p.name], len(uploads), len(self.sites), context)
+        return hook_returns.tree(p, "server of a pass", job.server(reduced, view))
 
     def measure(self, p: Part, job: Pass, sent: Broadcast, names: Sequence[str]) -> dict[str, tuple[Tree, Tree]]:
         """Run an extra pass at clients: what each keeps, and what it uploads."""
@@ -148,7 +148,8 @@ class Loop:
                 mine = own_state(self.task, sent, client.state)
                 context = context_of(self.task, sent.round, client)
                 model = load(self.task, sent, client, context, mine)
-                found[name] = job.client(LocalView(self.task, p, client, model, context, sent, mine))
+                view = LocalView(self.task, p, client, model, context, sent, mine)
+                found[name] = hook_returns.two_trees(p, "client of a pass", job.client(view))
         return found
 
     def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
+from fednorms.blame import note, place
 from fednorms.engines.letters import Inbox, Letter, Outbox, clean_up
 from fednorms.errors import FednormsError, RunFailed
 
@@ -186,9 +187,11 @@ def _do(desk: object, inbox: Inbox, letter: Letter) -> object:
 def _portable(error: Exception) -> Exception:
     """An exception that can travel; one that nobody raised on purpose says where it arose."""
     if not isinstance(error, FednormsError):
+        note(error)
         error.add_note("In a worker process:\n" + "".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RunFailed(f"{type(error).__name__} in a worker process: {error}")
+        arose = f", in {where}" if (where := place(error)) else ""
+        return RunFailed(f"{type(error).__name__} in a worker process: {error}{arose}")
     return error

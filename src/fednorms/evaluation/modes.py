@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from fednorms import hook_returns
 from fednorms.core import carry_of, load, own_state, second_model, train
 from fednorms.data import Split
 from fednorms.errors import BadInput
@@ -165,7 +166,8 @@ def site_state(task: Task, sent: Broadcast, client: Client) -> dict[str, Tree]:
     mine = own_state(task, sent, client.state)
     for p, job in passes(task, "setup"):
         if client.state is None or p.name not in client.state.parts:
-            mine[p.name], _ = job.client(LocalView(task, p, client, sent.model, context, sent, mine))
+            view = LocalView(task, p, client, sent.model, context, sent, mine)
+            mine[p.name], _ = hook_returns.two_trees(p, "client of a pass", job.client(view))
     return mine
 
 

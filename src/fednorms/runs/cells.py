@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from fednorms.blame import place
 from fednorms.data import Federation
 from fednorms.errors import FednormsError, RunFailed
 from fednorms.runs.directory import RunDirectory
@@ -106,7 +107,7 @@ def run_cell(cell: Cell, own: Own, watch: Watch) -> Outcome:
         return Outcome(cell.label, recipe.seed, recipe.training.lr, error=str(error), kind=kind)
     except Exception as error:
         kind, where = type(error).__name__, traceback.format_exc()
-        reason = f"{kind}: {error}"
+        reason = f"{kind}: {error}" + (f", in {arose}" if (arose := place(error)) else "")
         return Outcome(cell.label, recipe.seed, recipe.training.lr, error=reason, details=where, kind=kind)
     finally:
         torch.set_num_threads(before)

@@ -251,9 +251,10 @@ def compare(
     >>> compare(["fedavg", "fedbn"], rounds=1, seeds=2).seeds
     [0, 1]
     """
-    chosen = {str(m).strip(): str(read_method(m)) for m in methods}
+    given = [m if isinstance(m, str) else str(read_method(m)) for m in methods]
+    chosen = {text.strip(): str(read_method(text)) for text in given}
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    _check_request(methods, chosen, numbers, jobs)
+    _check_request(given, chosen, numbers, jobs)
     base = recipe or Recipe()
     short = {"epochs": epochs, "batch_size": batch_size, "lr": None if isinstance(lr, Mapping) else lr}
     settings = with_changes(training or base.training, **{k: v for k, v in short.items() if v is not None})  # type: ignore[arg-type]
@@ -261,7 +262,7 @@ def compare(
     module = model if isinstance(model, nn.Module) else None
     function = loss if callable(loss) else None
     shared = base.model_dump() | {
-        "model": own_model(model) if isinstance(model, nn.Module) else model or base.model,
+        "model": own_model(model) if model is not None and not isinstance(model, str) else model or base.model,
         "loss": own_loss(loss) if callable(loss) else loss or base.loss,
         "rounds": base.rounds if rounds is None else rounds,
         "participation": participation or base.participation,
@@ -330,12 +331,12 @@ def _slugs(labels: list[str]) -> dict[str, str]:
     return named
 
 
-def _check_request(methods: Sequence[object], chosen: Mapping[str, str], seeds: Sequence[int], jobs: int) -> None:
+def _check_request(methods: Sequence[str], chosen: Mapping[str, str], seeds: Sequence[int], jobs: int) -> None:
     problems = []
     if not methods:
         problems.append("name at least one method")
     texts = list(chosen.values())
-    given = [str(m).strip() for m in methods]
+    given = [m.strip() for m in methods]
     twice = sorted({t for t in texts if texts.count(t) > 1} | {m for m in given if given.count(m) > 1})
     if twice:
         problems.append(f"a method is given twice: {', '.join(twice)}")

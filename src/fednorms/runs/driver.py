@@ -97,8 +97,8 @@ def run(
     base = recipe or Recipe()
     short = {"lr": lr, "epochs": epochs, "batch_size": batch_size}
     given = {
-        "method": None if method is None else str(method),
-        "model": own_model(model) if isinstance(model, nn.Module) else model,
+        "method": method if method is None or isinstance(method, str) else str(read_method(method)),
+        "model": model if model is None or isinstance(model, str) else own_model(model),
         "rounds": rounds,
         "seed": seed,
         "training": vars(training or base.training) | {k: v for k, v in short.items() if v is not None},

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -15,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fednorms.blame import LIBRARIES, of_user
+from fednorms.errors import BadInput, refuse_class
 from fednorms.method import Method
 
-_LIBRARIES = {"fednorms", "builtins", "abc", "typing", "torch", "torchvision", "timm", "numpy", "functools"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _TOLD = (bool, int, float, complex, str, bytes, tuple, frozenset)  # not what a run may fill, as a list of what it saw
 
@@ -60,11 +59,15 @@ def own_parts(method: Method) -> dict[str, str]:
 
 def own_model(model: nn.Module) -> str:
     """How a recipe names a model that was handed over: custom:CLASS@CODE.WEIGHTS."""
+    refuse_class("model", model)
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"model: expected a name or an nn.Module, got {type(model).__name__}.")
     return f"custom:{type(model).__name__}@{model_hash(model)}"
 
 
 def own_loss(loss: Callable[..., Tensor]) -> str:
     """How a recipe names a loss that was handed over: custom:NAME@CODE."""
+    refuse_class("loss", loss)
     return f"custom:{getattr(loss, '__name__', type(loss).__name__)}@{code_hash(loss)}"
 
 
@@ -94,7 +97,7 @@ def _digest(pieces: Iterator[bytes]) -> str:
 
 
 def _of_library(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in _LIBRARIES
+    return kind.__module__.partition(".")[0] in LIBRARIES
 
 
 def _layers(model: nn.Module) -> Iterator[bytes]:
@@ -155,7 +158,7 @@ def _reached(function: FunctionType, seen: set[int]) -> Iterator[bytes]:
     for name in sorted(_names(function.__code__)):
         value = function.__globals__.get(name)
         if isinstance(value, type) or inspect.isfunction(value):
-            if _of_user(value.__module__):
+            if of_user(value.__module__):
                 yield name.encode()
                 yield from _code(value, seen)
         elif value is not None and isinstance(value, _TOLD):
@@ -166,15 +169,6 @@ def _reached(function: FunctionType, seen: set[int]) -> Iterator[bytes]:
 def _names(code: CodeType) -> set[str]:
     inner = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
     return set(code.co_names).union(*inner)
-
-
-def _of_user(module: str) -> bool:
-    """Whether a module is neither of Python nor installed."""
-    if module.partition(".")[0] in _LIBRARIES:
-        return False
-    path = getattr(sys.modules.get(module), "__file__", None)
-    homes = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-    return module == "__main__" or (path is not None and not path.startswith(homes))
 
 
 def _closed_over(function: FunctionType) -> list[object]:

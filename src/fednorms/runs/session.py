@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
+from fednorms import hook_returns
 from fednorms.accounting import Guarantee
 from fednorms.data import Federation, Protocol
 from fednorms.data.partition import partition
@@ -63,7 +64,7 @@ class Session:
         method = recipe.whole_method()
         training = given
         for p in method.parts:
-            training = p.arrange(training)
+            training = hook_returns.one(p, "arrange", p.arrange(training), Federation)
         net = Net(
             open_model(recipe, given) if model is None else model,
             method,
