@@ -68,3 +68,16 @@ def _same_start():
     yield
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def parts_as_before():
+    """Parts that a test makes leave the registry again; those of the library are all in it."""
+    from fednorms.method import load_all
+    from fednorms.part import REGISTRY
+
+    load_all()
+    before = dict(REGISTRY)
+    yield
+    REGISTRY.clear()
+    REGISTRY.update(before)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fednorms.data import Preprocessing, Split
 from fednorms.errors import BadInput
+from fednorms.hook_returns import kind
 from fednorms.method import Method
 from fednorms.net import Net
 from fednorms.part import Part, Weighting
@@ -67,10 +68,9 @@ class Task:
         """The recipe's loss, which may be of the user's own."""
         found: object = self.loss(logits, y)
         if not isinstance(found, Tensor) or found.dim():
-            got = f"a tensor of {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise BadInput(
-                f"The loss {loss_name(self.loss)} returns one number as a tensor, got {got}. Return its mean over the "
-                "batch."
+                f"The loss {loss_name(self.loss)} returns one number as a tensor, got {kind(found)}. Return its mean "
+                "over the batch."
             )
         return found
 

@@ -13,20 +13,11 @@ from fednorms.errors import BadInput, Diverged
 from fednorms.layers.surgery import Change
 from fednorms.method import Method, method
 from fednorms.net import Net
-from fednorms.part import HOOKS, REGISTRY, Part, Route, option, part
+from fednorms.part import HOOKS, Part, Route, option, part
 from fednorms.reductions import reduce_uploads
 from fednorms.states import Client, context_of
 from fednorms.tree import Tree
 from tests.tiny import close, play, rounds, same, tiny_data, tiny_net, tiny_task
-
-
-@pytest.fixture
-def made():
-    """Parts made in a test leave the registry again."""
-    before = dict(REGISTRY)
-    yield
-    REGISTRY.clear()
-    REGISTRY.update(before)
 
 
 def own(name, **hooks):
@@ -38,7 +29,7 @@ def routed(name, **leaves):
     return own(name, route=lambda self, slot: leaves.get(slot.leaf, Route.SHARED))
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("parts_as_before")
 def test_the_most_private_route_wins_in_any_order():
     a, b = routed("a", weight=Route.SENT), routed("b", weight=Route.LOCAL, bias=Route.SENT)
     for order in ((a, b), (b, a)):
@@ -48,7 +39,7 @@ def test_the_most_private_route_wins_in_any_order():
         assert net.routes["norm.running_mean"] is Route.SHARED
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("parts_as_before")
 def test_two_owners_are_refused_by_name():
     both = Method((routed("first", running_mean=Route.OWNED), routed("second", running_mean=Route.OWNED)))
     with pytest.raises(BadInput, match=re.escape("first and second both own norm.running_mean")):
@@ -61,14 +52,14 @@ def test_frozen_against_local_is_refused_by_name(text):
         tiny_task(text, tiny_data())
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("parts_as_before")
 def test_nothing_left_to_share_is_refused_by_name():
     everything = own("hermit", route=lambda self, slot: Route.LOCAL)
     with pytest.raises(BadInput, match="hermit together leave nothing to share"):
         tiny_task(Method((everything,)), tiny_data())
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("parts_as_before")
 def test_a_part_that_acts_on_nothing_is_an_error_that_names_the_model():
     with pytest.raises(BadInput, match=r'lazy has nothing to act on: model "TinyNet".*Remove lazy'):
         tiny_task(Method((routed("lazy", nowhere=Route.LOCAL),)), tiny_data())
@@ -94,7 +85,7 @@ def test_every_tensor_has_exactly_one_route_and_one_group():
 
 
 # -- order and laws of hooks --------------------------------------------------------------------------------------
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("parts_as_before")
 def test_gradient_hooks_run_in_order():
     double = own("double", grad=lambda self, g, s: g * 2.0)
     ones_ = own("ones", grad=lambda self, g, s: g.map(torch.ones_like))
@@ -105,7 +96,7 @@ def test_gradient_hooks_run_in_order():
         torch.testing.assert_close(run.model["conv.weight"], start - 0.1 * factor, atol=1e-12, rtol=0)
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("parts_as_before")
 def test_server_hooks_run_in_order_and_see_parameters_only():
     seen = {}
 
@@ -125,7 +116,7 @@ def test_server_hooks_run_in_order_and_see_parameters_only():
     assert seen["double"] == {n for n, _ in tiny_net().named_parameters()}
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("parts_as_before")
 def test_statistics_have_their_own_chain():
     still = own("still", stats=lambda self, delta, r: delta.zeros())
     run = play(Method((still,)), n=2)
@@ -133,13 +124,13 @@ def test_statistics_have_their_own_chain():
     assert not torch.equal(run.model["conv.weight"], tiny_net().conv.weight)
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("parts_as_before")
 def test_loss_terms_commute():
     one, other = (play(t, n=2).model for t in ("fedprox(mu=0.5) + fedfr(mu=0.1)", "fedfr(mu=0.1) + fedprox(mu=0.5)"))
     close(one, other, atol=1e-12)
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("parts_as_before")
 def test_what_a_part_sends_changes_the_upload_only():
     half = own("half", send=lambda self, delta, e: delta * 0.5)
     data = tiny_data(4)
@@ -152,14 +143,14 @@ def test_what_a_part_sends_changes_the_upload_only():
     assert torch.equal(halved.model["norm.running_var"], plain.model["norm.running_var"])
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("parts_as_before")
 def test_an_upload_of_a_private_tensor_is_stopped():
     leak = own("leak", finish=lambda self, e: (e.mine, Tree({"norm.weight": torch.ones(4)})))
     with pytest.raises(BadInput, match=re.escape("leak: finish would upload norm.weight, which is LOCAL")):
         play(method("fedbn") + leak, n=1)
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("parts_as_before")
 def test_a_part_sees_only_its_own_state():
     seen = {}
 
@@ -175,7 +166,7 @@ def test_a_part_sees_only_its_own_state():
     assert seen == {n: ([f"client {n}"], [f"server {n}"]) for n in ("one", "two")}
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("parts_as_before")
 def test_every_hook_is_reached():
     # A hook that nobody calls is a promise that nobody keeps. (`arrange` is for whoever makes the task, `trips` for
     # `describe`.)
@@ -211,7 +202,7 @@ def test_reductions():
     assert reduce_uploads([Tree(), Tree()], [1.0, 1.0], "stack") == {}
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("parts_as_before")
 def test_weighted_uploads_use_the_weights_of_the_models():
     @part("mass")
     class Mass(Part):
@@ -245,7 +236,7 @@ def test_divergence_names_client_round_step_and_cure():
         play("nonorm", data, n=1, lr=1e200)
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("parts_as_before")
 def test_divergence_names_the_part_and_the_hook():
     bad = own("bad", grad=lambda self, g, s: g * float("nan"))
     with pytest.raises(Diverged, match=r"step 0: bad \(grad\) is not finite"):

@@ -27,13 +27,9 @@ from tests.tables import table
 from tests.tiny import play, tiny_data, tiny_net
 
 
-@pytest.fixture(autouse=True)
-def tidy():
-    load_all()
-    before = dict(REGISTRY)
-    yield
-    REGISTRY.clear()
-    REGISTRY.update(before)
+@pytest.fixture(autouse=True)  # before any other fixture, which may make parts as well
+def tidy(parts_as_before):
+    pass
 
 
 def own(**hooks):

@@ -20,7 +20,7 @@ from fednorms.engines.measured import Measured
 from fednorms.engines.unguarded import unguarded_script
 from fednorms.errors import BadInput
 from fednorms.layers.norms import is_norm
-from fednorms.method import Method, load_all, method
+from fednorms.method import Method, method
 from fednorms.net import Net
 from fednorms.part import REGISTRY, Part, Pass, Phase, Route, option, part
 from fednorms.reductions import reduce_uploads
@@ -34,13 +34,9 @@ from fednorms.tree import Tree
 from tests.tiny import TinyNet, close, play, rounds, same, tiny_data, tiny_net, tiny_task
 
 
-@pytest.fixture(autouse=True)
-def tidy():
-    load_all()
-    before = dict(REGISTRY)
-    yield
-    REGISTRY.clear()
-    REGISTRY.update(before)
+@pytest.fixture(autouse=True)  # before any other fixture, which may make parts as well
+def tidy(parts_as_before):
+    pass
 
 
 def after(p, n=2, data=None):

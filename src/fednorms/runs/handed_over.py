@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from fednorms.data import Federation
+from fednorms.data.registry import federation as make
 from fednorms.errors import BadInput
 from fednorms.runs.recipe import Data
 
-_MADE_BY = ("root", "protocol", "complete", "allow_pickle", "size", "seed", "val", "test", "group")
+_MADE_BY = Data.model_fields.keys() & signature(make).parameters.keys()
 
 
 def federation_keys(given: str | Path | Federation | None, data: Data) -> dict[str, Any]:

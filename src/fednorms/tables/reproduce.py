@@ -51,6 +51,7 @@ from fednorms.tables.summary import Summary, summarise
 from fednorms.tables.table import Row, Setting, Table
 
 Fingerprint = Callable[[Setting, Recipe], str | None]
+Choices = dict[tuple[str, str], dict[str, Any]]  # by setting and row: what a search on validation images has chosen
 
 
 @dataclass
@@ -202,7 +203,7 @@ class _Work:
             if row.search
         }
 
-    def _chosen(self, searches: dict[tuple[str, str], Search]) -> dict[tuple[str, str], dict[str, Any]]:
+    def _chosen(self, searches: dict[tuple[str, str], Search]) -> Choices:
         return {key: tree(s.chosen) for key, s in searches.items() if s.chosen is not None}
 
     def _find_data(self, found: Found) -> None:
@@ -273,11 +274,18 @@ class _Work:
             elif search_only or (row.search and key not in chosen):
                 continue
             else:
-                there = {r["recipe"]["seed"] for r in found.records(setting, row)}
-                seeds = [seed for seed in self.seeds if seed not in there]
-                recipes = [recipe_for(self.table, setting, row, seed, chosen.get(key, {})) for seed in seeds]
+                recipes = self._left(setting, row, self._done(found, setting, row), chosen)
             jobs += [Job(setting, row, self._here(setting, recipe)) for recipe in recipes]
         return jobs
+
+    def _done(self, found: Found, setting: Setting, row: Row) -> set[int]:
+        """The seeds of a row that have run, and been analysed where the table asks for that."""
+        return {r["recipe"]["seed"] for r in found.records(setting, row) if is_analysed(r, self.table.analysis)}
+
+    def _left(self, setting: Setting, row: Row, done: set[int], chosen: Choices) -> list[Recipe]:
+        """The recipes of the other seeds, with what a search has chosen."""
+        best = chosen.get((setting.name, row.name), {})
+        return [recipe_for(self.table, setting, row, seed, best) for seed in self.seeds if seed not in done]
 
     def _check(self, pending: list[Job], rows: bool) -> None:
         """Refuse what can never run, all of it at once and before anything runs; `rows` opens every run for that."""
@@ -333,21 +341,17 @@ class _Work:
         pending: list[Job] = []
         total, neighbours = 0, Neighbours(self.shelf.out, self.observer)
         for setting, row in self._pairs():
-            key = (setting.name, row.name)
-            whole = [r for r in found.records(setting, row) if is_analysed(r, self.table.analysis)]
-            there = {r["recipe"]["seed"] for r in whole}
+            done = self._done(found, setting, row)
             if setting.name in self.skipped:
-                total += len(there)
+                total += len(done)
                 continue
-            if row.search and key not in chosen:
+            if row.search and (setting.name, row.name) not in chosen:
                 continue
             total += len(self.seeds)
-            for seed in self.seeds:
-                if seed not in there:
-                    recipe = recipe_for(self.table, setting, row, seed, chosen.get(key, {}))
-                    job = Job(setting, row, self._final(setting, recipe))
-                    if not self._borrowed(job, neighbours):
-                        pending.append(job)
+            for recipe in self._left(setting, row, done, chosen):
+                job = Job(setting, row, self._final(setting, recipe))
+                if not self._borrowed(job, neighbours):
+                    pending.append(job)
         self.observer.say(f"{total} runs: {total - len(pending)} finished, {len(pending)} to go")
         if not pending or not run:
             return
