@@ -27,10 +27,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fednorms.noise import seed_of
-from fednorms.part import Phase
-from fednorms.training import Training, batch_plan
-from tests.flower.processes import Cluster, free_port
+from fednorms.core.noise import seed_of
+from fednorms.core.part import Phase
+from fednorms.core.training import Training, batch_plan
+from tests.support.flower_processes import Cluster, free_port
 
 TRAINING = Training(batch_size=32, lr=0.05)
 IMAGES, TESTED = 512, 128
@@ -308,7 +308,7 @@ def trained(who: str, out: Path) -> dict[str, np.ndarray]:
 
     if who != "ours":
         return {k: t.numpy() for k, t in torch.load(out, weights_only=True).items()}
-    from fednorms.runs.checkpoint import load
+    from fednorms.runs.store.checkpoint import load
 
     found = load(out / "checkpoints")
     assert found is not None

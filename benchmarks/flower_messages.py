@@ -9,10 +9,10 @@ from flwr.app import Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.task_identity import TaskIdentity
 
-from fednorms.core import broadcast, initial_state, server_update
+from fednorms.core.round import broadcast, initial_state, server_update
+from fednorms.explain.deployable import obstacle
 from fednorms.flower import messages
-from fednorms.flower.deployable import obstacle
-from fednorms.method import load_all, method, names
+from fednorms.methods.registry import load_all, method, names
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session
 

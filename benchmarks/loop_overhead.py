@@ -22,15 +22,15 @@ import time
 import torch
 from torch import nn
 
-from fednorms.core import broadcast, initial_state, server_update
+from fednorms.core.net import Net
+from fednorms.core.round import broadcast, initial_state, server_update
+from fednorms.core.states import Task
+from fednorms.core.training import Training
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.loop import Loop
-from fednorms.engines.store import ClientStore
-from fednorms.method import method
+from fednorms.methods.registry import method
 from fednorms.models import build
-from fednorms.net import Net
-from fednorms.states import Task
-from fednorms.training import Training
+from fednorms.runs.store.clients import ClientStore
 
 
 def synthetic(clients: int, images: int, size: int) -> Federation:

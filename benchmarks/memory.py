@@ -20,17 +20,17 @@ from pathlib import Path
 
 import torch
 
-from fednorms.core import broadcast, initial_state, server_update
+from fednorms.core.net import Net
+from fednorms.core.round import broadcast, initial_state, server_update
+from fednorms.core.states import Task
+from fednorms.core.training import Training
+from fednorms.core.tree import Tree
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.devices import numerics
 from fednorms.engines.graphs import Graphs
-from fednorms.engines.store import ClientStore
-from fednorms.method import method
+from fednorms.methods.registry import method
 from fednorms.models import build
-from fednorms.net import Net
-from fednorms.states import Task
-from fednorms.training import Training
-from fednorms.tree import Tree
+from fednorms.runs.store.clients import ClientStore
 
 IMAGES, SIZE, MODEL = 64, 28, "digits-cnn"  # 14 million parameters: 57 MB of float32 per client
 

@@ -20,7 +20,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from fednorms.core import (
+from fednorms.core.errors import BadInput
+from fednorms.core.method import Method
+from fednorms.core.net import Net
+from fednorms.core.round import (
     base_phases,
     begin,
     broadcast,
@@ -32,16 +35,14 @@ from fednorms.core import (
     train,
     train_twin,
 )
+from fednorms.core.states import Client, Task
+from fednorms.core.training import Training
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.loop import Loop
-from fednorms.engines.store import ClientStore
-from fednorms.errors import BadInput
-from fednorms.method import Method, names
-from fednorms.method import method as read
+from fednorms.methods.registry import method as read
+from fednorms.methods.registry import names
 from fednorms.models import build
-from fednorms.net import Net
-from fednorms.states import Client, Task
-from fednorms.training import Training
+from fednorms.runs.store.clients import ClientStore
 
 TOLERANCE = 1.15  # what a method's own arithmetic over the parameters may cost on top of its passes
 FITTING = {"fedrep": "fedrep(head_epochs=1)"}  # a step is a step, of whichever phase

@@ -21,19 +21,19 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fednorms.core import broadcast, initial_state, server_update
+from fednorms.core.net import Net
+from fednorms.core.round import broadcast, initial_state, server_update
+from fednorms.core.sampling import Participation
+from fednorms.core.states import Task
+from fednorms.core.training import Training
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.devices import dtype_of, numerics
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.loop import Loop
-from fednorms.engines.sampling import Participation
-from fednorms.engines.store import ClientStore
 from fednorms.evaluation.modes import headline
-from fednorms.method import method
+from fednorms.methods.registry import method
 from fednorms.models import build
-from fednorms.net import Net
-from fednorms.states import Task
-from fednorms.training import Training
+from fednorms.runs.store.clients import ClientStore
 
 
 class PflCNN(nn.Module):

@@ -18,18 +18,18 @@ import time
 
 import torch
 
-from fednorms.core import broadcast, initial_state, server_update
+from fednorms.core.net import Net
+from fednorms.core.round import broadcast, initial_state, server_update
+from fednorms.core.states import Task
+from fednorms.core.training import Training
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.loop import Loop
 from fednorms.engines.measured import Measured
 from fednorms.engines.pool import cores
-from fednorms.engines.store import ClientStore
 from fednorms.engines.workers import Workers
-from fednorms.method import method
+from fednorms.methods.registry import method
 from fednorms.models import build
-from fednorms.net import Net
-from fednorms.states import Task
-from fednorms.training import Training
+from fednorms.runs.store.clients import ClientStore
 
 JOBS = {  # model, method, batch, clients, images, pixels
     "small": ("cnn-small", "gn(groups=2)", 10, 20, 100, 16),

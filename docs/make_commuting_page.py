@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from tests.pairs import FITTING, Order, known, order_of
+from tests.support.pairs import FITTING, Order, known, order_of
 
 PAGE = Path(__file__).with_name("commuting.md")
 HEAD = f"""\

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fednorms.overview import COLUMNS, MODEL, overview
-from fednorms.part import REGISTRY
+from fednorms.core.part import REGISTRY
+from fednorms.explain.overview import COLUMNS, MODEL, overview
 
 PAGE = Path(__file__).with_name("methods.md")
 HEAD = """\

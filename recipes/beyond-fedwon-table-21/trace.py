@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from fednorms import core
+from fednorms.core.errors import Diverged
+from fednorms.core.tree import Tree
 from fednorms.engines.devices import numerics
-from fednorms.errors import Diverged
-from fednorms.runs.checkpoint import load
 from fednorms.runs.driver import execute
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session
-from fednorms.tree import Tree
+from fednorms.runs.store.checkpoint import load
 
 _OTHERS = 8  # clients of the same round that are looked at beside it
 

@@ -4,41 +4,140 @@
 >>> result = fn.run("fedbn", "digits-shift", model="cnn-small", rounds=2)
 >>> result.rounds
 2
+
+The names in `__all__` are the public interface; everything else is private. They are imported at first use, so that
+`import fednorms` and the command line's help need no torch.
 """
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec
-from types import ModuleType
 from typing import TYPE_CHECKING
 
+from fednorms import _moved
+from fednorms._version import __version__
+
 if TYPE_CHECKING:
-    from fednorms.public import *  # noqa: F403
+    from fednorms import layers, methods
+    from fednorms.core.errors import BadInput, Diverged, FednormsError, RunFailed
+    from fednorms.core.method import Method
+    from fednorms.core.norms import Statistics, norm_layer
+    from fednorms.core.options import option
+    from fednorms.core.part import Eval, Part, Pass, Phase, Route
+    from fednorms.core.training import Training
+    from fednorms.core.tree import Tree
+    from fednorms.data.arrays import from_arrays, from_datasets
+    from fednorms.data.federation import Federation, Site, Split
+    from fednorms.data.folders import from_folders
+    from fednorms.data.partition import partition
+    from fednorms.data.registry import federation
+    from fednorms.explain.describe import describe
+    from fednorms.methods.registry import method, part
+    from fednorms.papers.analysis.analyse import analyse
+    from fednorms.papers.analysis.findings import Findings
+    from fednorms.papers.tables.reproduce import Reproduction, reproduce
+    from fednorms.runs.compare import Comparison, compare
+    from fednorms.runs.driver import RoundEvent, resume, run
+    from fednorms.runs.recipe import Recipe
+    from fednorms.runs.result import Result
+    from fednorms.runs.use.adapt import adapt
+    from fednorms.runs.use.evaluate import evaluate_run
+    from fednorms.runs.use.export import export
+    from fednorms.runs.use.load import load_model
+    from fednorms.runs.use.opened import open_run
+    from fednorms.runs.use.predict import predict
+
+__all__ = [
+    "BadInput",
+    "Comparison",
+    "Diverged",
+    "Eval",
+    "Federation",
+    "FednormsError",
+    "Findings",
+    "Method",
+    "Part",
+    "Pass",
+    "Phase",
+    "Recipe",
+    "Reproduction",
+    "Result",
+    "RoundEvent",
+    "Route",
+    "RunFailed",
+    "Site",
+    "Split",
+    "Statistics",
+    "Training",
+    "Tree",
+    "__version__",
+    "adapt",
+    "analyse",
+    "compare",
+    "describe",
+    "evaluate_run",
+    "export",
+    "federation",
+    "from_arrays",
+    "from_datasets",
+    "from_folders",
+    "layers",
+    "load_model",
+    "method",
+    "methods",
+    "norm_layer",
+    "open_run",
+    "option",
+    "part",
+    "partition",
+    "predict",
+    "reproduce",
+    "resume",
+    "run",
+]
+
+_DEFINED_IN = {
+    "core.errors": ("BadInput", "Diverged", "FednormsError", "RunFailed"),
+    "core.method": ("Method",),
+    "core.norms": ("Statistics", "norm_layer"),
+    "core.options": ("option",),
+    "core.part": ("Eval", "Part", "Pass", "Phase", "Route"),
+    "core.training": ("Training",),
+    "core.tree": ("Tree",),
+    "data.arrays": ("from_arrays", "from_datasets"),
+    "data.federation": ("Federation", "Site", "Split"),
+    "data.folders": ("from_folders",),
+    "data.partition": ("partition",),
+    "data.registry": ("federation",),
+    "explain.describe": ("describe",),
+    "methods.registry": ("method", "part"),  # the decorator from there: a new part must not take a published name
+    "papers.analysis.analyse": ("analyse",),
+    "papers.analysis.findings": ("Findings",),
+    "papers.tables.reproduce": ("Reproduction", "reproduce"),
+    "runs.compare": ("Comparison", "compare"),
+    "runs.driver": ("RoundEvent", "resume", "run"),
+    "runs.recipe": ("Recipe",),
+    "runs.result": ("Result",),
+    "runs.use.adapt": ("adapt",),
+    "runs.use.evaluate": ("evaluate_run",),
+    "runs.use.export": ("export",),
+    "runs.use.load": ("load_model",),
+    "runs.use.opened": ("open_run",),
+    "runs.use.predict": ("predict",),
+}
+_HOME = {name: module for module, names in _DEFINED_IN.items() for name in names}
+
+sys.meta_path.append(_moved.Finder())
 
 
-_ALSO_MODULES = ("describe", "method", "part")  # functions in modules of the same name
+def __getattr__(name: str) -> object:
+    if name in ("layers", "methods"):
+        return import_module(f"fednorms.{name}")
+    if name in _HOME:
+        return getattr(import_module(f"fednorms.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'fednorms' has no attribute {name!r}")
 
 
-class _Package(ModuleType):
-    """Loads `fednorms.public`, and with it torch, at first use, so that the command line starts at once."""
-
-    def __getattr__(self, name: str) -> object:
-        special = name.startswith("__") and name not in ("__all__", "__version__")
-        if not special and (name in _ALSO_MODULES or find_spec(f"fednorms.{name}") is None):
-            public = import_module("fednorms.public")
-            if name in public.__all__ or name == "__all__":
-                return getattr(public, name)
-        raise AttributeError(f"module 'fednorms' has no attribute {name!r}")
-
-    def __setattr__(self, name: str, value: object) -> None:
-        # `import fednorms.method` must not hide the function `fednorms.method` behind the module of that name.
-        if not (isinstance(value, ModuleType) and name in _ALSO_MODULES):
-            super().__setattr__(name, value)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *import_module("fednorms.public").__all__})
-
-
-sys.modules[__name__].__class__ = _Package
+def __dir__() -> list[str]:
+    return sorted(__all__)

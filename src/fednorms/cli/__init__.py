@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
-from fednorms.errors import FednormsError
-from fednorms.options import nearest
+from fednorms.core.errors import FednormsError
+from fednorms.core.options import nearest
 
 _GROUPS = {
     "Train": {
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        from fednorms.blame import note
+        from fednorms.core.blame import note
 
         note(error)  # below the traceback
         raise
@@ -107,7 +107,7 @@ def _dispatch(args: list[str]) -> int:
         print(usage())
         return 0 if args else 2
     if args[0] in ("-V", "--version"):
-        from fednorms.version import __version__
+        from fednorms._version import __version__
 
         print(f"fednorms {__version__}")
         return 0

@@ -13,10 +13,14 @@ import tyro
 
 from fednorms.cli.output import grid, per_cent, print_json, stderr, stdout
 from fednorms.cli.parsing import parse
-from fednorms.errors import BadInput, writing
+from fednorms.core.errors import BadInput, writing
 from fednorms.evaluation.scores import SiteScore
-from fednorms.runs import after
-from fednorms.runs.atomic import replace_bytes
+from fednorms.runs.store.atomic import replace_bytes
+from fednorms.runs.use.adapt import adapt as adapt_run
+from fednorms.runs.use.evaluate import evaluate_run
+from fednorms.runs.use.export import export as export_run
+from fednorms.runs.use.predict import Prediction
+from fednorms.runs.use.predict import predict as predict_images
 
 Which = Literal["last", "best"]
 
@@ -44,7 +48,7 @@ class Evaluate:
 def evaluate(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Evaluate, "evaluate", args)
-    scores = after.evaluate_run(given.run, given.modes, given.which, given.split)
+    scores = evaluate_run(given.run, given.modes, given.which, given.split)
     if given.json:
         print_json({"run": str(given.run), "which": given.which, "scores": {k: s.to_dict() for k, s in scores.items()}})
         return 0
@@ -101,7 +105,7 @@ def predict(args: Sequence[str]) -> int:
     given = parse(Predict, "predict", args)
     if given.out and not given.out.absolute().parent.is_dir():
         raise BadInput(f"--out {given.out}: there is no folder {given.out.parent}; make it first.")
-    found = after.predict(given.run, given.images, site=given.site, which=given.which, skip_broken=given.skip_broken)
+    found = predict_images(given.run, given.images, site=given.site, which=given.which, skip_broken=given.skip_broken)
     if given.out:
         _write_csv(given.out, found)
     if given.json:
@@ -117,7 +121,7 @@ def predict(args: Sequence[str]) -> int:
     return 0
 
 
-def _write_csv(path: Path, found: list[after.Prediction]) -> None:
+def _write_csv(path: Path, found: list[Prediction]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["file", "class", "probability", *found[0].probabilities])
@@ -153,7 +157,7 @@ class Export:
 def export(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Export, "export", args)
-    done = after.export(given.run, given.out, site=given.site, which=given.which, onnx=given.onnx)
+    done = export_run(given.run, given.out, site=given.site, which=given.which, onnx=given.onnx)
     if given.json:
         print_json(done.to_dict())
     else:
@@ -195,7 +199,7 @@ class Adapt:
 def adapt(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Adapt, "adapt", args)
-    done = after.adapt(
+    done = adapt_run(
         given.run,
         given.folder,
         out=given.out,

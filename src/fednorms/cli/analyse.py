@@ -10,14 +10,14 @@ from typing import Annotated
 
 import tyro
 
-from fednorms.analysis.analyse import analyse as measured
-from fednorms.analysis.findings import Findings
-from fednorms.analysis.measures import ANALYSES, Analysis, analysis_named
 from fednorms.cli.output import grid, print_json, stderr, stdout
 from fednorms.cli.parsing import parse
-from fednorms.errors import BadInput
-from fednorms.runs.atomic import check_folder, clear_errors, write_atomic
-from fednorms.tables.report import NO_PICTURE
+from fednorms.core.errors import BadInput
+from fednorms.papers.analysis.analyse import analyse as measured
+from fednorms.papers.analysis.findings import Findings
+from fednorms.papers.analysis.measures import ANALYSES, Analysis, analysis_named
+from fednorms.papers.tables.report import NO_PICTURE
+from fednorms.runs.store.atomic import check_folder, clear_errors, write_atomic
 
 
 @dataclass
@@ -76,7 +76,7 @@ def _write(out: Path, analysis: Analysis, found: Findings, run: str) -> list[Pat
     files = [out / f"{analysis.name}.json"]
     write_atomic(files[0], (json.dumps(found.plain()) + "\n").encode())
     try:
-        from fednorms.analysis.picture import png
+        from fednorms.papers.analysis.picture import png
 
         image = png(analysis, {run: [found]}, run)
     except ImportError:

@@ -57,7 +57,7 @@ _USE = {
 
 
 def _methods(*, as_json: bool) -> None:
-    from fednorms.overview import COLUMNS, entries, overview
+    from fednorms.explain.overview import COLUMNS, entries, overview
 
     if as_json:
         print_json({"methods": [{**vars(entry), **facts} for entry, facts in overview()]})
@@ -106,6 +106,6 @@ def _transforms() -> tuple[list[str], list[list[str]]]:
 
 
 def _analyses() -> tuple[list[str], list[list[str]]]:
-    from fednorms.analysis.measures import ANALYSES
+    from fednorms.papers.analysis.measures import ANALYSES
 
     return ["name", "of", "what it measures"], [[a.name, a.figures, a.says] for a in ANALYSES.values()]

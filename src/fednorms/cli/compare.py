@@ -13,7 +13,7 @@ from rich.text import Text
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import CompareOptions, DataOptions, Output, TrainingOptions, merged, parse
 from fednorms.cli.progress import CellWatch, Reporter
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
 from fednorms.runs.compare import Comparison, slug
 from fednorms.runs.compare import compare as run_comparison
 from fednorms.runs.recipe import Recipe

@@ -17,8 +17,8 @@ import tyro
 
 from fednorms.cli.output import grid, print_json, stderr, stdout
 from fednorms.cli.parsing import parse
-from fednorms.errors import BadInput
-from fednorms.options import nearest
+from fednorms.core.errors import BadInput
+from fednorms.core.options import nearest
 
 if TYPE_CHECKING:
     from fednorms.data.federation import Federation
@@ -159,8 +159,8 @@ def published(reader: Reader) -> dict[str, list[str]]:
     >>> all(protocol in READERS["pacs"].protocols for protocol in published(READERS["pacs"]))
     True
     """
-    from fednorms.tables.folders import home, known
-    from fednorms.tables.table import FILE, merged
+    from fednorms.papers.tables.folders import home, known
+    from fednorms.papers.tables.table import FILE, merged
 
     first, serves = next(iter(reader.protocols)), dict[str, dict[str, None]]()
     for name in known():

@@ -14,9 +14,9 @@ import tyro
 
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import DataOptions, RecipeOptions, TrainingOptions, merged, parse
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
+from fednorms.core.options import nearest
 from fednorms.flower.settings import Deployment, read
-from fednorms.options import nearest
 from fednorms.runs.recipe import Recipe
 
 _USAGE = """usage: fednorms deploy COMMAND [OPTIONS]
@@ -128,8 +128,8 @@ def _init(args: Sequence[str]) -> int:
 
 def _check_request(recipe: Recipe, deployment: Deployment, host: str) -> None:
     """What would be found out at the sites only, all at once."""
+    from fednorms.core.net import Net
     from fednorms.models import build
-    from fednorms.net import Net
 
     sites, classes = deployment.site_names, deployment.class_names
     weights, data = recipe.class_weights, recipe.data
@@ -165,7 +165,7 @@ def _joined(what: str, names: list[str]) -> str:
 def _check(args: Sequence[str]) -> int:
     from fednorms.flower.site import open_site
     from fednorms.runs.facts import Facts, SiteFacts
-    from fednorms.runs.opened import task_of
+    from fednorms.runs.use.opened import task_of
 
     given = parse(Check, "deploy check", args)
     recipe, deployment = read_project(given.project)

@@ -10,7 +10,7 @@ import tyro
 
 from fednorms.cli.output import print_json, stdout
 from fednorms.cli.parsing import parse
-from fednorms.describe import describe as describe_method
+from fednorms.explain.describe import describe as describe_method
 
 
 @dataclass
@@ -43,7 +43,7 @@ def describe(args: Sequence[str]) -> int:
 
 
 def _privacy(given: Describe) -> int:
-    from fednorms.privacy import what_leaves
+    from fednorms.explain.leaves import what_leaves
 
     found = what_leaves(given.method, given.model, classes=given.classes)
     if given.json:

@@ -12,8 +12,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 import tyro
 
+from fednorms.core.training import Training
 from fednorms.runs.recipe import Data, Recipe
-from fednorms.training import Training
 
 C = TypeVar("C")
 

@@ -14,12 +14,12 @@ from rich.text import Text
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import Output, parse
 from fednorms.cli.progress import CellWatch, Reporter
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
+from fednorms.papers.tables.observer import Observer
+from fednorms.papers.tables.reproduce import Reproduction
+from fednorms.papers.tables.reproduce import reproduce as run_table
+from fednorms.papers.tables.summary import MISS, Section, order_of, said, winners_of
 from fednorms.runs.cells import CellEvent
-from fednorms.tables.observer import Observer
-from fednorms.tables.reproduce import Reproduction
-from fednorms.tables.reproduce import reproduce as run_table
-from fednorms.tables.summary import MISS, Section, order_of, said, winners_of
 
 
 @dataclass
@@ -170,7 +170,7 @@ def _blocks(section: Section, width: int) -> list[list[str]]:
 
 
 def _list(output: Output) -> int:
-    from fednorms.tables.listing import listing
+    from fednorms.papers.tables.listing import listing
 
     entries = listing()
     if output.json:

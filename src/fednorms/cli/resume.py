@@ -11,8 +11,8 @@ import tyro
 
 from fednorms.cli.parsing import Output, parse
 from fednorms.cli.run import carry_out
-from fednorms.runs.directory import RunDirectory
 from fednorms.runs.driver import recipe_to_resume
+from fednorms.runs.store.directory import RunDirectory
 
 
 @dataclass

@@ -12,12 +12,12 @@ import tyro
 from fednorms.cli.output import print_json, stdout
 from fednorms.cli.parsing import DataOptions, Output, RecipeOptions, TrainingOptions, merged, parse
 from fednorms.cli.progress import Reporter
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
 from fednorms.runs.compare import slug
-from fednorms.runs.directory import RunDirectory
 from fednorms.runs.driver import RoundEvent, execute
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
+from fednorms.runs.store.directory import RunDirectory
 
 
 @dataclass

@@ -5,11 +5,11 @@ The function `federation(name)` is in `registry` and in the top-level package; h
 
 from __future__ import annotations
 
+from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.arrays import from_arrays, from_datasets
 from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.folders import from_folders, site_from_folder
 from fednorms.data.mapped import MappedImages
-from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.protocol import Protocol
 from fednorms.data.registry import federations
 from fednorms.data.splits import split

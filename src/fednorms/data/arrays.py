@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fednorms.core.errors import BadInput
+from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, Site, Split, raise_problems
-from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.splits import split
-from fednorms.errors import BadInput
 
 Array = Tensor | np.ndarray
 Layout = Literal["NHW", "NHWC", "NCHW"]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fednorms.core.errors import BadInput
+from fednorms.core.noise import hashed_uniform, seed_of
+from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, Site, Split
-from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.splits import split
-from fednorms.errors import BadInput
-from fednorms.noise import hashed_uniform, seed_of
 
 DESCRIPTION = "1,797 real 8x8 digits (scikit-learn) over five sites that each see them through another camera"
 

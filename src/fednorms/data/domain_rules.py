@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from fednorms.core.errors import BadInput
+from fednorms.core.options import option
 from fednorms.data.rules import Rule, rule_class, split_option
-from fednorms.errors import BadInput
-from fednorms.options import option
 
 
 @rule_class("one_domain_per_client")

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fednorms.core.errors import BadInput
+from fednorms.core.options import did_you_mean
+from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.ahead import read_ahead
 from fednorms.data.mapped import MappedImages
-from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.protocol import Protocol
-from fednorms.errors import BadInput
-from fednorms.near import did_you_mean
 
 Indices = Tensor | np.ndarray | Sequence[int]
 
@@ -153,7 +153,7 @@ class Federation:
     b     b           -    -     4  2/2
     >>> Federation("none", [], ["cat"])
     Traceback (most recent call last):
-    fednorms.errors.BadInput: federation 'none': it has no sites; give at least one with training data
+    fednorms.BadInput: federation 'none': it has no sites; give at least one with training data
     """
 
     name: str

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from PIL import Image
 
+from fednorms.core.errors import BadInput
+from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, Site, Split, raise_problems
 from fednorms.data.mapped import MappedImages
-from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.splits import split
-from fednorms.errors import BadInput
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif")
 Group = str | Callable[[Path], Hashable]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fednorms.core.errors import BadInput
+from fednorms.core.options import option
 from fednorms.data.client_sizes import log_dirichlet, lognormal_sizes, renormalised
 from fednorms.data.rules import Rule, rule_class, split_option, within_option
-from fednorms.errors import BadInput
-from fednorms.options import option
 
 RESTARTS = 100
 

@@ -33,11 +33,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fednorms.core.errors import BadInput, writing
+from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.mapped import LARGE, MappedImages
-from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.protocol import Protocol
-from fednorms.errors import BadInput, writing
 
 Codec = Literal["raw", "png", "webp", "jpeg"]
 SUFFIX = ".fnpack"

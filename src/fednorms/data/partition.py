@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from fednorms.core.errors import BadInput
 from fednorms.data.federation import Federation, Site, Split, join_splits
 from fednorms.data.label_rules import by_class, dealt_evenly
 from fednorms.data.rules import Rule, draws, rule
-from fednorms.errors import BadInput
 
 _PARTS = ("train", "val", "test")
 _FORMAT = "fednorms partition 1"

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
 
 # Numbers, strings and lists of plain values (O); no structured or subclassed types.
 _CODE = re.compile(r"[<>|=]?(?:[?]|[biufc](?:1|2|4|8|16)|[SU]\d{1,6}|O8?|b|B|bool|object)")
@@ -57,7 +57,7 @@ def loads(data: bytes, name: str = "the pickle", encoding: str = "ASCII") -> Any
     {'x': array([0, 1, 2])}
     >>> loads(pickle.dumps(print))
     Traceback (most recent call last):
-    fednorms.errors.BadInput: the pickle asks for builtins.print, but only NumPy arrays and plain values are admitted
+    fednorms.BadInput: the pickle asks for builtins.print, but only NumPy arrays and plain values are admitted
     """
     try:
         return _plain(_Unpickler(io.BytesIO(data), name, encoding).load())

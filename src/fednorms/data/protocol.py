@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
 
 Metric = Literal["accuracy", "balanced_accuracy"]
 

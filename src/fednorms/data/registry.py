@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fednorms.core.errors import BadInput
+from fednorms.core.grammar import read_one
+from fednorms.core.options import did_you_mean
 from fednorms.data import digits_shift
 from fednorms.data.federation import Federation, raise_problems
 from fednorms.data.folders import from_folders
 from fednorms.data.pack import SUFFIX, unpacked
 from fednorms.data.readers import READERS, recognised
-from fednorms.data.rules import read_call
-from fednorms.errors import BadInput
-from fednorms.near import did_you_mean
 
 _DESCRIPTIONS = {
     "digits-shift": digits_shift.DESCRIPTION,
@@ -65,7 +65,7 @@ def federation(
     (3, 16, 16)
     >>> federation("digit-shift")
     Traceback (most recent call last):
-    fednorms.errors.BadInput: no federation 'digit-shift'; did you mean "digits-shift"? ...
+    fednorms.BadInput: no federation 'digit-shift'; did you mean "digits-shift"? ...
     """
     options = {"size": size, "seed": seed, "val": val, "test": test, "group": group, "root": root}
     options |= {"protocol": protocol, "complete": complete, "allow_pickle": allow_pickle}
@@ -148,7 +148,7 @@ def _dials(text: str, size: int | None, seed: int, val: float, test: float) -> F
     from fednorms.data.generate.shift import digits_dials
 
     example = "digits-dials(clients=5, label=0.5, feature=0.5)"
-    name, options = read_call(text.replace("-", "_", 1), f'federation "{example}"')
+    name, options = read_one(text.replace("-", "_", 1), "federation", example)
     wrong = [key for key in options if key not in ("clients", "label", "feature")]
     numbers = all(type(v) in (int, float) for v in options.values()) and type(options.get("clients", 5)) is int
     if name != "digits_dials" or wrong or not numbers:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import field
 from typing import ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
-from fednorms.errors import BadInput
-from fednorms.noise import seed_of
-from fednorms.options import nearest, option, validate
+from fednorms.core.errors import BadInput
+from fednorms.core.grammar import make_from, read_one
+from fednorms.core.noise import seed_of
+from fednorms.core.options import nearest, option, text_of, with_options
 
 RULES: dict[str, type[Rule]] = {}
-_WORDS = {"true": True, "false": False}
 
 
 def draws(*names: object) -> np.random.RandomState:
@@ -77,12 +74,7 @@ class Rule:
         return found
 
     def __str__(self) -> str:
-        changed = [
-            f"{f.name}={getattr(self, f.name)!r}"
-            for f in dataclasses.fields(self)  # type: ignore[arg-type]
-            if getattr(self, f.name) != f.default or f.name == "clients"
-        ]
-        return f"{self.name}({', '.join(changed)})" if changed else self.name
+        return text_of(self, always=("clients",))
 
 
 R = TypeVar("R", bound=type[Rule])
@@ -93,12 +85,8 @@ def rule_class(name: str) -> Callable[[R], R]:
     """Class decorator: a frozen, validated dataclass known to `rule` by name."""
 
     def decorate(cls: R) -> R:
-        cls.name = name
-        cls.__post_init__ = validate  # type: ignore[attr-defined]
-        made = dataclass(frozen=True, repr=False)(cls)
-        made.__repr__ = made.__str__  # type: ignore[assignment, method-assign]
-        RULES[name] = made
-        return made  # type: ignore[return-value]
+        RULES[name] = made = with_options(name, cls)
+        return made
 
     return decorate
 
@@ -120,20 +108,16 @@ def rule(text: str | Rule) -> Rule:
     0.3
     >>> rule("dirichlett(beta=0.3)")
     Traceback (most recent call last):
-    fednorms.errors.BadInput: Unknown partition "dirichlett": did you mean "dirichlet"? Known: ...
+    fednorms.BadInput: Unknown partition "dirichlett": did you mean "dirichlet"? Known: ...
     """
     if isinstance(text, Rule):
         return text
     from fednorms.data import domain_rules, label_rules  # noqa: F401  (they register themselves)
 
-    name, options = read_call(text, 'partition "dirichlet(beta=0.3, clients=100)"')
+    name, options = read_one(text, "partition", "dirichlet(beta=0.3, clients=100)")
     if name not in RULES:
         raise BadInput(f'Unknown partition "{name}": {nearest(name, RULES)}')
-    known = [p for p in inspect.signature(RULES[name]).parameters if p != "self"]
-    for key in options:
-        if key not in known:
-            raise BadInput(f'Partition {name} has no option "{key}": {nearest(key, known) if known else "it has none"}')
-    return RULES[name](**options)
+    return make_from(f"Partition {name}", RULES[name], options)
 
 
 def rules() -> dict[str, str]:
@@ -145,33 +129,3 @@ def rules() -> dict[str, str]:
     from fednorms.data import domain_rules, label_rules  # noqa: F401
 
     return {name: (cls.__doc__ or "").strip().splitlines()[0] for name, cls in sorted(RULES.items())}
-
-
-def read_call(text: str, example: str) -> tuple[str, Mapping[str, object]]:
-    """A name and its options from text, without running any of it.
-
-    >>> read_call("iid(clients=3, within=domain)", "iid(clients=3)")
-    ('iid', {'clients': 3, 'within': 'domain'})
-    """
-    problem = BadInput(f'Cannot read "{text}". Write it like the {example}.')
-    try:
-        node = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError):
-        raise problem from None
-    if isinstance(node, ast.Name):
-        return node.id.lower(), {}
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
-        raise problem
-    options: dict[str, object] = {}
-    for keyword in node.keywords:
-        if keyword.arg is None or keyword.arg in options:
-            raise problem
-        value = keyword.value
-        if isinstance(value, ast.Name):  # a bare word is a string: within=domain
-            options[keyword.arg] = _WORDS.get(value.id.lower(), value.id)
-            continue
-        try:
-            options[keyword.arg] = ast.literal_eval(value)
-        except (ValueError, TypeError):
-            raise problem from None
-    return node.func.id.lower(), options

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fednorms.core.errors import BadInput, writing
 from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.rules import draws
-from fednorms.errors import BadInput, writing
 
 _LOOKED_AT = 512  # images per site whose pixels are measured
 _ROWS = 24  # sites in the picture

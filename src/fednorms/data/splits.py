@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednorms.errors import BadInput
-from fednorms.noise import hashed_uniform, seed_of
+from fednorms.core.errors import BadInput
+from fednorms.core.noise import hashed_uniform, seed_of
 
 Labels = Tensor | np.ndarray | Sequence[int]
 

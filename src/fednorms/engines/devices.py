@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
 
 Precision = Literal["float32", "tf32", "bfloat16", "float64"]
 

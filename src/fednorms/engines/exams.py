@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fednorms.core.passes import depends_on_batch, prepare_test
+from fednorms.core.states import Broadcast, Client, Task, context_of
+from fednorms.core.tree import Tree
 from fednorms.data import Split
 from fednorms.engines.capture import WARM_UPS, Device, Job
 from fednorms.engines.layout import Layout, copy_tree, shapes_of
 from fednorms.evaluation.modes import Mode, answer
 from fednorms.evaluation.scores import SiteScore, Tally
-from fednorms.passes import depends_on_batch, prepare_test
-from fednorms.states import Broadcast, Client, Task, context_of
-from fednorms.tree import Tree
 
 SIZES = (32, 128, 512, 2048)  # images per recorded batch; the smallest that holds what is left
 PILES = 4  # sets of sites whose images stay on the device

@@ -18,8 +18,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fednorms.blame import culprit
-from fednorms.core import (
+from fednorms.core.blame import culprit
+from fednorms.core.errors import Diverged, RunFailed
+from fednorms.core.noise import seed_of
+from fednorms.core.part import Phase
+from fednorms.core.reductions import reductions
+from fednorms.core.round import (
     arrive,
     base_phases,
     carry_of,
@@ -32,23 +36,19 @@ from fednorms.core import (
     start_of_twin,
     step,
 )
+from fednorms.core.states import Broadcast, Carry, Client, ClientState, Task, Upload, context_of
+from fednorms.core.training import Optimiser, batch_plan
+from fednorms.core.tree import Packed, Tree, branch, join
+from fednorms.core.views import Context
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.capture import WARM_UPS, Device, Job, device_of
 from fednorms.engines.exams import DrawsInTests, Exams, Sitting
 from fednorms.engines.layout import Layout, copy_tree, shapes_of
 from fednorms.engines.loop import Loop, Trained
-from fednorms.engines.store import ClientStore
+from fednorms.engines.states import ClientStates
 from fednorms.engines.waiting import Waiting
-from fednorms.errors import Diverged, RunFailed
 from fednorms.evaluation.modes import Mode, model_for
 from fednorms.evaluation.scores import SiteScore
-from fednorms.noise import seed_of
-from fednorms.part import Phase
-from fednorms.reductions import reductions
-from fednorms.states import Broadcast, Carry, Client, ClientState, Task, Upload, context_of
-from fednorms.training import Optimiser, batch_plan
-from fednorms.tree import Packed, Tree, branch, join
-from fednorms.views import Context
 
 TRIED = (8, 16, 4)  # numbers of slots, each timed for one round; results do not depend on it
 
@@ -93,7 +93,7 @@ class Graphs(Loop):
         task: Task,
         training: Federation,
         testing: Federation,
-        store: ClientStore,
+        store: ClientStates,
         threads: int = 1,
         on_divergence: Literal["stop", "skip"] = "stop",
         slots: int = 0,

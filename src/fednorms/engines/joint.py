@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fednorms.core import base_phases, begin, draws, finish, second_model, step
-from fednorms.errors import Diverged
-from fednorms.layers.moments import affine, per_channel, widened
-from fednorms.layers.norm_act import is_fused
-from fednorms.part import Phase
-from fednorms.states import Batch, Broadcast, Carry, Client, ClientState, Task, Upload
-from fednorms.tree import Tree
+from fednorms.core.errors import Diverged
+from fednorms.core.moments import affine, per_channel, widened
+from fednorms.core.norm_act import is_fused
+from fednorms.core.part import Phase
+from fednorms.core.round import base_phases, begin, draws, finish, second_model, step
+from fednorms.core.states import Batch, Broadcast, Carry, Client, ClientState, Task, Upload
+from fednorms.core.tree import Tree
 
 
 @dataclass

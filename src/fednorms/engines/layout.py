@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fednorms.tree import Tree
+from fednorms.core.tree import Tree
 
 ALIGNED = 64  # elements: tensors in a block start where allocations of their own would
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fednorms.errors import RunFailed
+from fednorms.core.errors import RunFailed
 
 ALIGNED = 64  # bytes, as torch's own memory: sums may depend on how a tensor is aligned
 SHARED_MEMORY = "/dev/shm"

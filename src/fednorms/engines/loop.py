@@ -9,21 +9,21 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fednorms import hook_returns
-from fednorms.core import broadcast, load, local_update, own_state
+from fednorms.core import checks
+from fednorms.core.errors import BadInput, Diverged
+from fednorms.core.noise import seed_of
+from fednorms.core.part import Part, Pass
+from fednorms.core.passes import LocalView, passes
+from fednorms.core.reductions import reduce_uploads
+from fednorms.core.round import broadcast, load, local_update, own_state
+from fednorms.core.states import Broadcast, Client, ClientState, Combined, ServerState, Task, Upload, context_of
+from fednorms.core.tree import Tree
+from fednorms.core.views import Round
 from fednorms.data import Federation, Site, Split
 from fednorms.engines.joint import Begun, begin_together, go_on
-from fednorms.engines.store import ClientStore
-from fednorms.errors import BadInput, Diverged
+from fednorms.engines.states import ClientStates
 from fednorms.evaluation.modes import MEASURED, Mode, model_for, score_site, tested_state, unseen_broadcast
 from fednorms.evaluation.scores import Scores, SiteScore
-from fednorms.noise import seed_of
-from fednorms.part import Part, Pass
-from fednorms.passes import LocalView, passes
-from fednorms.reductions import reduce_uploads
-from fednorms.states import Broadcast, Client, ClientState, Combined, ServerState, Task, Upload, context_of
-from fednorms.tree import Tree
-from fednorms.views import Round
 
 AFTER_LOCAL = Mode("after_local", "own")
 
@@ -73,7 +73,7 @@ class Loop:
         task: Task,
         training: Federation,
         testing: Federation,
-        store: ClientStore,
+        store: ClientStates,
         threads: int = 1,
         on_divergence: Literal["stop", "skip"] = "stop",
     ) -> None:
@@ -137,7 +137,7 @@ class Loop:
         reduced = reduce_uploads(uploads, sizes, job.reduce)
         context = context_of(self.task, state.round, None)
         view = Round(state.model, reduced, state.parts[p.name], len(uploads), len(self.sites), context)
-        return hook_returns.tree(p, "server of a pass", job.server(reduced, view))
+        return checks.tree(p, "server of a pass", job.server(reduced, view))
 
     def measure(self, p: Part, job: Pass, sent: Broadcast, names: Sequence[str]) -> dict[str, tuple[Tree, Tree]]:
         """Run an extra pass at clients: what each keeps, and what it uploads."""
@@ -149,7 +149,7 @@ class Loop:
                 context = context_of(self.task, sent.round, client)
                 model = load(self.task, sent, client, context, mine)
                 view = LocalView(self.task, p, client, model, context, sent, mine)
-                found[name] = hook_returns.two_trees(p, "client of a pass", job.client(view))
+                found[name] = checks.two_trees(p, "client of a pass", job.client(view))
         return found
 
     def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:

@@ -20,16 +20,16 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
+from fednorms.core.errors import BadInput, Diverged, RunFailed
+from fednorms.core.reductions import is_count, reduce_uploads, reductions, upload_weights
+from fednorms.core.states import Broadcast, ClientState, Combined, Task, Upload
+from fednorms.core.tree import Tree
 from fednorms.data import Federation
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.loop import Loop, Trained
 from fednorms.engines.pool import Pool
-from fednorms.engines.store import ClientStore
+from fednorms.engines.states import ClientStates, InMemory
 from fednorms.engines.workers import Desk, Kept, Workers
-from fednorms.errors import BadInput, Diverged, RunFailed
-from fednorms.reductions import is_count, reduce_uploads, reductions, upload_weights
-from fednorms.states import Broadcast, ClientState, Combined, Task, Upload
-from fednorms.tree import Tree
 
 MODEL, EVEN = "@model", "@even"  # beside the parts' names: the mean model, and the one with equal weights
 Shapes = dict[str, dict[str, tuple[int, ...]]]  # per sum: the shape of each tensor in it
@@ -40,7 +40,7 @@ def gpus(count: int = 0) -> list[str]:
 
     >>> gpus(10**6)
     Traceback (most recent call last):
-    fednorms.errors.BadInput: 1000000 workers need as many GPUs; this machine has ...
+    fednorms.BadInput: 1000000 workers need as many GPUs; this machine has ...
     """
     found = torch.cuda.device_count()
     if count > found:
@@ -76,7 +76,7 @@ class Rank(Desk):
     @override
     def _engine(self, task: Task, threads: int, on_divergence: Literal["stop", "skip"]) -> Loop:
         kind = Loop if self.device == "cpu" else Graphs
-        return kind(task, self.training, self.testing, ClientStore(sys.maxsize), threads, on_divergence)
+        return kind(task, self.training, self.testing, InMemory(), threads, on_divergence)
 
     def share(self, names: list[str], states: dict[str, ClientState | None], score: bool) -> Report:
         """Train a share of the cohort; what is to be summed stays here until `add_up`."""
@@ -127,7 +127,7 @@ class Devices(Workers):
         task: Task,
         training: Federation,
         testing: Federation,
-        store: ClientStore,
+        store: ClientStates,
         threads: int = 1,
         on_divergence: Literal["stop", "skip"] = "stop",
         devices: Sequence[str] = (),

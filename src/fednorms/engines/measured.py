@@ -9,13 +9,13 @@ from typing import ClassVar, Literal
 
 from typing_extensions import override
 
+from fednorms.core.errors import FednormsError
+from fednorms.core.states import Broadcast, Task
 from fednorms.data import Federation
 from fednorms.engines.loop import Loop, Trained
-from fednorms.engines.store import ClientStore
+from fednorms.engines.states import ClientStates
 from fednorms.engines.unguarded import unguarded_script
 from fednorms.engines.workers import Workers
-from fednorms.errors import FednormsError
-from fednorms.states import Broadcast, Task
 
 LOOPED = 2  # rounds that the loop is timed for; the faster counts
 TRIED = 2  # rounds in which workers have to beat it
@@ -37,7 +37,7 @@ class Measured(Workers):
         task: Task,
         training: Federation,
         testing: Federation,
-        store: ClientStore,
+        store: ClientStates,
         threads: int = 1,
         on_divergence: Literal["stop", "skip"] = "stop",
         workers: int = 0,
@@ -98,7 +98,7 @@ def loop_or_workers(
     task: Task,
     training: Federation,
     testing: Federation,
-    store: ClientStore,
+    store: ClientStates,
     threads: int,
     on_divergence: Literal["stop", "skip"],
     workers: int,

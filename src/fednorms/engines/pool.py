@@ -16,9 +16,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-from fednorms.blame import note, place
+from fednorms.core.blame import note, place
+from fednorms.core.errors import FednormsError, RunFailed
 from fednorms.engines.letters import Inbox, Letter, Outbox, clean_up
-from fednorms.errors import FednormsError, RunFailed
 
 T = TypeVar("T")
 Message = tuple[Any, ...]  # the name of a method of the worker's desk, and its arguments

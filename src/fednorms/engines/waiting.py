@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from fednorms.core.states import ClientState, Upload
+from fednorms.core.tree import Packed, Tree
 from fednorms.engines.capture import Device
-from fednorms.states import ClientState, Upload
-from fednorms.tree import Packed, Tree
 
 Move = Callable[[Tensor], Tensor]
 

@@ -8,7 +8,6 @@ the parent.
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -17,17 +16,17 @@ from typing import Any, ClassVar, Literal
 import torch
 from typing_extensions import override
 
+from fednorms.core.errors import BadInput
+from fednorms.core.part import Part, Pass
+from fednorms.core.states import Broadcast, ClientState, Task
+from fednorms.core.tree import Tree
 from fednorms.data import Federation, Site
 from fednorms.engines.letters import Outbox, check
 from fednorms.engines.loop import Loop, Trained
 from fednorms.engines.pool import Pool, cores
-from fednorms.engines.store import ClientStore
-from fednorms.errors import BadInput
+from fednorms.engines.states import ClientStates, InMemory
 from fednorms.evaluation.modes import Mode
 from fednorms.evaluation.scores import SiteScore
-from fednorms.part import Part, Pass
-from fednorms.states import Broadcast, ClientState, Task
-from fednorms.tree import Tree
 
 
 class Desk:
@@ -48,7 +47,7 @@ class Desk:
         self.engine = self._engine(task, threads, on_divergence)
 
     def _engine(self, task: Task, threads: int, on_divergence: Literal["stop", "skip"]) -> Loop:
-        return Loop(task, self.training, self.testing, ClientStore(sys.maxsize), threads, on_divergence)
+        return Loop(task, self.training, self.testing, InMemory(), threads, on_divergence)
 
     def post(self, broadcasts: list[Broadcast]) -> None:
         """Take what the server sends; later messages name a broadcast by its number."""
@@ -74,7 +73,7 @@ class Desk:
 
     def _remember(self, states: dict[str, ClientState | None]) -> None:
         known = {name: state for name, state in states.items() if state is not None}
-        self.engine.store = ClientStore(sys.maxsize, source=known)
+        self.engine.store = InMemory(known)
 
 
 Kept = dict[str, ClientState]
@@ -95,7 +94,7 @@ class Workers(Loop):
         task: Task,
         training: Federation,
         testing: Federation,
-        store: ClientStore,
+        store: ClientStates,
         threads: int = 1,
         on_divergence: Literal["stop", "skip"] = "stop",
         workers: int = 0,

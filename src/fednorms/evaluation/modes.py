@@ -9,16 +9,16 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fednorms import hook_returns
-from fednorms.core import carry_of, load, own_state, second_model, train
+from fednorms.core import checks
+from fednorms.core.errors import BadInput
+from fednorms.core.part import Route
+from fednorms.core.passes import LocalView, depends_on_batch, mixed_rows, passes, prepare_test, shuffled_rows
+from fednorms.core.round import carry_of, load, own_state, second_model, train
+from fednorms.core.states import Broadcast, Client, ClientState, ServerState, Task, context_of
+from fednorms.core.tree import Tree, mean
 from fednorms.data import Split
-from fednorms.errors import BadInput
 from fednorms.evaluation.scores import SiteScore, Tally
 from fednorms.evaluation.statistics import by_batch, re_estimated, statistics_names
-from fednorms.part import Route
-from fednorms.passes import LocalView, depends_on_batch, mixed_rows, passes, prepare_test, shuffled_rows
-from fednorms.states import Broadcast, Client, ClientState, ServerState, Task, context_of
-from fednorms.tree import Tree, mean
 
 Model = Literal["global", "personal", "after_local", "adapted", "unseen"]
 Statistics = Literal["auto", "global", "own", "batch", "re-estimated"]
@@ -167,7 +167,7 @@ def site_state(task: Task, sent: Broadcast, client: Client) -> dict[str, Tree]:
     for p, job in passes(task, "setup"):
         if client.state is None or p.name not in client.state.parts:
             view = LocalView(task, p, client, sent.model, context, sent, mine)
-            mine[p.name], _ = hook_returns.two_trees(p, "client of a pass", job.client(view))
+            mine[p.name], _ = checks.two_trees(p, "client of a pass", job.client(view))
     return mine
 
 

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fednorms.errors import BadInput
-from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm
-from fednorms.layers.global_norm import GlobalNorm
-from fednorms.layers.hybrid_norm import HybridNorm, raw_moments
-from fednorms.layers.mixed_norm import MixedNorm
-from fednorms.layers.moments import instance_moments
-from fednorms.layers.norms import keeps_statistics
-from fednorms.layers.representative_norm import RepresentativeNorm, centred
-from fednorms.layers.switchable_norm import SwitchableNorm
-from fednorms.net import Net
-from fednorms.passes import layer_inputs, shuffled_rows
-from fednorms.states import Broadcast, Client, Task
-from fednorms.tree import Tree
+from fednorms.core.errors import BadInput
+from fednorms.core.net import Net
+from fednorms.core.norms import Statistics, keeps_statistics, statistics_of
+from fednorms.core.passes import layer_inputs, shuffled_rows
+from fednorms.core.states import Broadcast, Client, Task
+from fednorms.core.tree import Tree
 
 
 def statistics_layers(net: Net) -> dict[str, nn.Module]:
@@ -29,12 +21,12 @@ def statistics_layers(net: Net) -> dict[str, nn.Module]:
 def statistics_names(net: Net) -> list[str]:
     """The tensors of a net that hold means and variances; counters and other buffers are not among them.
 
-    >>> from fednorms.method import method
+    >>> from fednorms.methods.registry import method
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 2))
     >>> statistics_names(Net(model, method("fedavg")))
     ['1.running_mean', '1.running_var']
     """
-    return [f"{name}.{leaf}" for name, layer in statistics_layers(net).items() for leaf in _leaves(layer)]
+    return [f"{name}.{leaf}" for name, layer in statistics_layers(net).items() for leaf in _kept(layer).names]
 
 
 def by_batch(net: Net, model: Tree) -> Tree:
@@ -44,10 +36,8 @@ def by_batch(net: Net, model: Tree) -> Tree:
     """
     out = Tree({**model, **model.pick(net.buffers).clone()})
     for name, layer in statistics_layers(net).items():
-        if isinstance(layer, HybridNorm):
-            out[f"{name}.phi"] = torch.full_like(model[f"{name}.phi"], torch.inf)  # sigmoid: all weight on the batch
-        elif isinstance(layer, MixedNorm):
-            out[f"{name}.active"] = torch.zeros_like(model[f"{name}.active"])
+        changed = _kept(layer).batch_only(layer, _tensors(name, layer, model))
+        out.update({f"{name}.{leaf}": value for leaf, value in changed.items()})
     return out
 
 
@@ -69,9 +59,8 @@ def re_estimated(task: Task, sent: Broadcast, client: Client, model: Tree, mine:
     for inputs in layer_inputs(task, sent, client, plain, mine, keeps_statistics, rows, train=False):
         for name, x in inputs.items():
             images[name] = images.get(name, 0) + len(x)
-            if isinstance(layers[name], RepresentativeNorm):
-                x = centred(x, model[f"{name}.centre"])
-            for leaf, value in _recorded(layers[name], x).items():
+            kept, tensors = _kept(layers[name]), _tensors(name, layers[name], model)
+            for leaf, value in zip(kept.names, kept.measure(layers[name], tensors, x), strict=True):
                 key = f"{name}.{leaf}"
                 sums[key] = sums.get(key, torch.zeros_like(value, dtype=torch.float64)) + len(x) * value.double()
     if not sums:
@@ -83,18 +72,13 @@ def re_estimated(task: Task, sent: Broadcast, client: Client, model: Tree, mine:
     return Tree({**model, **means})
 
 
-def _leaves(layer: nn.Module) -> tuple[str, str]:
-    return ("mean", "var") if isinstance(layer, (GlobalNorm, HybridNorm)) else ("running_mean", "running_var")
+def _kept(layer: nn.Module) -> Statistics:
+    found = statistics_of(layer)
+    assert found is not None
+    return found
 
 
-def _recorded(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """What a layer records of one batch."""
-    if isinstance(layer, (AdaptiveGroupNorm, SwitchableNorm)):
-        pair = layer.batch_statistics(x)
-    elif isinstance(layer, _InstanceNorm):
-        means, variances = instance_moments(x, unbiased=True)
-        pair = means.mean(0), variances.mean(0)
-    else:
-        m, v, count = raw_moments(x)
-        pair = m, v * (count / max(count - 1, 1))
-    return dict(zip(_leaves(layer), pair, strict=True))
+def _tensors(name: str, layer: nn.Module, model: Tree) -> dict[str, Tensor]:
+    """A layer's own tensors in a model, by their names within the layer."""
+    leaves = [*dict(layer.named_parameters(recurse=False)), *dict(layer.named_buffers(recurse=False))]
+    return {leaf: model[f"{name}.{leaf}"] for leaf in leaves if f"{name}.{leaf}" in model}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
 
 if TYPE_CHECKING:
     from fednorms.flower.client import client_app

@@ -8,19 +8,19 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
+from fednorms.core.errors import FednormsError
+from fednorms.core.states import Broadcast
+from fednorms.core.tree import Tree
 from fednorms.data import Federation
 from fednorms.engines.devices import numerics
 from fednorms.engines.loop import repeatable
-from fednorms.errors import FednormsError
+from fednorms.explain.deployable import refuse_obstacles
 from fednorms.flower import messages, settings
 from fednorms.flower.agreement import Agreement, Card
-from fednorms.flower.deployable import refuse_obstacles
 from fednorms.flower.messages import ABOUT, FIXED
 from fednorms.flower.site import Host, open_site
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
-from fednorms.states import Broadcast
-from fednorms.tree import Tree
 
 SiteSource = Callable[[Context, Recipe], Federation]
 Answer = Callable[[Host, Broadcast, RecordDict], RecordDict]

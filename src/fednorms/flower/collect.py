@@ -6,14 +6,14 @@ from pathlib import Path
 
 import torch
 
+from fednorms.core.errors import BadInput
+from fednorms.core.options import nearest
 from fednorms.data import Split
-from fednorms.errors import BadInput
 from fednorms.flower.generations import Generations, default_root
 from fednorms.flower.settings import fingerprint
-from fednorms.options import nearest
-from fednorms.runs.choosing import choose
-from fednorms.runs.exporting import Exported, write_model
-from fednorms.runs.opened import open_run
+from fednorms.runs.use.choose import choose
+from fednorms.runs.use.export import Exported, write_model
+from fednorms.runs.use.opened import open_run
 
 
 def export_at_site(run: Path, site: str, out: Path, state: Path | None = None) -> Exported:
@@ -21,7 +21,7 @@ def export_at_site(run: Path, site: str, out: Path, state: Path | None = None) -
 
     >>> export_at_site(Path("nowhere"), "north", Path("out"))
     Traceback (most recent call last):
-    fednorms.errors.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory)
+    fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory)
     """
     opened = open_run(run, device="cpu")
     if site not in opened.facts.clients:

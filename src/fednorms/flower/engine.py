@@ -9,20 +9,20 @@ from typing import ClassVar, Literal
 import torch
 from flwr.app import RecordDict
 
+from fednorms.core.errors import BadInput, Diverged, RunFailed
+from fednorms.core.part import Part, Pass
+from fednorms.core.states import Broadcast, ClientState, ServerState, Task, Upload
+from fednorms.core.tree import Tree
 from fednorms.data import Federation, Site, Split
 from fednorms.engines.loop import Loop, Trained
-from fednorms.engines.store import ClientStore
-from fednorms.errors import BadInput, Diverged, RunFailed
 from fednorms.evaluation.modes import Mode
 from fednorms.evaluation.scores import Scores, SiteScore
+from fednorms.explain.deployable import PROVIDES
 from fednorms.flower import messages
 from fednorms.flower.agreement import Agreement
-from fednorms.flower.deployable import PROVIDES
 from fednorms.flower.generations import NONE
 from fednorms.flower.roster import Answers, Roster
-from fednorms.part import Part, Pass
-from fednorms.states import Broadcast, ClientState, ServerState, Task, Upload
-from fednorms.tree import Tree
+from fednorms.runs.store.clients import ClientStore
 
 Split_ = Literal["test", "val", "train"]
 

@@ -15,11 +15,11 @@ from urllib.parse import quote
 import torch
 from safetensors import SafetensorError
 
-from fednorms.errors import RunFailed
-from fednorms.runs.atomic import clear_errors, write_atomic
-from fednorms.runs.packing import pack_client, unpack_client
-from fednorms.states import ClientState
-from fednorms.tree import Tree
+from fednorms.core.errors import RunFailed
+from fednorms.core.states import ClientState
+from fednorms.core.tree import Tree
+from fednorms.runs.store.atomic import clear_errors, write_atomic
+from fednorms.runs.store.packing import pack_client, unpack_client
 
 NONE = -1  # the round of a site that has no state
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fednorms.core.states import Broadcast, Upload
+from fednorms.core.tree import Tree
 from fednorms.evaluation.scores import SiteScore
-from fednorms.states import Broadcast, Upload
-from fednorms.tree import Tree
 
 ABOUT, MODEL, FIXED, PART, METRICS = "about", "model", "fixed", "part:", "metrics"
 SILENT = {"loss": math.nan, "steps": 0.0, "dropped": 0.0}  # how the training went, if a site does not tell

@@ -7,12 +7,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fednorms.errors import BadInput
-from fednorms.flower.deployable import refuse_obstacles
+from fednorms.core.errors import BadInput
+from fednorms.explain.deployable import refuse_obstacles
 from fednorms.flower.settings import Deployment, flat
-from fednorms.method import method as read_method
-from fednorms.runs.atomic import check_folder
+from fednorms.methods.registry import method as read_method
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.store.atomic import check_folder
 from fednorms.runs.toml import dumps
 
 NAME = "fednorms-deployment"

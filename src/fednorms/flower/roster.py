@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fednorms.errors import RunFailed
+from fednorms.core.errors import RunFailed
 from fednorms.flower import messages
 from fednorms.flower.agreement import Card
 from fednorms.flower.settings import Deployment

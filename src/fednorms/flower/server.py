@@ -13,27 +13,27 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
-from fednorms.accounting import Guarantee
+from fednorms.core.accounting import Guarantee
+from fednorms.core.errors import BadInput
 from fednorms.engines.devices import numerics
 from fednorms.engines.loop import repeatable
-from fednorms.errors import BadInput
 from fednorms.evaluation.modes import headline
+from fednorms.explain.deployable import refuse_obstacles
 from fednorms.flower import settings
 from fednorms.flower.agreement import Agreement
-from fednorms.flower.deployable import refuse_obstacles
 from fednorms.flower.engine import Remote
 from fednorms.flower.roster import Roster
-from fednorms.method import method as read_method
+from fednorms.methods.registry import method as read_method
 from fednorms.models import build
-from fednorms.runs.atomic import write_atomic
-from fednorms.runs.directory import RunDirectory
 from fednorms.runs.driver import RoundEvent, play
 from fednorms.runs.facts import Facts, SiteFacts
 from fednorms.runs.losses import Loss
-from fednorms.runs.opened import task_of
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
 from fednorms.runs.session import Session, modes_of, participation_of
+from fednorms.runs.store.atomic import write_atomic
+from fednorms.runs.store.directory import RunDirectory
+from fednorms.runs.use.opened import task_of
 
 
 def server_app(model: Callable[[], nn.Module] | None = None, loss: Loss | None = None) -> ServerApp:

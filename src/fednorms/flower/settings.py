@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fednorms.errors import BadInput
-from fednorms.options import nearest
+from fednorms.core.errors import BadInput
+from fednorms.core.options import nearest
 from fednorms.runs.recipe import Recipe
 
 Scalar = bool | int | float | str

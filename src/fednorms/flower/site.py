@@ -8,23 +8,23 @@ from pathlib import Path
 
 from torch import nn
 
+from fednorms.core.errors import BadInput
+from fednorms.core.passes import passes
+from fednorms.core.states import Broadcast, ClientState
+from fednorms.core.tree import Tree
 from fednorms.data import Federation, Preprocessing
 from fednorms.data.folders import site_from_folder
 from fednorms.engines.loop import Loop, Trained
-from fednorms.engines.store import ClientStore
-from fednorms.errors import BadInput
 from fednorms.evaluation.modes import Mode
 from fednorms.evaluation.scores import SiteScore
 from fednorms.flower.agreement import Agreement
 from fednorms.flower.generations import Generations, default_root
 from fednorms.flower.settings import Deployment, Scalar, fingerprint
-from fednorms.passes import passes
 from fednorms.runs.losses import Loss
-from fednorms.runs.opened import task_of
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import open_federation
-from fednorms.states import Broadcast, ClientState
-from fednorms.tree import Tree
+from fednorms.runs.store.clients import ClientStore
+from fednorms.runs.use.opened import task_of
 
 AT_THE_SITES = "custom:at the sites"  # the federation of a recipe whose data are folders at the sites
 

@@ -4,6 +4,11 @@ layer.
 
 from __future__ import annotations
 
+from fednorms.core.dropout import KeyedDropout, KeyedDropout2d, KeyedStochasticDepth, keyed_dropout
+from fednorms.core.moments import raw_moments
+from fednorms.core.norm_act import NormAct
+from fednorms.core.norms import is_batchnorm, is_norm, keeps_statistics
+from fednorms.core.surgery import Change, replace_dropout, swap, swap_convolutions, swap_heads
 from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm, mixed_normalise
 from fednorms.layers.agc import adaptive_clip, unitwise_norm
 from fednorms.layers.feature_augment import FeatureAugment, feature_augment
@@ -11,19 +16,15 @@ from fednorms.layers.feature_generator import Synthesis
 from fednorms.layers.filter_response_norm import FilterResponseNorm, filter_response
 from fednorms.layers.global_norm import GlobalNorm, merged_moments
 from fednorms.layers.group_norm import group_norm_like, paper_groups
-from fednorms.layers.hybrid_norm import HybridNorm, raw_moments
+from fednorms.layers.hybrid_norm import HybridNorm
 from fednorms.layers.instance_norm import instance_norm_like
-from fednorms.layers.keyed_dropout import KeyedDropout, KeyedDropout2d, KeyedStochasticDepth, keyed_dropout
 from fednorms.layers.mixed_norm import MixedNorm, mixed_statistics
 from fednorms.layers.nf_residual import scale_residuals
 from fednorms.layers.no_norm import no_norm_like
-from fednorms.layers.norm_act import NormAct
-from fednorms.layers.norms import is_batchnorm, is_norm, keeps_statistics
 from fednorms.layers.population_norm import PopulationNorm
 from fednorms.layers.projection import with_projection
 from fednorms.layers.representative_norm import RepresentativeNorm
 from fednorms.layers.scaled_ws import WSConv2d, scaled_weight
-from fednorms.layers.surgery import Change, replace_dropout, swap, swap_convolutions, swap_heads
 from fednorms.layers.switchable_norm import SwitchableNorm
 from fednorms.layers.thresholds import thresholded
 from fednorms.layers.unit_norm import UnitNormLinear, unit_norm

@@ -8,11 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fednorms import noise
-from fednorms.errors import BadInput
+from fednorms.core import noise
+from fednorms.core.errors import BadInput
+from fednorms.core.moments import coarser, group_moments, instance_moments, rescaled
+from fednorms.core.norm_act import keep_act
+from fednorms.core.norms import Statistics, Tensors, norm_layer
 from fednorms.layers.carry import keep_parameters, place, width
-from fednorms.layers.moments import coarser, group_moments, instance_moments, rescaled
-from fednorms.layers.norm_act import keep_act
 
 Variant = Literal["paper", "author"]
 EvalMode = Literal["soft", "hard", "sample"]
@@ -49,6 +50,12 @@ def mixed_normalise(
     return rescaled(x, mean, 1 / deviation if weight is None else weight / deviation, bias)
 
 
+def _measure(layer: nn.Module, tensors: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
+    assert isinstance(layer, AdaptiveGroupNorm)
+    return layer.batch_statistics(x)
+
+
+@norm_layer(Statistics(measure=_measure, samples=True))
 class AdaptiveGroupNorm(nn.Module):
     """Normalise with a learned mixture of batch and group statistics, sampled by Gumbel-softmax while
     training.

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
+from fednorms.core.norms import stored_statistics
 
 
 def width(norm: nn.Module, name: str = "") -> int:
@@ -61,6 +62,22 @@ def keep_parameters(old: nn.Module, new: nn.Module, *names: str) -> None:
     for name in names:
         setattr(new, name, getattr(old, name, None))
     new.train(old.training)
+
+
+def keep_statistics(old: nn.Module, mean: Tensor, var: Tensor, batches: Tensor | None = None) -> None:
+    """Copy the stored statistics of `old`, where it has any, and its counter of batches.
+
+    >>> bn, mean, var = nn.BatchNorm1d(1), torch.ones(1), torch.zeros(1)
+    >>> keep_statistics(bn, mean, var)
+    >>> mean.item(), var.item()
+    (0.0, 1.0)
+    """
+    if stored := stored_statistics(old):
+        mean.copy_(stored[0])
+        var.copy_(stored[1])
+    counted = tensor(old, "num_batches_tracked")
+    if batches is not None and counted is not None:
+        batches.copy_(counted)
 
 
 def refuse_other_forward(old: nn.Module, base: type[nn.Module], name: str = "") -> None:

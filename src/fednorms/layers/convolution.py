@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
 from fednorms.layers.carry import keep_parameters, refuse_other_forward
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]

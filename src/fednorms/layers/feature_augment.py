@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fednorms import noise
-from fednorms.errors import BadInput
-from fednorms.layers.moments import instance_moments, rescaled
-from fednorms.layers.surgery import Change, short
+from fednorms.core import noise
+from fednorms.core.errors import BadInput
+from fednorms.core.moments import instance_moments, rescaled
+from fednorms.core.surgery import Change, short
 
 EPS = 1e-6
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fednorms import noise
+from fednorms.core import noise
+from fednorms.core.surgery import Change
 from fednorms.layers.carry import place
-from fednorms.layers.surgery import Change
 
 NAME = "fraug"
 

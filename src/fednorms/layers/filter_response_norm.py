@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
+from fednorms.core.moments import affine, per_channel, widened
+from fednorms.core.norm_act import NormAct, is_fused
+from fednorms.core.norms import norm_layer
 from fednorms.layers.carry import keep_parameters, place, refuse_single_positions, width
-from fednorms.layers.moments import affine, per_channel, widened
-from fednorms.layers.norm_act import NormAct, is_fused
 
 
 def filter_response(x: Tensor, eps: Tensor | float = 1e-6) -> Tensor:
@@ -23,6 +24,7 @@ def filter_response(x: Tensor, eps: Tensor | float = 1e-6) -> Tensor:
     return x * torch.rsqrt(square + eps)
 
 
+@norm_layer()
 class FilterResponseNorm(nn.Module):
     """Filter response normalisation, thresholded where `tau` is there.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fednorms.layers.carry import keep_parameters, place, tensor, width
-from fednorms.layers.moments import affine, batch_moments, per_channel
-from fednorms.layers.norm_act import keep_act
+from fednorms.core.moments import affine, batch_moments, per_channel
+from fednorms.core.norm_act import keep_act
+from fednorms.core.norms import Statistics, norm_layer
+from fednorms.layers.carry import keep_parameters, keep_statistics, place, width
 
 
 def merged_moments(
@@ -28,6 +29,7 @@ def merged_moments(
     return mean + apart * (n / total), new_var, total
 
 
+@norm_layer(Statistics("mean", "var", samples=True))
 class GlobalNorm(nn.Module):
     """Normalise with `mean` and `var` as constants, in training and in evaluation alike.
 
@@ -57,7 +59,7 @@ class GlobalNorm(nn.Module):
     ) -> None:
         super().__init__()
         self.channels, self.eps = channels, eps
-        self.sampling = True
+        self.sampling: bool | None = True
         ones = torch.ones(channels, device=device, dtype=dtype)
         self.weight = nn.Parameter(ones.clone()) if affine else None
         self.bias = nn.Parameter(torch.zeros_like(ones)) if affine else None
@@ -72,16 +74,13 @@ class GlobalNorm(nn.Module):
         """In place of a batch normalisation layer: keeps affine and eps, and starts from its running statistics."""
         new = cls(width(norm, name), float(getattr(norm, "eps", 1e-5)), **place(norm))
         keep_parameters(norm, new, "weight", "bias")
-        for old, ours in (("running_mean", new.mean), ("running_var", new.var)):
-            tracked = tensor(norm, old)
-            if tracked is not None:
-                ours.copy_(tracked)
+        keep_statistics(norm, new.mean, new.var)
         return keep_act(norm, new)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x of shape (N, C, ...)."""
         mean, var = self.mean, self.var
-        if self.training and self.sampling:
+        if self.training and self.sampling is not False:
             self._measure(x)
         elif self.training:
             mean, var = batch_moments(x)

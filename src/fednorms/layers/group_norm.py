@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
+from fednorms.core.norm_act import keep_act
 from fednorms.layers.carry import keep_parameters, place, width
-from fednorms.layers.norm_act import keep_act
 
 
 def paper_groups(channels: int) -> int:

@@ -7,25 +7,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fednorms.layers.carry import keep_parameters, place, tensor, width
-from fednorms.layers.moments import affine, batch_moments, per_channel
-from fednorms.layers.norm_act import keep_act
+from fednorms.core.moments import affine, batch_moments, per_channel
+from fednorms.core.norm_act import keep_act
+from fednorms.core.norms import Statistics, Tensors, norm_layer
+from fednorms.layers.carry import keep_parameters, keep_statistics, place, width
 
 
-def raw_moments(x: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Mean and biased variance per channel of a layer's input (N, C, ...), and the number of values per
-    channel.
-
-    What HBN's statistics pass collects; these merge exactly over batches and clients by the law of total
-    variance.
-
-    >>> raw_moments(torch.tensor([[1.0], [3.0]]))
-    (tensor([2.]), tensor([1.]), 2)
-    """
-    mean, var = batch_moments(x)
-    return mean, var, x.numel() // x.shape[1]
+def _batch_only(layer: nn.Module, tensors: Tensors) -> dict[str, Tensor]:
+    return {"phi": torch.full_like(tensors["phi"], torch.inf)}  # sigmoid: all weight on the batch
 
 
+@norm_layer(Statistics("mean", "var", batch_only=_batch_only))
 class HybridNorm(nn.Module):
     """Normalise with a mixture of batch and global statistics in training, with global ones in evaluation.
 
@@ -67,10 +59,7 @@ class HybridNorm(nn.Module):
         """
         new = cls(width(norm, name), float(getattr(norm, "eps", 1e-5)), **place(norm))
         keep_parameters(norm, new, "weight", "bias")
-        for old, ours in (("running_mean", new.mean), ("running_var", new.var)):
-            tracked = tensor(norm, old)
-            if tracked is not None:
-                ours.copy_(tracked)
+        keep_statistics(norm, new.mean, new.var)
         return keep_act(norm, new)
 
     def forward(self, x: Tensor) -> Tensor:

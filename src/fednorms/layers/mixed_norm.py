@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fednorms.errors import BadInput
-from fednorms.layers.carry import keep_parameters, place, tensor, width
-from fednorms.layers.moments import affine, batch_moments, per_channel
-from fednorms.layers.norm_act import keep_act
+from fednorms.core.errors import BadInput
+from fednorms.core.moments import affine, batch_moments, per_channel
+from fednorms.core.norm_act import keep_act
+from fednorms.core.norms import Statistics, Tensors, norm_layer
+from fednorms.layers.carry import keep_parameters, keep_statistics, place, width
 
 Kind = Literal["global", "fixed", "learned", "ensemble"]
 KINDS = ("global", "fixed", "learned", "ensemble")
@@ -34,6 +35,11 @@ def mixed_statistics(x: Tensor, mean: Tensor, var: Tensor, lam: Tensor | float, 
     return _normalise(x, (1 - lam) * batch_mean + lam * mean, (1 - lam) * batch_var + lam * var, eps)
 
 
+def _batch_only(layer: nn.Module, tensors: Tensors) -> dict[str, Tensor]:
+    return {"active": torch.zeros_like(tensors["active"])}
+
+
+@norm_layer(Statistics(batch_only=_batch_only))
 class MixedNorm(nn.Module):
     """Batch normalisation that, while `active`, mixes in the statistics sent by the server when it trains.
 
@@ -97,10 +103,7 @@ class MixedNorm(nn.Module):
             )
         new = cls(width(norm, name), kind, lam, float(getattr(norm, "eps", 1e-5)), float(momentum), **place(norm))
         keep_parameters(norm, new, "weight", "bias")
-        for buffer in ("running_mean", "running_var", "num_batches_tracked"):
-            tracked = tensor(norm, buffer)
-            if tracked is not None:
-                getattr(new, buffer).copy_(tracked)
+        keep_statistics(norm, new.running_mean, new.running_var, new.num_batches_tracked)
         new.sent_mean.copy_(new.running_mean)
         new.sent_var.copy_(new.running_var)
         return keep_act(norm, new)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fednorms.errors import BadInput
-from fednorms.layers.norms import is_norm
+from fednorms.core.errors import BadInput
+from fednorms.core.norms import is_norm
+from fednorms.core.surgery import Change, short
 from fednorms.layers.scaled_ws import WSConv2d
-from fednorms.layers.surgery import Change, short
 
 
 @dataclass(frozen=True)

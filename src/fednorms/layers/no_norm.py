@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fednorms.layers.norm_act import keep_act
+from fednorms.core.norm_act import keep_act
 
 
 def no_norm_like(norm: nn.Module) -> nn.Module:

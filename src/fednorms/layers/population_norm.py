@@ -7,12 +7,14 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fednorms import noise
-from fednorms.layers.carry import keep_parameters, place, tensor, width
-from fednorms.layers.moments import affine, per_channel
-from fednorms.layers.norm_act import keep_act
+from fednorms.core import noise
+from fednorms.core.moments import affine, per_channel
+from fednorms.core.norm_act import keep_act
+from fednorms.core.norms import norm_layer, stored_statistics
+from fednorms.layers.carry import keep_parameters, place, width
 
 
+@norm_layer()
 class PopulationNorm(nn.Module):
     """Normalise with a trained mean and a trained log-variance per channel.
 
@@ -53,11 +55,10 @@ class PopulationNorm(nn.Module):
         eps = float(getattr(norm, "eps", 1e-5))
         new = cls(width(norm, name), spread, eps, noise.stream(name), **place(norm))
         keep_parameters(norm, new, "weight", "bias")
-        mean, var = tensor(norm, "running_mean"), tensor(norm, "running_var")
-        if mean is not None and var is not None:
+        if stored := stored_statistics(norm):
             with torch.no_grad():
-                new.mean.copy_(mean)
-                new.log_var.copy_(var.clamp_min(eps).log())
+                new.mean.copy_(stored[0])
+                new.log_var.copy_(stored[1].clamp_min(eps).log())
         return keep_act(norm, new)
 
     def _xi(self, x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fednorms import noise
+from fednorms.core import noise
 from fednorms.layers.carry import place
 
 

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fednorms.errors import BadInput
-from fednorms.layers.carry import keep_parameters, place, tensor, width
-from fednorms.layers.moments import affine, per_channel
-from fednorms.layers.norm_act import keep_act
+from fednorms.core.errors import BadInput
+from fednorms.core.moments import affine, per_channel
+from fednorms.core.norm_act import keep_act
+from fednorms.core.norms import Statistics, Tensors, norm_layer, unbiased_batch_moments
+from fednorms.layers.carry import keep_parameters, keep_statistics, place, width
 
 
 def pooled(x: Tensor) -> Tensor:
@@ -30,6 +31,11 @@ def centred(x: Tensor, centre: Tensor) -> Tensor:
     return x + per_channel(centre, x) * pooled(x)
 
 
+def _measure(layer: nn.Module, tensors: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
+    return unbiased_batch_moments(layer, tensors, centred(x, tensors["centre"]))
+
+
+@norm_layer(Statistics(measure=_measure))
 class RepresentativeNorm(nn.Module):
     """Batch normalisation that centres with, and scales by, a feature of each sample.
 
@@ -78,10 +84,7 @@ class RepresentativeNorm(nn.Module):
             )
         new = cls(width(norm, name), float(getattr(norm, "eps", 1e-5)), float(momentum), **place(norm))
         keep_parameters(norm, new, "weight", "bias")
-        for buffer in ("running_mean", "running_var", "num_batches_tracked"):
-            tracked = tensor(norm, buffer)
-            if tracked is not None:
-                getattr(new, buffer).copy_(tracked)
+        keep_statistics(norm, new.running_mean, new.running_var, new.num_batches_tracked)
         return keep_act(norm, new)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from fednorms import noise
+from fednorms.core import noise
 from fednorms.layers.carry import place
 from fednorms.layers.convolution import PaddingMode, StandardisedConv2d, geometry
 

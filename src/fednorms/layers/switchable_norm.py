@@ -5,11 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fednorms.layers.carry import keep_parameters, place, tensor, width
-from fednorms.layers.moments import coarser, instance_moments, rescaled
-from fednorms.layers.norm_act import keep_act
+from fednorms.core.moments import coarser, instance_moments, rescaled
+from fednorms.core.norm_act import keep_act
+from fednorms.core.norms import Statistics, Tensors, norm_layer
+from fednorms.layers.carry import keep_parameters, keep_statistics, place, tensor, width
 
 
+def _measure(layer: nn.Module, tensors: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
+    assert isinstance(layer, SwitchableNorm)
+    return layer.batch_statistics(x)
+
+
+@norm_layer(Statistics(measure=_measure))
 class SwitchableNorm(nn.Module):
     """Normalise with softmax mixtures of instance, layer and batch means and, separately, variances.
 
@@ -55,10 +62,9 @@ class SwitchableNorm(nn.Module):
         """In place of a batch normalisation layer: keeps affine, eps and the statistics that it has gathered."""
         new = cls(width(norm, name), biased, float(getattr(norm, "eps", 1e-5)), **place(norm))
         keep_parameters(norm, new, "weight", "bias")
-        for buffer in ("running_mean", "running_var"):
-            tracked, batches = tensor(norm, buffer), tensor(norm, "num_batches_tracked")
-            if tracked is not None and batches is not None and int(batches) > 0:
-                getattr(new, buffer).copy_(tracked)
+        batches = tensor(norm, "num_batches_tracked")
+        if batches is not None and int(batches) > 0:
+            keep_statistics(norm, new.running_mean, new.running_var)
         return keep_act(norm, new)
 
     def batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:

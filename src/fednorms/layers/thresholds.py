@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from fednorms.core.norm_act import NormAct
+from fednorms.core.norms import is_batchnorm
+from fednorms.core.surgery import Change, swap
 from fednorms.layers.filter_response_norm import FilterResponseNorm, ReLUWithoutThreshold
-from fednorms.layers.norm_act import NormAct
-from fednorms.layers.norms import is_batchnorm
-from fednorms.layers.surgery import Change, swap
 
 SIZES = (32, 224, 64, 28, 299)  # images tried where a model does not say what it takes
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from fednorms.layers.norms import keeps_statistics
-from fednorms.part import Eval, Part, part
+from fednorms.core.norms import keeps_statistics
+from fednorms.core.part import Eval, Part, part
 
 if TYPE_CHECKING:
-    from fednorms.net import Net
+    from fednorms.core.net import Net
 
 
 @part("adabn")

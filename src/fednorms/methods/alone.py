@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from fednorms.part import Part, Route, Slot, part
+from fednorms.core.part import Part, Route, Slot, part
 
 if TYPE_CHECKING:
     from fednorms.data import Federation

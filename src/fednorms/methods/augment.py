@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from typing_extensions import override
 
-from fednorms.part import Part, option, part
+from fednorms.core.part import Part, option, part
+from fednorms.core.views import Step
 from fednorms.transforms.chains import CHAINS
-from fednorms.views import Step
 
 
 @part("augment")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from typing_extensions import override
 
-from fednorms.part import Part, option, part
-from fednorms.tree import Tree
-from fednorms.views import Context, End, Mechanism, Round
+from fednorms.core.part import Part, option, part
+from fednorms.core.tree import Tree
+from fednorms.core.views import Context, End, Mechanism, Round
 
 if TYPE_CHECKING:
-    from fednorms.net import Net
+    from fednorms.core.net import Net
 
 Draws = Literal["auto", "seeded", "system"]
 DRAWS = ("auto", "seeded", "system")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from typing_extensions import override
 
-from fednorms.part import Part, option, part
-from fednorms.views import Step
+from fednorms.core.part import Part, option, part
+from fednorms.core.views import Step
 
 
 @part("ditto")

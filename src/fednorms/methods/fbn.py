@@ -6,12 +6,12 @@ import torch
 from torch import nn
 from typing_extensions import override
 
+from fednorms.core.norms import is_batchnorm
+from fednorms.core.part import Part, Route, Slot, option, part
+from fednorms.core.surgery import Change, swap
+from fednorms.core.tree import Tree, branch, join
+from fednorms.core.views import Begin, End, Round
 from fednorms.layers.global_norm import GlobalNorm
-from fednorms.layers.norms import is_batchnorm
-from fednorms.layers.surgery import Change, swap
-from fednorms.part import Part, Route, Slot, option, part
-from fednorms.tree import Tree, branch, join
-from fednorms.views import Begin, End, Round
 
 
 @part("fbn")

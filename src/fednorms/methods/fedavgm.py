@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from fednorms.part import Part, option, part
-from fednorms.tree import Tree
-from fednorms.views import Round
+from fednorms.core.part import Part, option, part
+from fednorms.core.tree import Tree
+from fednorms.core.views import Round
 
 
 @part("fedavgm")

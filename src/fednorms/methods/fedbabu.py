@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from fednorms.part import Eval, Part, Phase, Route, Slot, option, part
+from fednorms.core.part import Eval, Part, Phase, Route, Slot, option, part
 
 
 @part("fedbabu")

@@ -7,9 +7,9 @@ from typing import Literal
 from torch import Tensor
 from typing_extensions import override
 
-from fednorms.part import Part, option, part
-from fednorms.tree import Tree
-from fednorms.views import End, Round, Step
+from fednorms.core.part import Part, option, part
+from fednorms.core.tree import Tree
+from fednorms.core.views import End, Round, Step
 
 
 @part("feddyn")

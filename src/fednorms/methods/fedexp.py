@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from typing_extensions import override
 
-from fednorms.part import Eval, Part, option, part
-from fednorms.tree import Tree
-from fednorms.views import End, Round
+from fednorms.core.part import Eval, Part, option, part
+from fednorms.core.tree import Tree
+from fednorms.core.views import End, Round
 
 
 @part("fedexp")

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
+from fednorms.core.part import Part, Route, Slot, option, part
+from fednorms.core.tree import Tree, branch, join
+from fednorms.core.views import Begin, End, Round
 from fednorms.layers.feature_augment import FeatureAugment, insert, stages
-from fednorms.part import Part, Route, Slot, option, part
-from fednorms.tree import Tree, branch, join
-from fednorms.views import Begin, End, Round
 
 if TYPE_CHECKING:
-    from fednorms.layers.surgery import Change
-    from fednorms.net import Net
+    from fednorms.core.net import Net
+    from fednorms.core.surgery import Change
 
 FOLLOWED = {"mean": "between_mean", "std": "between_std"}
 

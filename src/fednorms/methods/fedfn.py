@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fednorms.layers.surgery import Change, swap_heads
+from fednorms.core.part import Part, option, part
+from fednorms.core.surgery import Change, swap_heads
+from fednorms.core.views import Step
 from fednorms.layers.unit_norm import UnitNormLinear
-from fednorms.part import Part, option, part
-from fednorms.views import Step
 
 
 @part("fedfn")

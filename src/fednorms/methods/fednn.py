@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from typing_extensions import override
 
+from fednorms.core.norms import is_batchnorm
+from fednorms.core.part import Part, Route, Slot, option, part, sum_of_parts
+from fednorms.core.surgery import Change, swap, swap_convolutions
+from fednorms.core.tree import Tree
+from fednorms.core.views import Begin
 from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm
-from fednorms.layers.norms import is_batchnorm
-from fednorms.layers.surgery import Change, swap, swap_convolutions
 from fednorms.layers.weight_norm import WNConv2d
-from fednorms.part import Part, Route, Slot, option, part, sum_of_parts
-from fednorms.tree import Tree
-from fednorms.views import Begin
 
 
 @part("wn")

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from fednorms.errors import BadInput
-from fednorms.layers.norms import is_norm
-from fednorms.part import Part, Route, Slot, part
-from fednorms.tree import Tree
-from fednorms.views import Begin, Context, End, Round
+from fednorms.core.errors import BadInput
+from fednorms.core.norms import is_norm
+from fednorms.core.part import Part, Route, Slot, part
+from fednorms.core.tree import Tree
+from fednorms.core.views import Begin, Context, End, Round
 
 if TYPE_CHECKING:
+    from fednorms.core.net import Net
     from fednorms.data import Federation
-    from fednorms.net import Net
 
 ATTRIBUTE = "modality"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from typing_extensions import override
 
-from fednorms.part import Part, option, part
-from fednorms.tree import Tree
-from fednorms.views import End, Round
+from fednorms.core.part import Part, option, part
+from fednorms.core.tree import Tree
+from fednorms.core.views import End, Round
 
 
 @part("fednova")

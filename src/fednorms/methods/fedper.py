@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from fednorms.part import Part, Route, Slot, part
+from fednorms.core.part import Part, Route, Slot, part
 
 
 @part("fedper")

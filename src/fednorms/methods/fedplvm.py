@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from typing_extensions import override
 
-from fednorms.clustering import cluster_means, finch
-from fednorms.part import Part, Pass, option, part
-from fednorms.tree import Tree, branch
-from fednorms.views import Context, Local, Round, Step
+from fednorms.core.clustering import cluster_means, finch
+from fednorms.core.part import Part, Pass, option, part
+from fednorms.core.tree import Tree, branch
+from fednorms.core.views import Context, Local, Round, Step
 
 
 def sparse_contrast(similarity: Tensor, positive: Tensor, valid: Tensor, alpha: float, tau: float) -> Tensor:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fednorms.part import Eval, Part, Pass, Route, Slot, option, part
-from fednorms.tree import Tree
-from fednorms.views import Context, Local, Round, Step
+from fednorms.core.part import Eval, Part, Pass, Route, Slot, option, part
+from fednorms.core.tree import Tree
+from fednorms.core.views import Context, Local, Round, Step
 
 
 def to_prototypes(features: Tensor, y: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:

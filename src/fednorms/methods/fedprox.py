@@ -8,8 +8,8 @@ from dataclasses import replace
 from torch import Tensor
 from typing_extensions import override
 
-from fednorms.part import Part, Phase, option, part
-from fednorms.views import Context, Step
+from fednorms.core.part import Part, Phase, option, part
+from fednorms.core.views import Context, Step
 
 
 @part("fedprox")

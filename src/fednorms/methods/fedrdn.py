@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fednorms.part import Part, Pass, option, part
-from fednorms.tree import Tree
-from fednorms.views import Local, Round, Step
+from fednorms.core.part import Part, Pass, option, part
+from fednorms.core.tree import Tree
+from fednorms.core.views import Local, Round, Step
 
 
 @part("fedrdn")

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from fednorms.part import Eval, Part, Phase, Route, Slot, option, part
-from fednorms.views import Context
+from fednorms.core.part import Eval, Part, Phase, Route, Slot, option, part
+from fednorms.core.views import Context
 
 
 @part("fedrep")

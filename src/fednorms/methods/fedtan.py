@@ -8,11 +8,11 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
-from fednorms.layers.norms import is_batchnorm
-from fednorms.part import Part, part
+from fednorms.core.norms import is_batchnorm
+from fednorms.core.part import Part, part
 
 if TYPE_CHECKING:
-    from fednorms.net import Net
+    from fednorms.core.net import Net
 
 
 @part("fedtan")

@@ -7,15 +7,15 @@ from typing import Literal
 from torch import nn
 from typing_extensions import override
 
+from fednorms.core.norms import is_norm
+from fednorms.core.part import Part, option, part, sum_of_parts
+from fednorms.core.surgery import Change, swap, swap_convolutions
+from fednorms.core.tree import Tree
+from fednorms.core.views import Step
 from fednorms.layers.agc import adaptive_clip
 from fednorms.layers.nf_residual import scale_residuals
 from fednorms.layers.no_norm import no_norm_like
-from fednorms.layers.norms import is_norm
 from fednorms.layers.scaled_ws import WSConv2d
-from fednorms.layers.surgery import Change, swap, swap_convolutions
-from fednorms.part import Part, option, part, sum_of_parts
-from fednorms.tree import Tree
-from fednorms.views import Step
 
 
 @part("nonorm")

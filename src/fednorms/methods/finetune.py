@@ -6,7 +6,7 @@ from typing import Literal
 
 from typing_extensions import override
 
-from fednorms.part import Eval, Part, Phase, option, part
+from fednorms.core.part import Eval, Part, Phase, option, part
 
 
 @part("finetune")

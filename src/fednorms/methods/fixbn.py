@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from fednorms.layers.norms import is_batchnorm
-from fednorms.part import Part, Phase, option, part
-from fednorms.tree import Tree
-from fednorms.views import Context, Round
+from fednorms.core.norms import is_batchnorm
+from fednorms.core.part import Part, Phase, option, part
+from fednorms.core.tree import Tree
+from fednorms.core.views import Context, Round
 
 if TYPE_CHECKING:
-    from fednorms.net import Net
+    from fednorms.core.net import Net
 
 
 @part("fixbn")

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
+from fednorms.core.norms import is_batchnorm
+from fednorms.core.part import Part, Pass, Route, Slot, option, part
+from fednorms.core.tree import Tree
+from fednorms.core.views import Local, Round, Step
 from fednorms.layers.feature_generator import Synthesis, two_layers
-from fednorms.layers.norms import is_batchnorm
-from fednorms.part import Part, Pass, Route, Slot, option, part
-from fednorms.tree import Tree
-from fednorms.views import Local, Round, Step
 
 if TYPE_CHECKING:
-    from fednorms.layers.surgery import Change
-    from fednorms.net import Net
+    from fednorms.core.net import Net
+    from fednorms.core.surgery import Change
 
 
 def kernel_discrepancy(a: Tensor, b: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 from typing_extensions import override
 
-from fednorms.layers.surgery import Change
+from fednorms.core.part import Part, option, part
+from fednorms.core.surgery import Change
 from fednorms.layers.thresholds import thresholded
-from fednorms.part import Part, option, part
 
 
 @part("frn")

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from fednorms.core.norms import is_batchnorm, keeps_statistics
+from fednorms.core.part import Part, Route, Slot, option, part
+from fednorms.core.surgery import Change, swap
+from fednorms.core.tree import Tree
+from fednorms.core.views import Begin, Context, Round, Step
 from fednorms.layers.mixed_norm import MixedNorm
-from fednorms.layers.norms import is_batchnorm, keeps_statistics
-from fednorms.layers.surgery import Change, swap
-from fednorms.part import Part, Route, Slot, option, part
-from fednorms.tree import Tree
-from fednorms.views import Begin, Context, Round, Step
 
 if TYPE_CHECKING:
-    from fednorms.net import Net
+    from fednorms.core.net import Net
 
 
 def symmetric_kl(a: Tensor, b: Tensor) -> Tensor:

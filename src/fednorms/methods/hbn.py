@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fednorms.layers.hybrid_norm import HybridNorm, raw_moments
-from fednorms.layers.norms import is_batchnorm
-from fednorms.layers.surgery import Change, swap
-from fednorms.part import Part, Pass, Route, Slot, option, part
-from fednorms.tree import Tree, branch, join
-from fednorms.views import Begin, Local, Round
+from fednorms.core.moments import raw_moments
+from fednorms.core.norms import is_batchnorm
+from fednorms.core.part import Part, Pass, Route, Slot, option, part
+from fednorms.core.surgery import Change, swap
+from fednorms.core.tree import Tree, branch, join
+from fednorms.core.views import Begin, Local, Round
+from fednorms.layers.hybrid_norm import HybridNorm
 
 
 @part("hbn")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from fednorms.part import Part, Route, Slot, option, part
+from fednorms.core.part import Part, Route, Slot, option, part
 
 if TYPE_CHECKING:
-    from fednorms.net import Net
+    from fednorms.core.net import Net
 
 PRESETS = {"LeNet": 2}  # top layers that are shared, by class of the model; others share the classifier alone
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from fednorms.core.part import Part, Pass, option, part
+from fednorms.core.surgery import Change, swap_heads
+from fednorms.core.tree import Tree, branch, join
+from fednorms.core.views import End, Local, Round, Step
 from fednorms.layers.projection import with_projection
-from fednorms.layers.surgery import Change, swap_heads
-from fednorms.part import Part, Pass, option, part
-from fednorms.tree import Tree, branch, join
-from fednorms.views import End, Local, Round, Step
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:

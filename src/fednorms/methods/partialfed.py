@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fednorms.layers.norms import is_batchnorm
-from fednorms.part import Part, Pass, Route, Slot, option, part
-from fednorms.tree import Tree
-from fednorms.views import Begin, Local, Round
+from fednorms.core.norms import is_batchnorm
+from fednorms.core.part import Part, Pass, Route, Slot, option, part
+from fednorms.core.tree import Tree
+from fednorms.core.views import Begin, Local, Round
 
 if TYPE_CHECKING:
-    from fednorms.net import Net
+    from fednorms.core.net import Net
 
 Strategy = Literal["no_bn_no_head", "no_bn", "bottom_up", "top_down", "adaptive"]
 

@@ -7,9 +7,9 @@ from typing import Literal
 
 from typing_extensions import override
 
-from fednorms.part import Eval, Part, Phase, option, part
-from fednorms.tree import Tree
-from fednorms.views import Context, Gradient, Step
+from fednorms.core.part import Eval, Part, Phase, option, part
+from fednorms.core.tree import Tree
+from fednorms.core.views import Context, Gradient, Step
 
 
 @part("perfedavg")

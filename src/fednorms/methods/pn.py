@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import nn
 from typing_extensions import override
 
-from fednorms.layers.norms import is_batchnorm
+from fednorms.core.norms import is_batchnorm
+from fednorms.core.part import Part, option, part
+from fednorms.core.surgery import Change, swap
 from fednorms.layers.population_norm import PopulationNorm
-from fednorms.layers.surgery import Change, swap
-from fednorms.part import Part, option, part
 
 
 @part("pn")

@@ -7,9 +7,9 @@ from typing import Literal
 
 from typing_extensions import override
 
-from fednorms.part import Part, Phase, Weighting, option, part
-from fednorms.tree import Tree
-from fednorms.views import Context, End, Round, Step
+from fednorms.core.part import Part, Phase, Weighting, option, part
+from fednorms.core.tree import Tree
+from fednorms.core.views import Context, End, Round, Step
 
 
 @part("scaffold")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from fednorms.layers.norms import is_batchnorm
-from fednorms.part import Eval, Part, Route, Slot, part
+from fednorms.core.norms import is_batchnorm
+from fednorms.core.part import Eval, Part, Route, Slot, part
 
 
 @part("silobn")

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fednorms.errors import BadInput
-from fednorms.layers.surgery import Change, swap_heads
+from fednorms.core.errors import BadInput
+from fednorms.core.part import Part, Route, Slot, option, part
+from fednorms.core.surgery import Change, swap_heads
+from fednorms.core.views import Step
 from fednorms.layers.unit_norm import UnitNormLinear
-from fednorms.part import Part, Route, Slot, option, part
-from fednorms.views import Step
 
 
 @part("spherefed")

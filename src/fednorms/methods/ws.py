@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 from typing_extensions import override
 
-from fednorms.layers.surgery import Change, swap_convolutions
+from fednorms.core.part import Part, part
+from fednorms.core.surgery import Change, swap_convolutions
 from fednorms.layers.weight_norm import WNConv2d
-from fednorms.part import Part, part
 
 
 @part("ws")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fednorms.models.head import split_head
+from fednorms.core.head import split_head
 from fednorms.models.registry import ModelInfo, build, models
 
 __all__ = ["ModelInfo", "build", "models", "split_head"]

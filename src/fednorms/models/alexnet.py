@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
 
 _SMALLEST = 63  # below, the third pooling has nothing left
 

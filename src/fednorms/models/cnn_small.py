@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
 
 
 class SmallCNN(nn.Module):

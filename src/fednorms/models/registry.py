@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fednorms import noise
-from fednorms.errors import BadInput
+from fednorms.core import noise
+from fednorms.core.errors import BadInput
+from fednorms.core.options import did_you_mean
 from fednorms.models.alexnet import AlexNet
 from fednorms.models.cnn4 import CNN4
 from fednorms.models.cnn_small import SmallCNN
@@ -22,7 +23,6 @@ from fednorms.models.resnet_cifar import CifarResNet
 from fednorms.models.vgg11 import VGG11
 from fednorms.models.weights import load_weights
 from fednorms.models.zoo import LIBRARIES, build_zoo
-from fednorms.near import did_you_mean
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
 
 
 class ZeroPadShortcut(nn.Module):

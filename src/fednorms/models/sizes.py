@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
 
 
 def require_size(model: str, got: int | Sequence[int], expected: int) -> None:
@@ -13,7 +13,7 @@ def require_size(model: str, got: int | Sequence[int], expected: int) -> None:
     >>> require_size("lenet", 32, 32)
     >>> require_size("lenet", (28, 28), 32)
     Traceback (most recent call last):
-    fednorms.errors.BadInput: model 'lenet' takes 32x32 images, got 28x28: resize the images to 32 or choose
+    fednorms.BadInput: model 'lenet' takes 32x32 images, got 28x28: resize the images to 32 or choose
     ...
     """
     height, width = (got, got) if isinstance(got, int) else got

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fednorms.errors import BadInput
-from fednorms.models.head import split_head
+from fednorms.core.errors import BadInput
+from fednorms.core.head import split_head
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
@@ -20,7 +20,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
 
     >>> read_state_dict("missing.pt")
     Traceback (most recent call last):
-    fednorms.errors.BadInput: weights: no file 'missing.pt'; expected a .safetensors or .pt file with a state
+    fednorms.BadInput: weights: no file 'missing.pt'; expected a .safetensors or .pt file with a state
     dict
     """
     file = Path(path)

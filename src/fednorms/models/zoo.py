@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
+from fednorms.core.options import did_you_mean
 from fednorms.models.weights import load_tensors
-from fednorms.near import did_you_mean
 
 LIBRARIES = ("torchvision", "timm")
 

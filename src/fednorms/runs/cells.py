@@ -17,15 +17,15 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from fednorms.blame import place
+from fednorms.core.blame import place
+from fednorms.core.errors import FednormsError, RunFailed
 from fednorms.data import Federation
-from fednorms.errors import FednormsError, RunFailed
-from fednorms.runs.directory import RunDirectory
 from fednorms.runs.driver import RoundEvent, execute
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Data, Recipe
 from fednorms.runs.result import Result
 from fednorms.runs.session import open_federation
+from fednorms.runs.store.directory import RunDirectory
 
 
 @dataclass(frozen=True)

@@ -17,21 +17,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from fednorms._version import __version__
+from fednorms.core.errors import BadInput
+from fednorms.core.method import Method
+from fednorms.core.options import nearest
+from fednorms.core.part import Part
+from fednorms.core.training import Training
 from fednorms.data import Federation
-from fednorms.errors import BadInput
-from fednorms.method import Method
-from fednorms.method import method as read_method
-from fednorms.options import nearest
-from fednorms.part import Part
+from fednorms.methods.registry import method as read_method
 from fednorms.runs.cells import Cell, Outcome, Own, Watch, run_cells
-from fednorms.runs.directory import RunDirectory
 from fednorms.runs.handed_over import federation_keys
 from fednorms.runs.identity import own_loss, own_model
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session, data_notes, open_federation
-from fednorms.training import Training
-from fednorms.version import __version__
+from fednorms.runs.store.directory import RunDirectory
 
 MEAN, BALANCED = "mean", "balanced"
 

@@ -13,18 +13,19 @@ from typing import Any
 
 from torch import nn
 
-from fednorms.core import broadcast, initial_state, server_update
+from fednorms._version import __version__
+from fednorms.core.errors import BadInput
+from fednorms.core.method import Method
+from fednorms.core.part import Part
+from fednorms.core.round import broadcast, initial_state, server_update
+from fednorms.core.states import ServerState
+from fednorms.core.training import Training
+from fednorms.core.tree import Tree
 from fednorms.data import Federation
 from fednorms.engines.devices import numerics
 from fednorms.engines.loop import Trained, repeatable
-from fednorms.engines.store import ClientStore
-from fednorms.errors import BadInput
 from fednorms.evaluation.scores import Scores, judged_by
-from fednorms.method import Method
-from fednorms.method import method as read_method
-from fednorms.part import Part
-from fednorms.runs.checkpoint import load, save, save_best
-from fednorms.runs.directory import RunDirectory
+from fednorms.methods.registry import method as read_method
 from fednorms.runs.facts import write_facts
 from fednorms.runs.handed_over import federation_keys
 from fednorms.runs.identity import named, own_loss, own_model, own_parts, same_code
@@ -33,10 +34,8 @@ from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
 from fednorms.runs.session import Session
-from fednorms.states import ServerState
-from fednorms.training import Training
-from fednorms.tree import Tree
-from fednorms.version import __version__
+from fednorms.runs.store.checkpoint import load, save, save_best
+from fednorms.runs.store.directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -236,7 +235,7 @@ def play(session: Session, directory: RunDirectory | None, callback: Callback | 
     found = load(directory.checkpoints, task.like.device) if directory else None
     if found and directory:
         state, best = found.server, found.extra.get("best")
-        engine.store = ClientStore(engine.store.limit_bytes, directory.spill, source=found.clients)
+        engine.store = engine.store.starting_from(found.clients)
         directory.cut_metrics(state.round)
         history, notes = directory.metrics(), list(found.notes)
         if recipe.version != __version__:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fednorms.core.errors import RunFailed
 from fednorms.data import Federation, Preprocessing, Protocol
-from fednorms.errors import RunFailed
-from fednorms.runs.atomic import write_atomic
-from fednorms.runs.directory import RunDirectory
 from fednorms.runs.session import Session
+from fednorms.runs.store.atomic import write_atomic
+from fednorms.runs.store.directory import RunDirectory
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from fednorms.core.errors import BadInput
 from fednorms.data import Federation
 from fednorms.data.registry import federation as make
-from fednorms.errors import BadInput
 from fednorms.runs.recipe import Data
 
 _MADE_BY = Data.model_fields.keys() & signature(make).parameters.keys()

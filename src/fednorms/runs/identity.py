@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fednorms.blame import LIBRARIES, of_user
-from fednorms.errors import BadInput, refuse_class
-from fednorms.method import Method
+from fednorms.core.blame import LIBRARIES, of_user
+from fednorms.core.errors import BadInput, refuse_class
+from fednorms.core.method import Method
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _TOLD = (bool, int, float, complex, str, bytes, tuple, frozenset)  # not what a run may fill, as a list of what it saw
@@ -50,7 +50,7 @@ def model_hash(model: nn.Module) -> str:
 def own_parts(method: Method) -> dict[str, str]:
     """The parts of a method that do not come with the library, each with a hash of its code.
 
-    >>> from fednorms.method import method
+    >>> from fednorms.methods.registry import method
     >>> own_parts(method("fedbn + fedfn"))
     {}
     """

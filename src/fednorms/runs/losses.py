@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fednorms.core.errors import BadInput
+from fednorms.core.options import nearest
 from fednorms.data import Federation
-from fednorms.errors import BadInput
-from fednorms.options import nearest
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -8,21 +8,21 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from fednorms._version import __version__
+from fednorms.core.errors import BadInput
+from fednorms.core.method import Method
+from fednorms.core.options import nearest
+from fednorms.core.sampling import Participation
+from fednorms.core.training import Training
 from fednorms.data.protocol import Protocol
 from fednorms.data.rules import rule
 from fednorms.engines.devices import Precision, pick_device
 from fednorms.engines.graphs import Graphs
-from fednorms.engines.sampling import Participation
-from fednorms.errors import BadInput
 from fednorms.evaluation.modes import Mode
-from fednorms.method import Method
-from fednorms.method import method as read_method
-from fednorms.options import nearest
+from fednorms.methods.registry import method as read_method
 from fednorms.runs.identity import own_parts
 from fednorms.runs.toml import dumps
-from fednorms.training import Training
 from fednorms.transforms.chains import CHAINS
-from fednorms.version import __version__
 
 
 class Data(BaseModel):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fednorms.data import Federation
-from fednorms.runs.atomic import clear_errors, write_atomic
 from fednorms.runs.compare import MEAN, Comparison
+from fednorms.runs.store.atomic import clear_errors, write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

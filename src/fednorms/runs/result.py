@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from fednorms.errors import BadInput
-from fednorms.runs.choosing import choose
+from fednorms.core.errors import BadInput
+from fednorms.core.states import ServerState
 from fednorms.runs.facts import Facts
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session
-from fednorms.states import ServerState
+from fednorms.runs.use.choose import choose
 
 Row = dict[str, Any]
 

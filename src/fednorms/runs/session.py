@@ -7,8 +7,13 @@ from pathlib import Path
 
 from torch import nn
 
-from fednorms import hook_returns
-from fednorms.accounting import Guarantee
+from fednorms.core import checks
+from fednorms.core.accounting import Guarantee
+from fednorms.core.errors import BadInput
+from fednorms.core.method import Method
+from fednorms.core.net import Net
+from fednorms.core.sampling import Participation
+from fednorms.core.states import Task
 from fednorms.data import Federation, Protocol
 from fednorms.data.partition import partition
 from fednorms.data.registry import federation as read_federation
@@ -17,17 +22,12 @@ from fednorms.engines.graphs import Graphs
 from fednorms.engines.loop import Loop
 from fednorms.engines.many_devices import Devices, gpus
 from fednorms.engines.measured import loop_or_workers
-from fednorms.engines.sampling import Participation
-from fednorms.engines.store import ClientStore
 from fednorms.engines.workers import Workers
-from fednorms.errors import BadInput
 from fednorms.evaluation.modes import Mode, headline
-from fednorms.method import Method
 from fednorms.models import build
-from fednorms.net import Net
 from fednorms.runs.losses import Loss, base_loss
 from fednorms.runs.recipe import Recipe
-from fednorms.states import Task
+from fednorms.runs.store.clients import ClientStore
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Session:
         method = recipe.whole_method()
         training = given
         for p in method.parts:
-            training = hook_returns.one(p, "arrange", p.arrange(training), Federation)
+            training = checks.one(p, "arrange", p.arrange(training), Federation)
         net = Net(
             open_model(recipe, given) if model is None else model,
             method,

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from fednorms.core.errors import BadInput
+from fednorms.core.options import nearest
+from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.generate import blurs, resampling, tones, weather
-from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.rules import draws
 from fednorms.data.splits import split
-from fednorms.errors import BadInput
-from fednorms.options import nearest
 
 Constants = tuple[tuple[float, ...], ...]
 Corruption = Callable[[Tensor, Sequence[float], blurs.Draws], Tensor]

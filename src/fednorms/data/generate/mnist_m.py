@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fednorms.core.errors import BadInput
 from fednorms.data.rules import draws
-from fednorms.errors import BadInput
 
 
 def mnist_m(digits: Tensor | np.ndarray, backgrounds: Sequence[np.ndarray], seed: int = 0) -> Tensor:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fednorms.core.errors import BadInput
+from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.digits_shift import real_digits
 from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.label_rules import by_class
-from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.rules import draws
 from fednorms.data.splits import split
-from fednorms.errors import BadInput
 
 
 def shift(

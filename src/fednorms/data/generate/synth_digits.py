@@ -10,8 +10,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from torch import Tensor
 
+from fednorms.core.errors import BadInput
 from fednorms.data.rules import draws
-from fednorms.errors import BadInput
 
 _CONTRAST = 40
 _FACES = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono", "DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSans-Oblique")

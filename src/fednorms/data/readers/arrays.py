@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fednorms.core.errors import BadInput
 from fednorms.data.arrays import from_arrays
 from fednorms.data.federation import Federation, raise_problems
 from fednorms.data.readers.reader import Reader, chosen
-from fednorms.errors import BadInput
 
 MEDMNIST_PROTOCOLS = {"official": "the official train, validation and test splits; one site per file"}
 NPZ_PROTOCOLS = {"own": "your own arrays, one .npz per site, with their splits or divided here"}

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fednorms.core.errors import BadInput
+from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, Site, Split, raise_problems
 from fednorms.data.pickles import load_pickle
-from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.digits_five import as_rgb
 from fednorms.data.readers.divisions import stratified
 from fednorms.data.readers.pictures import FEDBN, Pictures, images_in
 from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
-from fednorms.errors import BadInput
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CORRUPTIONS = (

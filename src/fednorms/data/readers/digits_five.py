@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from PIL import Image
 
+from fednorms.core.errors import BadInput
+from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, Site, Split, raise_problems
 from fednorms.data.pickles import load_pickle
-from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.readers.divisions import even, sklearn_eighty_twenty
 from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
-from fednorms.errors import BadInput
 
 PROTOCOLS = {
     "fedwon": "FedBN and FedWon, cross-silo tables: five clients with part 0 (743 images) each, 28 px",
@@ -92,7 +92,7 @@ def digits_five(
 
     >>> digits_five("/no/such/place")
     Traceback (most recent call last):
-    fednorms.errors.BadInput: digits-five: '/no/such/place' is not a folder; expected ...
+    fednorms.BadInput: digits-five: '/no/such/place' is not a folder; expected ...
     """
     chosen("digits-five", protocol, PROTOCOLS)
     base, validated = protocol.removesuffix("-val"), protocol.endswith("-val")

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from fednorms.core.errors import BadInput
+from fednorms.core.noise import hashed_uniform, seed_of
 from fednorms.data.splits import split
-from fednorms.errors import BadInput
-from fednorms.noise import hashed_uniform, seed_of
 
 Parts = dict[str, np.ndarray]
 

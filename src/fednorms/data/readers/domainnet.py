@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fednorms.core.errors import BadInput
+from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, raise_problems
-from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.readers.divisions import shuffled
 from fednorms.data.readers.office import fedbn_federation, fedbn_lists
 from fednorms.data.readers.pictures import (
@@ -26,7 +27,6 @@ from fednorms.data.readers.pictures import (
     text_list,
 )
 from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
-from fednorms.errors import BadInput
 
 TEN_CLASSES = (
     "bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra",

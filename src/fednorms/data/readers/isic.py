@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from fednorms.core.errors import BadInput
+from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, raise_problems
 from fednorms.data.folders import Prepared
-from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.divisions import fractions
 from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, absent, built
 from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
 from fednorms.data.readers.tables import columns_of, read_table, tables_in, whole_number, with_suffix
-from fednorms.errors import BadInput
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 CENTRES = ("BCN", "HAM vidir_molemax", "HAM vidir_modern", "HAM rosendahl", "MSK", "HAM vienna_dias")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fednorms.core.errors import BadInput
+from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, raise_problems
-from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.readers.divisions import fractions, shuffled, sklearn_eighty_twenty, tenth_per_class
 from fednorms.data.readers.pictures import (
     FEDBN,
@@ -27,7 +28,6 @@ from fednorms.data.readers.pictures import (
     require_domains,
 )
 from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
-from fednorms.errors import BadInput
 
 CALTECH_CLASSES = (
     "back_pack", "bike", "calculator", "headphones", "keyboard",

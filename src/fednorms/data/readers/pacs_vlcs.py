@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fednorms.core.errors import BadInput
+from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation
-from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.readers.divisions import greg, shuffled, tenth_per_class
 from fednorms.data.readers.pictures import (
     FEDBN,
@@ -33,7 +34,6 @@ from fednorms.data.readers.pictures import (
     text_list,
 )
 from fednorms.data.readers.reader import Reader, chosen, deviations, home, source_of
-from fednorms.errors import BadInput
 
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 PACS_COUNTS: Mapping[str, Sequence[int]] = {

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from fednorms.core.errors import BadInput
+from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, Site, Split, raise_problems
 from fednorms.data.folders import EXTENSIONS, Prepared, read_images
 from fednorms.data.pickles import load_pickle
-from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.divisions import Parts
 from fednorms.data.readers.reader import compared
-from fednorms.errors import BadInput
 
 Cache = str | Path | bool | None
 PLAIN = Protocol()  # no augmentation, cross-entropy, accuracy

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fednorms.core.errors import BadInput
+from fednorms.core.options import nearest
 from fednorms.data.federation import Federation, raise_problems
 from fednorms.data.folders import counted_only
-from fednorms.errors import BadInput
-from fednorms.options import nearest
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def chosen(what: str, protocol: str, known: Mapping[str, Any]) -> str:
 
     >>> chosen("pacs", "fedn", {"fednn": 1, "greg": 2})
     Traceback (most recent call last):
-    fednorms.errors.BadInput: pacs has no protocol 'fedn': did you mean "fednn"? Known: fednn, greg
+    fednorms.BadInput: pacs has no protocol 'fedn': did you mean "fednn"? Known: fednn, greg
     """
     if protocol not in known:
         raise BadInput(f"{what} has no protocol {protocol!r}: {nearest(protocol, known)}")

@@ -10,15 +10,15 @@ from typing import TextIO
 
 import numpy as np
 
+from fednorms.core.errors import BadInput
+from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, raise_problems
 from fednorms.data.folders import EXTENSIONS
-from fednorms.data.preprocessing import Preprocessing
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.divisions import greg
 from fednorms.data.readers.pictures import FEDBN, MEMORY, PLAIN, Cache, Member, Pictures, absent, built, joined
 from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
 from fednorms.data.splits import split
-from fednorms.errors import BadInput
 
 CAMELYON_COUNTS = {"center0": 59_436, "center1": 34_904, "center2": 85_054, "center3": 129_838, "center4": 146_722}
 CAMELYON_PROTOCOLS = {

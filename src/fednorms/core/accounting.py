@@ -1,0 +1,172 @@
+"""How much differential privacy a run has used up: epsilon after each round, by the package dp-accounting."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any
+
+from fednorms.core.errors import BadInput
+from fednorms.core.method import Method
+from fednorms.core.sampling import Participation
+from fednorms.core.views import Mechanism
+
+# Whole numbers only: between them the package's series for small sampling rates does not always converge.
+ORDERS = (*range(2, 65), 72, 80, 96, 128, 192, 256, 512)
+LEFT_OUT = "a client's update left out or not"
+REPLACED = "a client replaced by any other"
+ANY_UPDATE = "any two updates of one client"
+
+
+@dataclass
+class Guarantee:
+    """(epsilon, delta)-differential privacy at the level of clients, after each round of a run.
+
+    `secret` says whether nobody knows who took part in a round: only then does drawing clients at random add to their
+    privacy. Otherwise the client that took part most often decides.
+
+    >>> g = Guarantee("dpcentral", Mechanism(1.0, 2.0, 1e-5, "server"), Participation.read("all"), ("a", "b"))
+    >>> g.epsilon(0), 0 < g.epsilon(1) < g.epsilon(10)
+    (0.0, True)
+    """
+
+    part: str
+    mechanism: Mechanism
+    participation: Participation
+    clients: Sequence[str]
+    seed: int = 0
+    secret: bool = True
+    _came: Counter[str] = field(default_factory=Counter)
+    _counted: int = 0
+
+    @classmethod
+    def of(
+        cls, method: Method, participation: Participation, clients: Sequence[str], seed: int, *, secret: bool = True
+    ) -> Guarantee | None:
+        """The guarantee of a method; None if it has no noise."""
+        for p in method.having("mechanism"):
+            mechanism = p.mechanism()
+            if mechanism is None or not mechanism.noise:
+                continue
+            if mechanism.delta * len(clients) >= 1:
+                raise BadInput(
+                    f"{p.name}: delta must be well below one in {len(clients)} clients, got {mechanism.delta}: a "
+                    "mechanism that publishes one client in the clear would satisfy that."
+                )
+            _package()
+            return cls(p.name, mechanism, participation, tuple(clients), seed, secret)
+        return None
+
+    @property
+    def relation(self) -> str:
+        """Between which two worlds nobody can tell the difference."""
+        if self.mechanism.where == "client":
+            return ANY_UPDATE
+        return REPLACED if self._drawn else LEFT_OUT
+
+    def epsilon(self, t: int) -> float:
+        """Epsilon after t rounds, an upper bound."""
+        z, q = self.mechanism.noise, self.participation.expected(len(self.clients)) / len(self.clients)
+        if self.mechanism.where == "client":
+            return self._gaussian(z / 2, self._most(t))
+        if self._drawn:  # two cohorts of equal size differ in two clients: the one that left and the one that came
+            return min(self._renyi(t), self._gaussian(z / 2, t))
+        if self.secret and q < 1:
+            return min(self._renyi(t), self._gaussian(z, t))
+        return self._gaussian(z, self._most(t))
+
+    def to_dict(self, t: int) -> dict[str, Any]:
+        """What a summary says of it."""
+        return {
+            "part": self.part,
+            "epsilon": self.epsilon(t),
+            "delta": self.mechanism.delta,
+            "neighbours": self.relation,
+            "cohorts": "secret" if self.secret else "known",
+        }
+
+    @property
+    def _drawn(self) -> bool:
+        """Whether a fixed number of clients is drawn without replacement, in secret, by a server that adds noise."""
+        some = self.participation.expected(len(self.clients)) < len(self.clients)
+        return self.mechanism.where == "server" and self.secret and some and self.participation.kind == "fixed"
+
+    def _gaussian(self, multiplier: float, times: int) -> float:
+        """Exact for Gaussian noise, so many times: as one time with less noise."""
+        if not times:
+            return 0.0
+        return float(_package().get_epsilon_gaussian(multiplier / math.sqrt(times), self.mechanism.delta))
+
+    def _renyi(self, t: int) -> float:
+        if not t:
+            return 0.0
+        epsilon, _ = _package().rdp.compute_epsilon(ORDERS, t * self._one_round, self.mechanism.delta)
+        return float(epsilon)
+
+    @cached_property
+    def _one_round(self) -> Any:  # noqa: ANN401
+        """Renyi divergences of one round with randomly drawn clients."""
+        dp, z, n = _package(), self.mechanism.noise, len(self.clients)
+        m = self.participation.expected(n)
+        if self._drawn:
+            event = dp.SampledWithoutReplacementDpEvent(n, int(m), dp.GaussianDpEvent(z / 2))
+            accountant = dp.rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_ONE)
+        else:
+            event = dp.PoissonSampledDpEvent(m / n, dp.GaussianDpEvent(z))
+            accountant = dp.rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_SPECIAL)
+        return accountant.compose(event).rdp
+
+    def _most(self, t: int) -> int:
+        """How many of the first t rounds the client that came most often took part in."""
+        if self.participation.kind == "all":
+            return t
+        if t < self._counted:
+            self._came, self._counted = Counter(), 0
+        for round_ in range(self._counted, t):
+            self._came.update(self.participation.cohort(self.clients, self.seed, round_))
+        self._counted = t
+        return max(self._came.values(), default=0)
+
+
+def example(method: Method) -> str:
+    """What a method's differential privacy is, in words, with epsilon for runs in which every client takes part.
+
+    >>> from fednorms.methods.registry import method
+    >>> example(method("fedprox"))
+    ''
+    >>> print(example(method("dpcentral(noise=2) + fedbn")))
+    dpcentral: updates no longer than 1.0, noise of std 2 on their sum, added by the server.
+    Epsilon at delta 1e-05, every client in every round: 1.99 after 1 round, 7... after 10 rounds, 3... after 100 rounds
+    (a client's update left out or not).
+    """
+    for p in method.having("mechanism"):
+        found = p.mechanism()
+        if found is None:
+            continue
+        where = "each, added at the site" if found.where == "client" else "their sum, added by the server"
+        said = f"{p.name}: updates no longer than {found.clip}, noise of std {found.noise * found.clip:g} on {where}."
+        if not found.noise:
+            return f"{p.name}: updates no longer than {found.clip}, no noise: no differential privacy."
+        guarantee = Guarantee(p.name, found, Participation(), ("a", "b"))
+        try:
+            after = [f"{guarantee.epsilon(t):.3g} after {t} round{'s' * (t > 1)}" for t in (1, 10, 100)]
+        except BadInput as error:
+            return f"{said}\n{error}"
+        every = f"Epsilon at delta {found.delta:g}, every client in every round: {', '.join(after)}"
+        return f"{said}\n{every}\n({guarantee.relation})."
+    return ""
+
+
+def _package() -> Any:  # noqa: ANN401
+    """dp-accounting, or a word about how to get it."""
+    if find_spec("dp_accounting") is None:
+        raise BadInput(
+            "Differential privacy needs the package dp-accounting, which computes epsilon. "
+            "Install it with: pip install 'fednorms[dp]'"
+        )
+    return importlib.import_module("dp_accounting")

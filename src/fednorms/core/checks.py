@@ -1,0 +1,192 @@
+"""What hooks return, looked at where it comes in: a wrong one is an error that names part, hook and the way out.
+
+A hook of the user's own returns what it likes. Names, shapes and types are looked at, inside a step in the first one of
+a phase alone; numbers are read of a server's step only, once a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fednorms.core.errors import BadInput, Diverged
+from fednorms.core.options import did_you_mean, few
+from fednorms.core.part import Part, Phase
+from fednorms.core.tree import Tree
+
+T = TypeVar("T")
+
+# By hook: what it returns, and how it is written.
+_RETURNS = {
+    "surgery": ("a list of Changes, or None", "Change the model in place, and return what fednorms.layers.swap did"),
+    "arrange": ("a Federation", "Return the federation itself where all sites train"),
+    "plan": ("a list of Phases", "Return phases, or [dataclasses.replace(phase, ...) for phase in phases]"),
+    "begin": ("the model, a Tree with all its tensors", "Return model, or fn.Tree({**model, name: tensor})"),
+    "batch": ("images and labels", "Return x, y"),
+    "objective": ("the loss, one number as a tensor", "Return its mean over the batch, as s.base(s.logits, s.y) is"),
+    "loss": ("one number, or 0.0 where it has nothing to add", "Take the mean or the sum of a vector"),
+    "twin": ("one number, or 0.0 where it has nothing to add", "Take the mean or the sum of a vector"),
+    "oracle": ("a function of (params, draw) that gives a gradient, a Tree", "Return gradf where nothing changes"),
+    "grad": ("the gradient, a Tree", "Return g where nothing changes, or g.map(function)"),
+    "decay": ("a Tree to add to the gradient", "Return fn.Tree() where there is nothing to add"),
+    "path": ("a value that can be hashed", "Return None, a word, a number or a tuple of them"),
+    "init": ("two Trees, the server's state and a client's", "Return fn.Tree(), fn.Tree() for no state"),
+    "down": ("a Tree, what clients are sent of the server's state", "Return fn.Tree() to send nothing"),
+    "finish": ("two Trees, the new state and what is sent", "Return e.mine, fn.Tree() to change and send nothing"),
+    "send": ("the update, a Tree", "Return delta where nothing changes"),
+    "protect": ("the update, a Tree", "Return update where nothing changes"),
+    "release": ("the update, a Tree", "Return update where nothing changes"),
+    "server": ("two Trees, the update and the new state", "Return delta, r.mine where nothing changes"),
+    "stats": ("the update of the statistics, a Tree", "Return delta where nothing changes"),
+    "passes": ("a list of Passes", "Return [fn.Pass(...)], also if it is one"),
+    "client of a pass": ("two Trees, what is kept and what is sent", "Return local.mine, fn.Tree() for nothing new"),
+    "server of a pass": ("the server's new state, a Tree", "Return r.mine where nothing changes"),
+    "evaluation": ("an Eval", "Return fn.Eval(...)"),
+}
+
+
+def wrong(p: Part, hook: str, got: str, fix: str = "") -> BadInput:
+    """The error of a hook that returns what it should not."""
+    what, how = _RETURNS[hook]
+    return BadInput(f"{p.name}: {hook} returns {what}, got {got}. {fix or how}.")
+
+
+def kind(given: object) -> str:
+    """What was returned, in a few words.
+
+    >>> kind(torch.zeros(2, 3)), kind((1.0, None)), kind([]), kind(int)
+    ('a tensor of (2, 3)', 'float and NoneType', 'an empty list', 'the class int')
+    """
+    if isinstance(given, Tensor):
+        return f"a tensor of {tuple(given.shape)}"
+    if isinstance(given, (tuple, list)):
+        inside = " and ".join(kind(one) for one in given[:3]) + " and more" * (len(given) > 3)
+        return inside or f"an empty {type(given).__name__}"
+    return f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+
+
+def one(p: Part, hook: str, given: object, expected: type[T]) -> T:
+    """What a hook returned, if it is of the expected class."""
+    if not isinstance(given, expected):
+        raise wrong(p, hook, kind(given))
+    return given
+
+
+def several(p: Part, hook: str, given: object, expected: type[T]) -> list[T]:
+    """The same for a hook that returns a list."""
+    if not isinstance(given, (list, tuple)):
+        raise wrong(p, hook, kind(given))
+    if others := [item for item in given if not isinstance(item, expected)]:
+        raise wrong(p, hook, f"{kind(others[0])} in it")
+    return list(given)
+
+
+# -- trees ----------------------------------------------------------------------------------------------------------
+def tree(p: Part, hook: str, given: object) -> Tree:
+    """A Tree of tensors."""
+    return _of_tensors(p, hook, one(p, hook, given, Tree))
+
+
+def two_trees(p: Part, hook: str, given: object) -> tuple[Tree, Tree]:
+    """Two Trees of tensors."""
+    if not (isinstance(given, (tuple, list)) and len(given) == 2 and all(isinstance(t, Tree) for t in given)):
+        raise wrong(p, hook, kind(given))
+    return _of_tensors(p, hook, given[0]), _of_tensors(p, hook, given[1])
+
+
+def _of_tensors(p: Part, hook: str, given: Tree) -> Tree:
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise wrong(p, hook, f'{kind(value)} as the entry "{name}"', "Make a tensor of it: torch.tensor(...)")
+    return given
+
+
+def fitting(p: Part, hook: str, given: object, like: Mapping[str, Tensor]) -> Tree:
+    """A Tree of some of these names, with tensors of these shapes: another shape would be stretched in silence."""
+    found = tree(p, hook, given)
+    for name, value in found.items():
+        if name not in like:
+            fix = f"Leave it out; {did_you_mean(name, like)}it may return {few(list(like)) or 'no entry at all'}"
+            raise wrong(p, hook, f'an entry "{name}", which is no tensor that it may change here', fix)
+        if value.shape != like[name].shape:
+            fix = f"Give it the shape that the model's tensor has, {tuple(like[name].shape)}"
+            raise wrong(p, hook, f'{kind(value)} as the entry "{name}"', fix)
+    return found
+
+
+def update(p: Part, hook: str, given: object, like: Mapping[str, Tensor]) -> Tree:
+    """The same for what is added to a model, which must not change the type of its numbers."""
+    found = fitting(p, hook, given, like)
+    for name, value in found.items():
+        if torch.promote_types(value.dtype, like[name].dtype) != like[name].dtype:
+            got = f'a tensor of {value.dtype} as the entry "{name}", which is {like[name].dtype} in the model'
+            raise wrong(p, hook, got.replace("torch.", ""), f"Convert it: .to({like[name].dtype})")
+    return found
+
+
+def model(p: Part, given: object, like: Tree) -> Tree:
+    """What `begin` returned: the whole model."""
+    found = update(p, "begin", given, like)
+    if missing := [name for name in like if name not in found]:
+        raise wrong(p, "begin", f"a Tree without {few(missing)}")
+    return found
+
+
+def still_finite(p: Part, hook: str, changed: Tree, t: int) -> None:
+    """Refuse a server's step that is not finite: of the next round's clients, every one would seem to diverge."""
+    if not changed.finite():
+        raise Diverged(
+            f"The server's step of round {t} is not finite: {p.name} ({hook}) made it so of updates that were finite. "
+            "Look for a division by zero, a root of a negative number or too large a step there."
+        )
+
+
+def hashable(p: Part, given: Hashable) -> Hashable:
+    """What `path` returned."""
+    try:
+        hash(given)
+    except TypeError:
+        raise wrong(p, "path", kind(given)) from None
+    return given
+
+
+# -- local training -------------------------------------------------------------------------------------------------
+def phases(p: Part, given: object) -> list[Phase]:
+    """What `plan` returned."""
+    found = several(p, "plan", given, Phase)
+    if any(phase.weight_decay is not None for phase in found):  # graphs are captured with the recipe's
+        raise BadInput(
+            f"{p.name}: plan returns a phase with a weight decay of its own: only phases of `evaluation` may have one. "
+            "Leave out weight_decay."
+        )
+    return found
+
+
+def images_and_labels(p: Part, given: object, like: Tensor) -> tuple[Tensor, Tensor]:
+    """What `batch` made of images like these."""
+    if not (isinstance(given, (tuple, list)) and len(given) == 2 and all(isinstance(t, Tensor) for t in given)):
+        raise wrong(p, "batch", kind(given))
+    x, y = given
+    if x.dim() != like.dim() or x.shape[1] != like.shape[1] or x.dtype != like.dtype:
+        got = f"images of {tuple(x.shape)} and {x.dtype} for {tuple(like.shape)} and {like.dtype}"
+        raise wrong(p, "batch", got.replace("torch.", ""), "Keep the axes, the channels and the type of the numbers")
+    if len(x) != len(y):
+        raise wrong(p, "batch", f"{len(x)} images with {len(y)} labels", "Return a label for every image")
+    return x, y
+
+
+def objective(p: Part, given: object) -> Tensor:
+    """What `objective` returned."""
+    if not isinstance(given, Tensor) or given.dim():
+        raise wrong(p, "objective", kind(given))
+    return given
+
+
+def term(p: Part, hook: str, given: object) -> Tensor | float:
+    """What `loss` or `twin` returned."""
+    if not isinstance(given, (Tensor, float, int)) or (isinstance(given, Tensor) and given.dim()):
+        raise wrong(p, hook, kind(given))
+    return given

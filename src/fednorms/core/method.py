@@ -1,0 +1,177 @@
+"""Method: an ordered tuple of parts, and the checks of their combination."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from fednorms.core import checks
+from fednorms.core.errors import BadInput
+from fednorms.core.part import Eval, Part, Pass, Phase, Weighting, overrides
+from fednorms.core.views import Context
+
+
+@dataclass(frozen=True)
+class Method:
+    """An ordered tuple of parts; no parts at all is FedAvg. `+` joins methods, `str` gives the text form.
+
+    >>> from fednorms.methods.registry import method
+    >>> m = method("fedprox(mu=0.01) + fedfn")
+    >>> str(m), m == method(str(m)), str(Method())
+    ('fedprox(mu=0.01) + fedfn', True, 'fedavg')
+    """
+
+    parts: tuple[Part, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.parts, (str, Part)) or not all(isinstance(p, Part) for p in self.parts):
+            raise BadInput(
+                f"Method: expected a tuple of parts, got {self.parts!r}. fednorms.method(...) reads text, and takes a "
+                "part alone."
+            )
+        for p in self.parts:
+            _check_part(p)
+        problems = [f"{name} is given twice: list each part once" for name in _repeated([p.name for p in self.parts])]
+        problems += [
+            f"{' and '.join(rivals)} each {what}: keep one of them"
+            for what, rivals in [
+                ("replace the base loss", [p.name for p in self.having("objective")]),
+                ("decide how to fine-tune", [p.name for p in self.parts if p.evaluation().phases]),
+                ("decide which server model is tested", [p.name for p in self.parts if p.evaluation().server_model]),
+                ("decide with which statistics to test", [p.name for p in self.parts if p.evaluation().statistics]),
+                ("decide how to predict", [p.name for p in self.parts if p.evaluation().predict]),
+                ("train a second model per client", [p.name for p in self.having("twin")]),
+                ("normalise the input", [p.name for p in self.parts if p.normalises_input]),
+                ("protect what is sent", [p.name for p in self.having("protect")]),
+                ("release what was protected", [p.name for p in self.having("release")]),
+            ]
+            if len(rivals) > 1
+        ]
+        if changing := self.changing:
+            problems += [
+                f"{p.name} needs the clients' plain updates, which {' and '.join(changing)} changes before they are "
+                "sent: keep one of them"
+                for p in self.parts
+                if p.uses_even_mean or p.needs_plain_updates
+            ]
+        problems += [problem for p in self.having("protect") for problem in self._unprotected(p)]
+        problems += [problem for p in self.having("passes") for problem in _riding_problems(p)]
+        if problems:
+            raise BadInput(f'Method "{self}": ' + "; ".join(problems) + ".")
+
+    def _unprotected(self, p: Part) -> list[str]:
+        """What stands against the promise of a part that protects what is sent."""
+        found = [
+            f"{q.name} sends tensors of its own, which {p.name} does not protect: keep one of them"
+            for q in self.parts
+            if q.uploads or any(job.when in ("setup", "evaluate") for job in q.passes())
+        ]
+        mechanism = p.mechanism()
+        if mechanism and mechanism.noise and math.isinf(mechanism.clip):
+            found.append(f"{p.name} needs a finite clip for its noise, or noise=0")
+        return found
+
+    def __add__(self, other: Method | Part) -> Method:
+        return Method(self.parts + (other.parts if isinstance(other, Method) else (other,)))
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.parts)) or "fedavg"
+
+    def __repr__(self) -> str:
+        return f"method({str(self)!r})"
+
+    @property
+    def changing(self) -> list[str]:
+        """The parts by which a client sends something else than its model as it trained it.
+
+        >>> from fednorms.methods.registry import method
+        >>> method("fednova").changing, method("fedprox").changing
+        (['fednova'], [])
+        """
+        return [p.name for p in (*self.having("send"), *self.having("protect"))]
+
+    def having(self, hook: str) -> list[Part]:
+        """The parts that implement a hook, in order.
+
+        >>> from fednorms.methods.registry import method
+        >>> [p.name for p in method("fedprox + scaffold").having("loss")]
+        ['fedprox']
+        """
+        return [p for p in self.parts if overrides(p, hook)]
+
+    def phases(self, phases: list[Phase], c: Context) -> list[Phase]:
+        """The phases of a round of local training after every part's `plan`."""
+        for p in self.having("plan"):
+            phases = checks.phases(p, p.plan(phases, c))
+        return phases
+
+    def path(self, c: Context) -> dict[str, Hashable]:
+        """The code path of every part in this round."""
+        return {p.name: checks.hashable(p, p.path(c)) for p in self.having("path")}
+
+    def evaluation(self) -> Eval:
+        """The one evaluation rule of all parts together.
+
+        >>> from fednorms.methods.registry import method
+        >>> method("fedbn + finetune(epochs=2)").evaluation().phases[0].epochs
+        2
+        """
+        rules = [p.evaluation() for p in self.parts]
+        return Eval(
+            phases=next((r.phases for r in rules if r.phases), ()),
+            server_model=next((r.server_model for r in rules if r.server_model), None),
+            predict=next((r.predict for r in rules if r.predict), None),
+            statistics=next((r.statistics for r in rules if r.statistics), None),
+            unseen=next((r.unseen for r in rules if r.unseen), None),
+        )
+
+    def weighting(self, chosen: Weighting | None = None) -> Weighting:
+        """How client models are weighted: the recipe's choice, else the parts' own, else by size.
+
+        >>> from fednorms.methods.registry import method
+        >>> method("fedbn").weighting(), method("fedprox").weighting(), method("fedbn").weighting("size")
+        ('uniform', 'size', 'size')
+        """
+        if chosen == "size" and (even := [p.name for p in self.having("release")]):
+            raise BadInput(
+                f'Method "{self}": {even[0]} needs equal weights, because a client with more data would count for more '
+                'than its noise hides. Choose weighting="uniform" or "auto".'
+            )
+        if chosen:
+            return chosen
+        wanted = {p.weighting: p.name for p in self.parts if p.weighting}
+        if len(wanted) > 1:
+            asked = " and ".join(f"{name} ({w})" for w, name in wanted.items())
+            raise BadInput(
+                f'Method "{self}": {asked} ask for different weightings. Choose with weighting="size" or "uniform".'
+            )
+        return next((w for w in wanted if w), "size")
+
+
+def _check_part(p: Part) -> None:
+    """What every part needs to be one, and what is asked of it at once."""
+    if not hasattr(p, "name"):
+        raise nameless(p)
+    checks.one(p, "evaluation", p.evaluation(), Eval)
+    checks.several(p, "passes", p.passes(), Pass)
+
+
+def nameless(p: Part) -> BadInput:
+    """The error of a part whose class was not registered with `@fn.part`."""
+    kind = type(p).__name__
+    return BadInput(f'{kind} has no name to be called by. Put @fn.part("{kind.lower()}") above its class.')
+
+
+def _riding_problems(p: Part) -> list[str]:
+    """What cannot ride together in one training call."""
+    riding = [job for job in p.passes() if job.when in ("before", "after")]
+    if len(riding) > 1:
+        return [f"{p.name} has {len(riding)} passes before or after training, of which a part may have one"]
+    if riding and overrides(p, "finish") and p.uploads and riding[0].reduce != p.reduction:
+        return [f"{p.name} reduces what its pass sends by {riding[0].reduce} and what finish sends by {p.reduction}"]
+    return []
+
+
+def _repeated(items: list[str]) -> list[str]:
+    return sorted({i for i in items if items.count(i) > 1})

@@ -1,0 +1,342 @@
+"""Part: one idea of federated learning, as a frozen dataclass of hyper-parameters with a few pure hooks.
+
+Every hook has one law of composition, so any parts combine; `docs/architecture.md` has the table. A part sees what the
+server sent to it (`down`) and its own state (`mine`), never another part's, and keeps nothing on `self`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, dataclass_transform, get_args
+
+from torch import Tensor, nn
+
+from fednorms.core.errors import BadInput
+from fednorms.core.options import did_you_mean, text_of, with_options
+from fednorms.core.options import option as option
+from fednorms.core.tree import Tree
+from fednorms.core.views import Begin, Context, End, Gradient, Local, Mechanism, Round, Step
+
+if TYPE_CHECKING:
+    from fednorms.core.method import Method
+    from fednorms.core.net import Net
+    from fednorms.core.surgery import Change
+    from fednorms.data import Federation
+
+Reduction = Literal["weighted", "uniform", "grouped", "sum", "stack", "list"]
+Weighting = Literal["size", "uniform"]
+
+
+class Route(IntEnum):
+    """Who owns a tensor of the model; exactly one per tensor, ordered by privacy (the most private wins).
+
+    >>> max(Route.SHARED, Route.LOCAL).name
+    'LOCAL'
+    """
+
+    SHARED = 0  # sent up, averaged, loaded back
+    SENT = 1  # sent up and averaged, but the client keeps its own
+    OWNED = 2  # supplied and collected by a part, never averaged with the model; parameters are trained
+    LOCAL = 3  # stays with the client
+    FROZEN = 4  # never moves during training
+
+
+@dataclass(frozen=True)
+class Slot:
+    """All that a route may look at: one tensor of the state dict and the module that owns it."""
+
+    name: str
+    leaf: str
+    kind: Literal["param", "buffer"]
+    module: nn.Module
+    head: bool
+    trainable: bool
+    layer: int = 1  # number of its weight layer from the input on; a norm counts with the layer before it
+    layers: int = 1  # how many weight layers there are
+    model: str = ""  # class of the whole model
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local training: how long, which tensors move, which statistics normalise.
+
+    `lr=None` is the round's rate (in phases of `evaluation`: the first round's); `factor` multiplies it. `draws`
+    batches go into one step (only `oracle` sees them). `weight_decay=None` is the recipe's; only phases of `evaluation`
+    may have another. `plain` are bare gradient steps at the round's rate: no momentum, weight decay or clipping.
+
+    >>> Phase(epochs=5, train="head").norm
+    'batch'
+    """
+
+    epochs: int | None = 1
+    steps: int | None = None
+    train: Literal["all", "head", "body"] = "all"
+    norm: Literal["batch", "running"] = "batch"
+    lr: float | None = None
+    factor: float = 1.0
+    draws: int = 1
+    weight_decay: float | None = None
+    plain: bool = False
+
+    def __post_init__(self) -> None:
+        for what, value in (("epochs", self.epochs), ("steps", self.steps), ("draws", self.draws)):
+            if value is not None and value < 1:
+                raise BadInput(f"A phase has at least one of its {what}, got {value}: leave out a phase without any.")
+
+
+@dataclass(frozen=True)
+class Pass:
+    """An extra computation of the clients: once at the start, before or after each round's training, or to evaluate.
+
+    `client(local) -> keep, upload`; `server(reduced, round) -> mine`. "before" and "after" ride in the training call
+    (at most one of them per part): `begin` sees what "before" keeps, "after" sees the trained model. What an "evaluate"
+    pass returns is broadcast for that evaluation only.
+    """
+
+    when: Literal["setup", "before", "after", "evaluate"]
+    client: Callable[[Local], tuple[Tree, Tree]]
+    server: Callable[[Tree, Round], Tree]
+    reduce: Reduction = "weighted"
+
+
+@dataclass(frozen=True)
+class Eval:
+    """How a method wants to be tested; each field is set by at most one part.
+
+    `predict(logits, features, down, mine) -> logits` replaces the classifier's answer (prototypes).
+    """
+
+    phases: tuple[Phase, ...] = ()
+    server_model: Callable[[Tree, Tree], Tree] | None = None
+    predict: Callable[[Tensor, Tensor, Tree, Tree], Tensor] | None = None
+    statistics: Literal["re-estimated"] | None = None  # with which global, personal and unseen models are tested
+    unseen: Literal["re-estimated"] | None = None  # the same for unseen models only
+
+
+class Part:
+    """Base of all parts; a hook that is not overridden costs nothing. See `docs/architecture.md` for the laws."""
+
+    name: ClassVar[str]
+    paper: ClassVar[str] = ""
+    weighting: ClassVar[Weighting | None] = None  # the paper's own model weighting, if it insists
+    reduction: ClassVar[Reduction] = "weighted"  # of what `finish` uploads
+    requires: ClassVar[frozenset[str]] = frozenset()  # engine capabilities
+    keeps_all_local: ClassVar[bool] = False  # sharing nothing is the idea, not a mistake
+    normalises_input: ClassVar[bool] = False  # `batch` replaces the fixed input normalisation
+    uses_mean_gradient: ClassVar[bool] = False  # `finish` reads `mean_grad`
+    uses_even_mean: ClassVar[bool] = False  # `server` reads `even`
+    needs_plain_updates: ClassVar[bool] = False  # its maths holds only for updates that nobody changed before sending
+    uploads: ClassVar[bool] = False  # sends something of its own beside the model's update
+
+    # -- model ------------------------------------------------------------------------------------------------
+    def surgery(self, model: nn.Module, head: list[str]) -> list[Change] | None:
+        """Change layers in place and say what changed; finding nothing is an error (None: nothing was asked for)."""
+        return []
+
+    def route(self, slot: Slot) -> Route:
+        """Who owns this tensor; the most private answer wins."""
+        return Route.SHARED
+
+    def missing(self, net: Net) -> str | None:
+        """What this part looks for in a model and does not find ("BatchNorm layers"), which is an error."""
+        return None
+
+    def arrange(self, federation: Federation) -> Federation:
+        """Which sites train (Centralised pools them)."""
+        return federation
+
+    # -- local training ---------------------------------------------------------------------------------------
+    def plan(self, phases: list[Phase], c: Context) -> list[Phase]:
+        """What is trained, in which norm mode; in order."""
+        return phases
+
+    def begin(self, model: Tree, b: Begin) -> Tree:
+        """Install OWNED tensors, also before evaluation and export; in order, one owner per tensor."""
+        return model
+
+    def batch(self, x: Tensor, y: Tensor, s: Step) -> tuple[Tensor, Tensor]:
+        """Transform the data of a step (and, with `s.testing`, of a test); in order."""
+        return x, y
+
+    def objective(self, s: Step) -> Tensor:
+        """Replace the base loss; at most one part."""
+        return s.base(s.logits, s.y)
+
+    def loss(self, s: Step) -> Tensor | float:
+        """Add a term to the loss; terms are summed."""
+        return 0.0
+
+    def twin(self, s: Step) -> Tensor | float:
+        """Train a second model per client, its personal one, with the base loss and this term; at most one part.
+
+        `s.params` is the second model, `s.start` the received one. It sees the same batches; of other parts only
+        surgery, `batch` and `objective` touch it. It is kept in this part's state, never sent, and tested as personal.
+        """
+        return 0.0
+
+    def oracle(self, gradf: Gradient, s: Step) -> Gradient:
+        """Change how a gradient is taken (`s.hessian` is there too); nested, first listed innermost."""
+        return gradf
+
+    def grad(self, g: Tree, s: Step) -> Tree:
+        """Correct the gradient, before clipping and the optimiser; in order."""
+        return g
+
+    def decay(self, s: Step) -> Tree:
+        """Add to the gradient after clipping, where an optimiser's weight decay goes; summed."""
+        return Tree()
+
+    def path(self, c: Context) -> Hashable:
+        """Name the code path that a step takes in this round; an engine captures again when it changes."""
+        return None
+
+    # -- wire -------------------------------------------------------------------------------------------------
+    def init(self, w: Tree) -> tuple[Tree, Tree]:
+        """Own state at the start: (server's, client's)."""
+        return Tree(), Tree()
+
+    def down(self, mine: Tree) -> Tree:
+        """Which of the server state is broadcast."""
+        return Tree()
+
+    def finish(self, e: End) -> tuple[Tree, Tree]:
+        """After local training: (new own state, upload)."""
+        return e.mine, Tree()
+
+    def send(self, delta: Tree, e: End) -> Tree:
+        """Change the update of the parameters before it leaves; in order."""
+        return delta
+
+    def protect(self, update: Tree, e: End) -> Tree:
+        """Change all that is sent of the model, parameters and statistics, after every `send`; at most one part."""
+        return update
+
+    # -- server -----------------------------------------------------------------------------------------------
+    def release(self, update: Tree, r: Round) -> Tree:
+        """Change the mean of what was protected, before every server step, even if nobody came; at most one part."""
+        return update
+
+    def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
+        """Transform the mean update of the parameters and the own state; a chain in order."""
+        return delta, r.mine
+
+    def stats(self, delta: Tree, r: Round) -> Tree:
+        """The same for running statistics only, which never see a server step; a chain in order."""
+        return delta
+
+    # -- other ------------------------------------------------------------------------------------------------
+    def passes(self) -> list[Pass]:
+        """Extra client computations."""
+        return []
+
+    def mechanism(self) -> Mechanism | None:
+        """What differential privacy `protect` and `release` give, for the accountant."""
+        return None
+
+    def trips(self, net: Net) -> tuple[int, int]:
+        """Exchanges of a round beside the model's own, and the bytes they carry each way; for `describe`."""
+        return 0, 0
+
+    def evaluation(self) -> Eval:
+        """How to test."""
+        return Eval()
+
+    def __add__(self, other: Part | Method) -> Method:
+        """A method of this part and what follows."""
+        from fednorms.core.method import Method  # which imports this file
+
+        return Method((self,)) + other
+
+    def __str__(self) -> str:
+        return text_of(self)
+
+
+HOOKS = tuple(k for k, v in vars(Part).items() if callable(v) and not k.startswith("_"))
+REGISTRY: dict[str, type[Part]] = {}
+SUMS: dict[str, Callable[..., tuple[Part, ...]]] = {}
+
+P = TypeVar("P", bound=type[Part])
+F = TypeVar("F", bound=Callable[..., tuple[Part, ...]])
+
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def _check_free(name: str, new: type[Part] | Callable[..., tuple[Part, ...]]) -> None:
+    """Refuse a name that something else has; the same code may come again, as a cell of a notebook does."""
+    old = REGISTRY.get(name) or SUMS.get(name)
+    if name == "fedavg" or (old is not None and _place(old) != _place(new)):
+        whose = "the library's" if old is None else f"{old.__module__}.{old.__qualname__}"
+        raise BadInput(f'The name "{name}" is taken by {whose}: call the part otherwise.')
+
+
+def _place(thing: type[Part] | Callable[..., tuple[Part, ...]]) -> tuple[str, str]:
+    file = getattr(sys.modules.get(thing.__module__), "__file__", None)  # a script is also __main__ and __mp_main__
+    return file or thing.__module__, thing.__qualname__
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def part(name: str) -> Callable[[P], P]:
+    """Class decorator: make a Part a frozen, validated dataclass and register it under `name`.
+
+    >>> @part("shrink")
+    ... class Shrink(Part):
+    ...     by: float = option(0.5, above=0.0, at_most=1.0)
+    ...     def server(self, delta, r): return self.by * delta, r.mine
+    >>> str(Shrink(by=0.25))
+    'shrink(by=0.25)'
+    >>> _ = REGISTRY.pop("shrink")
+    """
+    if not _NAME.fullmatch(name):
+        raise BadInput(f'A part is called by a word in small letters, digits and _, as in "fedprox"; got {name!r}.')
+
+    def decorate(cls: P) -> P:
+        if not (isinstance(cls, type) and issubclass(cls, Part)):
+            who = getattr(cls, "__name__", cls)
+            raise BadInput(f'Part "{name}": {who} is no class of a part. Write `class {who}(fn.Part):`.')
+        _check_free(name, cls)
+        _check_declared(name, cls)
+        REGISTRY[name] = made = with_options(name, cls)
+        return made
+
+    return decorate
+
+
+def _check_declared(name: str, cls: type[Part]) -> None:
+    """What a class says of itself must be known, and what looks like a hook must be one."""
+    known = {"reduction": get_args(Reduction), "weighting": (None, *get_args(Weighting))}
+    for what, words in known.items():
+        said = getattr(cls, what)
+        if not isinstance(said, property) and said not in words:  # a property depends on options
+            raise BadInput(f'Part "{name}": {what} = {said!r} is none of {", ".join(map(repr, words))}.')
+    hooks = [k for k, v in vars(Part).items() if inspect.isfunction(v) and k[0] != "_"]
+    for own in [k for k, v in vars(cls).items() if inspect.isfunction(v) and k[0] != "_" and not hasattr(Part, k)]:
+        if question := did_you_mean(own, hooks, alike=0.66):  # a helper's name may look a little like a hook's
+            text = f'Part "{name}": {own} is no hook, so that nothing calls it; {question.rstrip()}'
+            warnings.warn(text, stacklevel=3)
+
+
+def sum_of_parts(name: str) -> Callable[[F], F]:
+    """Function decorator: register a method that is the sum of other parts (FedWon = nonorm + wsconv + agc)."""
+
+    def decorate(make: F) -> F:
+        _check_free(name, make)
+        SUMS[name] = make
+        return make
+
+    return decorate
+
+
+def overrides(part: Part, hook: str) -> bool:
+    """Whether a part implements a hook.
+
+    >>> overrides(Part(), "loss")
+    False
+    """
+    return getattr(type(part), hook) is not getattr(Part, hook)

@@ -1,0 +1,215 @@
+"""What reads a client's data besides a training step: extra passes, and the batches of a test."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fednorms.core import checks, noise
+from fednorms.core.norms import tests_by_batch
+from fednorms.core.part import Part, Pass, Phase
+from fednorms.core.states import Batch, Broadcast, Client, Task, context_of
+from fednorms.core.training import batch_plan
+from fednorms.core.tree import Tree
+from fednorms.core.views import Context, Step
+
+
+def prepare(
+    task: Task, s: Step, seen_by: Callable[[Part], Step], watch: Callable[[Part, Tensor], None] | None = None
+) -> Batch:
+    """A raw batch as the model gets it: scaled to [0, 1], through the parts' `batch`, cut to size, normalised.
+
+    `watch` sees the images after each part.
+    """
+    s.x = x = task.preprocessing.unit(s.x, dtype=task.like.dtype)
+    y, s.window = s.y, task.preprocessing.window(*x.shape[-2:])
+    for p in task.hooks["batch"]:
+        x, y = checks.images_and_labels(p, p.batch(x, y, seen_by(p)), s.x)
+        if watch:
+            watch(p, x)
+    x = task.preprocessing.cropped(x)  # what no part has cut out
+    if not any(p.normalises_input for p in task.hooks["batch"]):
+        x = task.preprocessing.normalise(x)
+    return x, y
+
+
+def passes(task: Task, when: Literal["setup", "before", "after", "evaluate"]) -> list[tuple[Part, Pass]]:
+    """The parts' extra passes of one kind, in order."""
+    return [(p, job) for p in task.method.having("passes") for job in p.passes() if job.when == when]
+
+
+@dataclass
+class LocalView:
+    """A client's data and a model as an extra pass sees them (`views.Local`); changes nothing."""
+
+    task: Task
+    part: Part
+    client: Client
+    model: Tree
+    context: Context
+    sent: Broadcast
+    everyone: dict[str, Tree]
+
+    @property
+    def received(self) -> Tree:
+        """The exchanged tensors as the server sent them."""
+        return self.sent.model.pick(self.task.net.exchanged)
+
+    @property
+    def kept(self) -> Tree:
+        """The client's own tensors as its last round left them; none before its first."""
+        return self.client.state.local if self.client.state else Tree()
+
+    @property
+    def classes(self) -> int:
+        """How many logits the model has."""
+        return int(self.task.net.module.get_submodule(self.task.net.heads[0]).get_parameter("weight").shape[0])
+
+    @property
+    def down(self) -> Tree:
+        """What the server sent to this part."""
+        return self.sent.parts[self.part.name]
+
+    @property
+    def mine(self) -> Tree:
+        """This part's own state at the client."""
+        return self.everyone[self.part.name]
+
+    def images(self) -> Iterator[Tensor]:
+        """Training images in [0, 1], in batches, before any normalisation."""
+        for rows in torch.arange(len(self.client.data)).split(256):
+            x = self.client.data.batch(rows)[0].to(self.task.like.device)
+            yield self.task.preprocessing.cropped(self.task.preprocessing.unit(x, dtype=self.task.like.dtype))
+
+    def layer_inputs(
+        self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None, *, shuffled: bool = True
+    ) -> Iterator[dict[str, Tensor]]:
+        """Per batch of training data, shuffled anew each round, the input of every wanted layer (buffers untouched)."""
+        n = len(self.client.data)
+        rows = noise.permutation(n, "order of a pass", self._word()) if shuffled else torch.arange(n)
+        return layer_inputs(self.task, self.sent, self.client, self.model, self.everyone, wanted, rows, batch_size)
+
+    @torch.no_grad()
+    def features(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Penultimate features and labels of the training data, in batches, as a test sees them."""
+        for rows in rows_of_test(self.task, self.client.name, len(self.client.data)):
+            x, y = self._prepared(rows)
+            yield self.task.net.forward(self.model, x, train=False, batch_statistics=False)[1].flatten(1), y
+
+    def epoch(self, number: int = 0) -> Iterator[Batch]:
+        """The training data in shuffled batches."""
+        n, seed = len(self.client.data), noise.seed_of("pass", self._word(), number)
+        for rows in batch_plan(n, self.task.training, Phase(), seed, needs_two=self.task.needs_two)[0]:
+            yield self._prepared(rows)
+
+    def loss(self, model: Tree, x: Tensor, y: Tensor, draw: int) -> Tensor:
+        """The base loss of a model on a batch (train mode, buffers untouched), with a gradient."""
+        net = self.task.net
+        tensors = {**model, **model.pick(net.buffers).clone()}
+        with noise.keyed(self._key(draw)):
+            logits, _ = net.forward(tensors, x, train=True, batch_statistics=True)
+        return self.task.loss_of(logits, y)
+
+    def uniform(self, draw: int, *shape: int) -> Tensor:
+        """Uniforms in (0, 1) of this client, round and part."""
+        with noise.keyed(self._key(draw)):
+            return noise.uniform(shape, noise.stream(f"part {self.part.name}"), self.task.like)
+
+    def _prepared(self, rows: Tensor) -> Batch:
+        return prepare_test(self.task, self.client.data.batch(rows), self.context, self.everyone, self.sent)
+
+    def _word(self) -> int:
+        who = (self.task.seed, self.context.round, self.client.name, self.part.name)
+        return noise.seed_of("noise of a pass", *who) & 0xFFFFFFFF
+
+    def _key(self, draw: int) -> Tensor:
+        return torch.tensor([self._word(), draw], device=self.task.like.device)
+
+
+def layer_inputs(
+    task: Task,
+    sent: Broadcast,
+    client: Client,
+    model: Tree,
+    mine: dict[str, Tree],
+    wanted: Callable[[nn.Module], bool],
+    rows: Tensor,
+    batch_size: int | None = None,
+    *,
+    train: bool = True,
+) -> Iterator[dict[str, Tensor]]:
+    """Run a client's data, in the order of `rows`, through a model, leaving it as it is; show what layers receive.
+
+    Layers normalise with the statistics of the batch; `train=False` leaves dropout and other noise out. Noise is keyed
+    by round, client and batch, so that every engine measures the same.
+    """
+    context = context_of(task, sent.round, client, evaluating=True)
+    word = noise.seed_of("noise of layer inputs", task.seed, sent.round, client.name) & 0xFFFFFFFF
+    with task.net.watching(wanted) as seen, torch.no_grad():
+        for number, some in enumerate(rows.split(batch_size or task.training.batch_size)):
+            if len(some) == 1 and task.needs_two:
+                continue
+            seen.clear()
+            x, _ = prepare_test(task, client.data.batch(some), context, mine, sent)
+            with noise.keyed(torch.tensor([word, number], device=task.like.device)):
+                task.net.forward(model.clone(), x, train=train, batch_statistics=True)
+            yield dict(seen)
+
+
+def depends_on_batch(task: Task) -> bool:
+    """Whether a model's answer to an image depends on the images beside it: BatchNorm that keeps no statistics."""
+    return any(tests_by_batch(m) for m in task.net.module.modules())
+
+
+def shuffled_rows(site: str, images: int) -> Tensor:
+    """The order of a site's images where those of a batch share statistics: a permutation hashed from name and number.
+
+    Many readers sort images by class, and statistics of one class are not those a model was trained with. The order
+    depends on neither round nor seed, so that scores stay comparable.
+
+    >>> shuffled_rows("clinic", 4).sort().values.tolist()
+    [0, 1, 2, 3]
+    """
+    return noise.permutation(images, "test order", site, images)
+
+
+def mixed_rows(site: str, images: int, size: int = 256) -> list[Tensor]:
+    """`shuffled_rows` in batches; a last image that would be alone, and so without a variance, joins the batch before.
+
+    >>> [len(rows) for rows in mixed_rows("clinic", 513)], [len(rows) for rows in mixed_rows("clinic", 514)]
+    ([256, 257], [256, 256, 2])
+    """
+    batches = list(shuffled_rows(site, images).split(size))
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
+def rows_of_test(task: Task, site: str, images: int) -> Sequence[Tensor]:
+    """The batches in which a site's images go through a model with stored statistics: in order, or `mixed_rows` where
+    those of a batch share statistics all the same.
+    """
+    return mixed_rows(site, images) if depends_on_batch(task) else torch.arange(images).split(256)
+
+
+def prepare_test(task: Task, batch: Batch, context: Context, mine: dict[str, Tree], sent: Broadcast) -> Batch:
+    """A raw batch as a tested model gets it: parts that transform data see `s.testing`."""
+    x, y = batch[0].to(task.like.device), batch[1].to(task.like.device)
+    s = Step(Tree(), Tree(), x, y, replace(context, evaluating=True), task.net.head_names, {}, _no_pass, task.loss_of)
+    s.testing = True
+
+    def seen_by(p: Part) -> Step:
+        view = copy.copy(s)
+        view.part, view.down, view.mine = p.name, sent.parts[p.name], mine[p.name]
+        return view
+
+    return prepare(task, s, seen_by)
+
+
+def _no_pass(params: Tree, x: Tensor, stats: str = "batch", mode: str = "train") -> tuple[Tensor, Tensor]:
+    raise RuntimeError("a transform of the data cannot run the model")

@@ -1,0 +1,389 @@
+"""The core: a client's round is `begin`, `step` ... `step`, `finish`; the server's round is `server_update`.
+
+Everything else in the library decides where these functions run, where client state lives, and what is written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from fednorms.core import checks, noise
+from fednorms.core.errors import BadInput, Diverged
+from fednorms.core.part import Part, Phase
+from fednorms.core.passes import LocalView, passes
+from fednorms.core.protection import protected, released
+from fednorms.core.reductions import combine
+from fednorms.core.states import (
+    Batch,
+    Broadcast,
+    Carry,
+    Client,
+    ClientState,
+    Combined,
+    ServerState,
+    Task,
+    Upload,
+    context_of,
+)
+from fednorms.core.step import full_gradient, gradient_functions, seen_by, step_view, watch
+from fednorms.core.training import Optimiser, batch_plan, clipped
+from fednorms.core.tree import Tree, branch, join
+from fednorms.core.views import NOT_ASKED_FOR, Begin, Context, End, Round
+
+
+# -- the start of a round -------------------------------------------------------------------------------------------
+def initial_state(task: Task) -> ServerState:
+    """The server before round 0."""
+    parts = {p.name: _first_state(task, p, task.net.initial)[0] for p in task.method.parts}
+    return ServerState(round=0, model=task.net.initial.clone(), parts=parts, seed=task.seed)
+
+
+def _first_state(task: Task, p: Part, model: Tree) -> tuple[Tree, Tree]:
+    return checks.two_trees(p, "init", p.init(model.pick(task.net.seen_by(p))))
+
+
+def broadcast(task: Task, state: ServerState) -> Broadcast:
+    """What the server sends at the start of a round."""
+    parts = {p.name: checks.tree(p, "down", p.down(state.parts[p.name])) for p in task.method.parts}
+    return Broadcast(state.round, state.model, parts)
+
+
+def own_state(task: Task, sent: Broadcast, state: ClientState | None) -> dict[str, Tree]:
+    """Each part's state at a client: what it kept, or its initial value."""
+    kept = state.parts if state else {}
+    return {p.name: kept[p.name] if p.name in kept else _first_state(task, p, sent.model)[1] for p in task.method.parts}
+
+
+def load(task: Task, sent: Broadcast, client: Client, context: Context, mine: dict[str, Tree]) -> Tree:
+    """A client's model at the start: the broadcast one, its own tensors, and what parts install."""
+    model = Tree(sent.model)
+    if client.state:
+        model.update(client.state.local)
+    for p in task.method.having("begin"):
+        owned, received = task.net.owned_by.get(p.name, ()), sent.model.pick(task.net.exchanged)
+        before, view = Tree(model), Begin(context, sent.parts[p.name], mine[p.name], owned, received)
+        model = checks.model(p, p.begin(model, view), before)
+    return model
+
+
+def begin(task: Task, sent: Broadcast, client: Client, *, evaluating: bool = False) -> tuple[Carry, dict[str, Tree]]:
+    """Load the broadcast model into a carry of its own; also the uploads of passes that ride in this call."""
+    context = context_of(task, sent.round, client, evaluating=evaluating)
+    mine, model, early = arrive(task, sent, client, context)
+    return carry_of(task, sent, client, context, mine, model), early
+
+
+def arrive(
+    task: Task, sent: Broadcast, client: Client, context: Context
+) -> tuple[dict[str, Tree], Tree, dict[str, Tree]]:
+    """What a client starts from: parts' own state, its model (not copied), and uploads of passes before training."""
+    mine = own_state(task, sent, client.state)
+    model = load(task, sent, client, context, mine)
+    early: dict[str, Tree] = {}
+    if not context.evaluating:
+        for p, job in passes(task, "before"):
+            view = LocalView(task, p, client, model, context, sent, mine)
+            mine[p.name], early[p.name] = checks.two_trees(p, "client of a pass", job.client(view))
+        if early:
+            model = load(task, sent, client, context, mine)  # `begin` sees what a pass keeps
+    return mine, model, early
+
+
+def carry_of(
+    task: Task, sent: Broadcast, client: Client, context: Context, mine: dict[str, Tree], model: Tree
+) -> Carry:
+    """A carry that starts from `model`; fine-tuning (`context.evaluating`) may also move what training froze."""
+    trained = task.net.trainable("all", also_frozen=context.evaluating)
+    moving = {*trained, *task.net.buffers}
+    return Carry(
+        client=client,
+        context=context,
+        broadcast=sent,
+        params=model.pick(trained).clone(),
+        fixed=Tree({k: v for k, v in model.items() if k not in moving}),
+        buffers=model.pick(task.net.buffers).clone(),
+        start=model.pick(trained).detach(),
+        start_buffers=model.pick(task.net.buffers),
+        mine=mine,
+        path=task.method.path(context),
+        key=torch.tensor([noise_word(task, context), 0], device=task.like.device),
+        loss_sum=torch.zeros_like(task.like),
+        grad_sum=model.pick(trained).zeros() if task.uses_mean_gradient else Tree(),
+        velocity=client.state.velocity if client.state and not context.evaluating else Tree(),
+    )
+
+
+def noise_word(task: Task, context: Context) -> int:
+    """The 32 bits that key all randomness of a client in a round."""
+    return noise.seed_of("noise", task.seed, context.round, context.client, context.evaluating) & 0xFFFFFFFF
+
+
+def enter(task: Task, carry: Carry, phase: Phase) -> None:
+    """Start a phase: which tensors move, at which rate, with a fresh optimiser."""
+    carry.active, carry.fresh = task.net.trainable(phase.train, also_frozen=carry.context.evaluating), True
+    active = set(carry.active)
+    for name, tensor in carry.params.items():
+        tensor.requires_grad_(name in active)
+    moving = carry.params.pick(carry.active).detach()
+    carry.velocity = _velocity(task, carry)
+    training = task.training
+    if phase.plain:
+        training = replace(training, optimiser="sgd", momentum=0.0, weight_decay=0.0, keep_momentum=False)
+    elif phase.weight_decay is not None:
+        training = replace(training, weight_decay=phase.weight_decay)
+    carry.optimiser = Optimiser.fresh(training, moving, rate_of(carry.context, phase), task.like)
+    for name, moment in carry.optimiser.first_moment.items():
+        if name in carry.velocity:
+            moment.copy_(carry.velocity[name])
+
+
+def rate_of(context: Context, phase: Phase) -> float:
+    """The learning rate of a phase: its own, or the round's (fine-tuning: the first round's), times its factor."""
+    base = context.lr_0 if context.evaluating and not phase.plain else context.lr
+    return (base if phase.lr is None else phase.lr) * phase.factor
+
+
+def _velocity(task: Task, carry: Carry) -> Tree:
+    if not task.training.keep_momentum:
+        return Tree()
+    return Tree({**carry.velocity, **(carry.optimiser.first_moment if carry.optimiser else {})})
+
+
+# -- one step -------------------------------------------------------------------------------------------------------
+def step(task: Task, carry: Carry, batches: list[Batch], phase: Phase) -> None:
+    """One local step: gradient (loss, oracle), corrections (grad), clipping, optimiser; advances the carry in place."""
+    assert carry.optimiser is not None
+    carry.key[1] += 1
+    views = [step_view(task, carry, batch, draw) for draw, batch in enumerate(batches)]
+    gradf, views[0].hessian = gradient_functions(task, carry, views, phase)
+    for p in task.hooks["oracle"]:
+        gradf = p.oracle(gradf, seen_by(p, views[0], carry))
+        if not callable(gradf):
+            raise checks.wrong(p, "oracle", checks.kind(gradf))
+    g = gradf(carry.params, 0)
+    with torch.no_grad():
+        for p in task.hooks["oracle"][-1:]:
+            g = _looked_at(carry, p, "oracle", g, carry.active)
+        if carry.grad_sum:
+            _accumulate(carry, g)
+        for p in task.hooks["grad"]:
+            g = _looked_at(carry, p, "grad", p.grad(g, seen_by(p, views[0], carry)), carry.active)
+            watch(carry, g.values(), p.name, "grad")
+        if task.training.clip is not None and not phase.plain:
+            g = clipped(g, task.training.clip)
+        for p in task.hooks["decay"]:
+            g = g + _looked_at(carry, p, "decay", p.decay(seen_by(p, views[0], carry)), carry.params)
+        carry.optimiser.update(carry.params, g)
+    carry.fresh = False
+    carry.steps += 1
+    carry.exchanged_steps += not set(carry.active).isdisjoint(task.net.sent_params)
+
+
+def _looked_at(carry: Carry, p: Part, hook: str, given: object, names: Iterable[str]) -> Tree:
+    """What a hook of a step returned. Names and shapes do not change within a phase: its first step tells them all."""
+    if carry.fresh:
+        return checks.fitting(p, hook, given, carry.params.pick(names))
+    return checks.one(p, hook, given, Tree)
+
+
+def _accumulate(carry: Carry, g: Tree) -> None:
+    torch._foreach_add_([carry.grad_sum[k] for k in g], list(g.values()))
+    for name in g:
+        carry.grad_steps[name] = carry.grad_steps.get(name, 0) + 1
+
+
+# -- the end of a round ---------------------------------------------------------------------------------------------
+def finish(
+    task: Task, carry: Carry, early: dict[str, Tree] | None = None, second: Tree | None = None
+) -> tuple[Upload, ClientState]:
+    """The client's upload and new state; `early`: uploads of passes that rode in this call; `second`: what `train_twin`
+    would give, if the engine has trained it.
+    """
+    net, after = task.net, carry.model()
+    parts, uploads, model = dict(carry.mine), dict(early or {}), after.pick(net.exchanged)
+    if task.twin:
+        parts[task.twin.name] = second if second is not None else train_twin(task, carry, task.twin)
+    for p, job in passes(task, "after"):
+        view = LocalView(task, p, carry.client, after, carry.context, carry.broadcast, parts)
+        parts[p.name], uploads[p.name] = checks.two_trees(p, "client of a pass", job.client(view))
+    if task.method.changing or task.method.having("finish"):
+        params, start = after.pick(net.sent_params), carry.start.pick(net.sent_params)
+        delta = params - start
+        mean_grad = Tree({k: carry.grad_sum[k] / n for k, n in carry.grad_steps.items() if k in params})
+        ends = {
+            p.name: End(
+                params=params,
+                start=start,
+                delta=delta,
+                mean_grad=mean_grad if p.uses_mean_gradient else NOT_ASKED_FOR,
+                buffers=carry.buffers,
+                steps=max(carry.exchanged_steps, 1),
+                gradient=lambda w: full_gradient(task, carry, w),
+                context=carry.context,
+                down=carry.broadcast.parts[p.name],
+                mine=parts[p.name],
+                model=after,
+                owned=net.owned_by.get(p.name, ()),
+            )
+            for p in task.method.parts
+        }
+        for p in task.method.having("finish"):
+            parts[p.name], sent = checks.two_trees(p, "finish", p.finish(ends[p.name]))
+            uploads[p.name] = Tree({**uploads.get(p.name, {}), **sent}).detach()
+            if leaked := sorted(net.private & {k.rsplit("/", 1)[-1] for k in uploads[p.name]}):
+                raise BadInput(
+                    f"{p.name}: finish would upload {leaked[0]}, which is {net.routes[leaked[0]].name}: never sent. "
+                    "Send what comes from e.params, e.start and e.delta, or under another name."
+                )
+        changed, untouched = delta, delta.marks()
+        for p in task.method.having("send"):
+            changed = checks.update(p, "send", p.send(changed, ends[p.name]), start)
+        if not changed.is_as(untouched):
+            model.update(start + changed)
+        for p in task.method.having("protect"):
+            model = protected(task, carry, model, uploads, p, ends[p.name])
+    metrics: dict[str, float | Tensor] = {
+        "loss": carry.loss_sum / max(carry.steps, 1),
+        "steps": carry.steps,
+        "dropped": carry.dropped,
+    }
+    upload = Upload(carry.client.name, float(carry.context.samples), model, uploads, metrics)
+    kept = {k: v.detach() for k, v in parts.items()}
+    return upload, ClientState(carry.context.round + 1, after.pick(net.own), kept, _velocity(task, carry))
+
+
+def train_twin(task: Task, carry: Carry, p: Part) -> Tree:
+    """A client's second model after this round: `beside` the first, from where it was, anchored at the received one."""
+    kept = carry.mine[p.name]
+    received = Tree({**carry.fixed, **carry.start, **carry.start_buffers})
+    model = Tree({**received, **start_of_twin(task, carry.mine)})
+    v = carry_of(task.beside, carry.broadcast, carry.client, carry.context, carry.mine, model)
+    v.start, v.start_buffers, v.velocity, v.watch = carry.start, carry.start_buffers, branch(kept, "v"), carry.watch
+    train(task.beside, v, [recipe_phase(task)])
+    return join(model=v.model().pick(start_of_twin(task, carry.mine)), v=_velocity(task, v))
+
+
+def start_of_twin(task: Task, mine: dict[str, Tree]) -> Tree:
+    """Where a client's second model starts a round: where it was, or the initial model.
+
+    Tensors that parts supply (a temperature, pooled statistics) are the round's; those that they own to have them
+    trained (FedNorm) are the second model's as well.
+    """
+    net = task.net
+    supplied = set(net.owned) - net.owned_with_trained
+    return second_model(task, mine) or net.initial.pick(n for n in (*net.trained, *net.buffers) if n not in supplied)
+
+
+def second_model(task: Task, mine: dict[str, Tree]) -> Tree:
+    """The tensors of the second model that a part gave a client; none before its first round."""
+    return branch(mine[task.twin.name], "model") if task.twin else Tree()
+
+
+def local_update(task: Task, sent: Broadcast, client: Client) -> tuple[Upload, ClientState]:
+    """A client's whole round: `finish . fold(step over the batch plan) . begin`.
+
+    Raises Diverged, naming the part and the step, when the update is not finite.
+    """
+    carry, early = begin(task, sent, client)
+    train(task, carry, base_phases(task, carry.context))
+    upload, state = finish(task, carry, early)
+    moved = (upload.model, state.local, second_model(task, state.parts), *upload.parts.values())
+    if not all(tree.finite() for tree in moved):
+        diagnose(task, sent, client)
+    return upload, state
+
+
+def diagnose(task: Task, sent: Broadcast, client: Client) -> None:
+    """Repeat a client's round, checking after every hook, and raise Diverged at the first non-finite value."""
+    if not sent.model.finite():
+        bad = next(name for name, t in sent.model.items() if not Tree({name: t}).finite())
+        raise Diverged(
+            f'The model that the server sent in round {sent.round} is not finite (first "{bad}"), before any client '
+            "trained it. Look at the model's first weights, or at what the server made of the last round."
+        )
+    carry, _ = begin(task, sent, client)
+    carry.watch = True
+    train(task, carry, base_phases(task, carry.context))
+    if task.twin:
+        train_twin(task, carry, task.twin)
+    raise Diverged(f'Client "{client.name}" sent a non-finite update in round {sent.round}, after its last step.')
+
+
+def base_phases(task: Task, context: Context) -> list[Phase]:
+    """The phases of this round: the recipe's one, as the parts' `plan` changes it."""
+    return task.method.phases([recipe_phase(task)], context)
+
+
+def recipe_phase(task: Task) -> Phase:
+    """The one phase that a recipe asks for."""
+    training = task.training
+    return Phase(epochs=None if training.steps else training.epochs, steps=training.steps)
+
+
+def train(task: Task, carry: Carry, phases: Iterable[Phase]) -> None:
+    """Run phases on a carry, one after the other, over the client's batch plan."""
+    for batches, phase in draws(task, carry, phases):
+        step(task, carry, batches, phase)
+
+
+def draws(task: Task, carry: Carry, phases: Iterable[Phase]) -> Iterator[tuple[list[Batch], Phase]]:
+    """The batches of every step, each phase entered as it comes: an engine may take these steps itself."""
+    data, device = carry.client.data, task.like.device
+    kind = "adapt" if carry.context.evaluating else "data"
+    for number, phase in enumerate(phases):
+        enter(task, carry, phase)
+        seed = noise.seed_of(kind, task.seed, carry.context.round, carry.client.name, number)
+        plan, dropped = batch_plan(len(data), task.training, phase, seed, needs_two=task.needs_two)
+        carry.dropped += dropped
+        steps = len(plan) // phase.draws
+        stream = data.stream(plan[: steps * phase.draws])
+        try:
+            for _ in range(steps):
+                yield [(x.to(device), y.to(device)) for x, y in islice(stream, phase.draws)], phase
+        except BadInput as problem:  # an image that cannot be decoded
+            raise BadInput(f'Client "{carry.client.name}": {problem}') from None
+
+
+# -- the server -----------------------------------------------------------------------------------------------------
+
+
+def server_update(task: Task, state: ServerState, uploads: list[Upload] | Combined) -> ServerState:
+    """Average the models, then let parts change the mean update: parameters and statistics on separate chains.
+
+    If no part changes the update, the mean itself is the new model: one participant gives back its model bit for bit.
+    """
+    got = uploads if isinstance(uploads, Combined) else combine(task, uploads)
+    parts = dict(state.parts)
+    riding = dict([*passes(task, "before"), *passes(task, "after")])
+    views = {}
+    for p in task.method.parts:
+        up, context = got.parts[p.name], context_of(task, state.round, None)
+        even = got.even.pick(task.net.seen_by(p)) - state.model if p.uses_even_mean else NOT_ASKED_FOR
+        views[p.name] = Round(state.model, up, parts[p.name], got.sampled, task.clients, context, even)
+        if p in riding:
+            parts[p.name] = checks.tree(p, "server of a pass", riding[p].server(up, views[p.name]))
+            views[p.name] = Round(state.model, up, parts[p.name], got.sampled, task.clients, context, even)
+    for p in task.method.having("release"):
+        got = released(task, state, got, p, views[p.name])
+    new = Tree({**state.model, **got.model})
+    for hook, names in (("server", task.net.sent_params), ("stats", task.net.statistics)):
+        before = state.model.pick(names)
+        delta, changed = got.model.pick(names) - before, False
+        for p in task.method.having(hook):
+            marks = delta.marks()
+            if hook == "server":
+                delta, parts[p.name] = checks.two_trees(p, "server", p.server(delta, views[p.name]))
+            else:
+                delta = checks.tree(p, "stats", p.stats(delta, views[p.name]))
+            if not delta.is_as(marks):
+                changed = True
+                checks.update(p, hook, delta, before)
+                checks.still_finite(p, hook, delta, state.round)
+        if changed:
+            new.update(before + delta)
+    return ServerState(state.round + 1, new.detach(), {k: v.detach() for k, v in parts.items()}, state.seed)

@@ -1,0 +1,252 @@
+"""What a part's hooks see: one small view per moment of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fednorms.core import noise
+from fednorms.core.errors import BadInput
+from fednorms.core.tree import Tree
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every hook may know about the moment it runs in."""
+
+    round: int
+    rounds: int
+    lr: float  # this round's rate; in a test, that of the last round that was trained
+    lr_0: float  # the first round's rate
+    momentum: float
+    keeps_momentum: bool  # from round to round
+    batch_size: int
+    client: str
+    samples: int  # n_k
+    relative: float  # u_k = n_k N / sum n_j
+    clients: int  # N, all training clients
+    attributes: dict[str, str] = field(default_factory=dict)
+    evaluating: bool = False
+    mean_steps: int = 1  # E ceil(mean n / B): the steps that a client of average size takes in a round
+    seed: int = 0  # the run's
+    cohort: float = 1.0  # how many clients a round is expected to have
+    deployed: bool = False  # across machines, where somebody may know the seed
+
+    def check_momentum(self) -> None:
+        """Refuse momentum of earlier rounds, for parts that divide an update by what this round's gradients weigh."""
+        if self.keeps_momentum:
+            raise BadInput(
+                "keep_momentum = true: an update then also holds gradients of earlier rounds, and feddc, fednova and "
+                "scaffold(control=difference) divide it by the weight of this round's. Set it to false, or leave out "
+                "the part."
+            )
+
+    def normals(self, what: str, like: Tensor, *, system: bool) -> Tensor:
+        """Standard normal numbers of a tensor's shape: by `what`, seed, round and client, or unpredictable ones."""
+        drawn = noise.secret_normals(like) if system else noise.normals(like, what, self.seed, self.round, self.client)
+        return drawn.to(like)
+
+    def chance(self, what: str) -> float:
+        """A number in (0, 1) that depends on `what`, seed, round and client alone: the same for every method."""
+        return (noise.seed_of(what, self.seed, self.round, self.client) + 0.5) / 2.0**63
+
+
+class Forward(Protocol):
+    """A second forward pass that touches no buffer: `stats="broadcast"` normalises with what the server sent.
+
+    `mode="evaluate"` runs a model as a test does, with the statistics in `params` (the broadcast ones if it has none).
+    """
+
+    def __call__(
+        self,
+        params: Tree,
+        x: Tensor,
+        stats: Literal["batch", "broadcast"] = "batch",
+        mode: Literal["train", "evaluate"] = "train",
+    ) -> tuple[Tensor, Tensor]:
+        """Logits and penultimate features."""
+        ...
+
+
+def _no_hessian(params: Tree, v: Tree, draw: int) -> Tree:
+    raise RuntimeError("there is a Hessian in `oracle` only")
+
+
+@dataclass
+class Step:
+    """What a hook sees inside one local step; `logits` and `features` are there from `objective` on."""
+
+    params: Tree
+    start: Tree
+    x: Tensor
+    y: Tensor
+    context: Context
+    head: frozenset[str]  # names of the classifier's tensors
+    path: dict[str, Hashable]
+    forward: Forward
+    base: Callable[[Tensor, Tensor], Tensor]  # the recipe's loss of (logits, y)
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+    features: Tensor = field(default_factory=lambda: torch.empty(0))
+    part: str = ""
+    down: Tree = field(default_factory=Tree)
+    mine: Tree = field(default_factory=Tree)
+    testing: bool = False  # in `batch`: these images are tested, not trained or fine-tuned on
+    window: tuple[int, int] = (0, 0)  # height and width that the network takes of an image, see `Preprocessing.crop`
+    hessian: Callable[[Tree, Tree, int], Tree] = _no_hessian
+    """In `oracle`: (params, v, draw) -> the Hessian of the local loss at `params` on that batch, times v."""
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Uniforms in (0, 1) from this part's own stream: the same numbers in every engine."""
+        return noise.uniform(shape, noise.stream(f"part {self.part}"), self.x)
+
+
+class Gradient(Protocol):
+    """The gradient of the local loss at `params` on batch number `draw` of this step."""
+
+    def __call__(self, params: Tree, draw: int, /) -> Tree:
+        """The gradient tree."""
+        ...
+
+
+@dataclass(frozen=True)
+class Begin:
+    """What a part sees when a client (or an evaluation, or an export) loads the broadcast model."""
+
+    context: Context
+    down: Tree
+    mine: Tree
+    owned: tuple[str, ...]  # the tensors that this part routes OWNED, found by module type
+    received: Tree = field(default_factory=Tree)  # the exchanged tensors as the server sent them
+
+
+NOT_ASKED_FOR = Tree()
+"""Stands in a view for what a part did not ask for."""
+_ASK = {"mean_grad": "uses_mean_gradient", "even": "uses_even_mean"}
+
+
+class _OnRequest:
+    """A view some of whose fields cost something: reading one that the part did not ask for is an error."""
+
+    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401
+        value = super().__getattribute__(name)
+        if value is NOT_ASKED_FOR:
+            raise BadInput(f"`{name}` is there for parts that ask for it: set {_ASK[name]} = True in the part's class.")
+        return value
+
+
+@dataclass(frozen=True)
+class End(_OnRequest):
+    """What a part sees when a client's local training is over.
+
+    `params`, `start`, `delta` and `mean_grad` hold exactly the trainable tensors that are sent. `mean_grad` is the mean
+    of the raw gradients, per tensor over the steps that trained it; `gradient(params)` is the exact gradient of the
+    base loss over all local data. `model` is the client's whole model: it may be kept, and never sent.
+    """
+
+    params: Tree
+    start: Tree
+    delta: Tree
+    mean_grad: Tree = field(repr=False)
+    buffers: Tree
+    steps: int
+    gradient: Callable[[Tree], Tree]
+    context: Context
+    down: Tree
+    mine: Tree
+    model: Tree = field(default_factory=Tree)
+    owned: tuple[str, ...] = ()  # the tensors of `model` that this part owns, and may send under names of its own
+
+    @property
+    def effective_steps(self) -> float:
+        """K, or with momentum rho the weights that K steps give to their gradients, summed: the K' of FedNTD."""
+        rho, k = self.context.momentum, self.steps
+        self.context.check_momentum()
+        return (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
+
+
+@dataclass(frozen=True)
+class Round(_OnRequest):
+    """What a part sees on the server: `up` is its reduced upload, `model` the server's model before the round."""
+
+    model: Tree
+    up: Tree
+    mine: Tree
+    sampled: int
+    total: int
+    context: Context
+    even: Tree = field(default_factory=lambda: NOT_ASKED_FOR, repr=False)
+    """The unweighted mean update, for parts with `uses_even_mean`."""
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A Gaussian mechanism: updates no longer than `clip`, noise of std `noise * clip` on their sum, or on each."""
+
+    clip: float
+    noise: float
+    delta: float
+    where: Literal["server", "client"]
+
+
+class Local(Protocol):
+    """A client's data and the broadcast model, as an extra pass sees them; nothing in it changes a model."""
+
+    model: Tree
+    context: Context
+
+    @property
+    def received(self) -> Tree:
+        """The exchanged tensors as the server sent them."""
+        ...
+
+    @property
+    def kept(self) -> Tree:
+        """The client's own tensors as its last round left them; none before its first."""
+        ...
+
+    @property
+    def classes(self) -> int:
+        """How many logits the model has."""
+        ...
+
+    @property
+    def down(self) -> Tree:
+        """What the server sent to this part."""
+        ...
+
+    @property
+    def mine(self) -> Tree:
+        """This part's own state at the client."""
+        ...
+
+    def images(self) -> Iterator[Tensor]:
+        """Training images in [0, 1], in batches, before any normalisation."""
+        ...
+
+    def layer_inputs(
+        self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None, *, shuffled: bool = True
+    ) -> Iterator[dict[str, Tensor]]:
+        """Per batch of training data, shuffled anew each round, the input of every wanted layer (train mode, buffers
+        untouched); `shuffled=False` takes images as they are stored.
+        """
+        ...
+
+    def features(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Penultimate features and labels of the training data, in batches, as a test sees them."""
+        ...
+
+    def epoch(self, number: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The training data in shuffled batches."""
+        ...
+
+    def loss(self, model: Tree, x: Tensor, y: Tensor, draw: int) -> Tensor:
+        """The base loss of a model on a batch (train mode, buffers untouched), with a gradient."""
+        ...
+
+    def uniform(self, draw: int, *shape: int) -> Tensor:
+        """Uniforms in (0, 1) of this client, round and part."""
+        ...

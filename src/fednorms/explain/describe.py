@@ -1,0 +1,400 @@
+"""describe: what a method does to a model, measured on a tiny federation rather than written by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fednorms.core import noise
+from fednorms.core.method import Method
+from fednorms.core.net import Net
+from fednorms.core.options import few
+from fednorms.core.part import Eval, Part, Route, overrides
+from fednorms.core.passes import passes
+from fednorms.core.reductions import reduce_uploads
+from fednorms.core.round import (
+    base_phases,
+    begin,
+    broadcast,
+    finish,
+    initial_state,
+    load,
+    own_state,
+    recipe_phase,
+    server_update,
+    train,
+    train_twin,
+)
+from fednorms.core.states import Broadcast, Client, ServerState, Task, Upload, context_of
+from fednorms.core.training import Training
+from fednorms.core.tree import Tree
+from fednorms.core.views import Round
+from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines.loop import Loop
+from fednorms.methods.registry import method as read_method
+from fednorms.models import build, models
+from fednorms.runs.store.clients import ClientStore
+
+AVERAGED = ("weighted", "uniform", "sum")
+# What a part acts on if it implements a hook; hooks that only carry its messages and state are left out.
+ACTS_ON = {
+    "arrange": "sites",
+    "surgery": "layers",
+    "route": "routes",
+    "plan": "phases",
+    "batch": "images",
+    "objective": "loss",
+    "loss": "loss",
+    "twin": "second model",
+    "oracle": "gradient",
+    "grad": "gradient",
+    "decay": "loss",
+    "send": "sent update",
+    "protect": "sent update",
+    "release": "server step",
+    "server": "server step",
+    "stats": "server statistics",
+    "trips": "exchanges",
+    "evaluation": "test",
+}
+UNSEEN = {
+    "yes": "yes, with the server's model",
+    "own statistics": "with statistics measured on their own images",
+    "no": "no: clients keep what they predict with",
+}
+
+
+@dataclass(frozen=True)
+class PartFacts:
+    """What one part adds, per client and round: bytes beside the model, state, and extra exchanges."""
+
+    name: str
+    acts_on: tuple[str, ...]
+    layers_changed: int
+    bytes_down: int
+    bytes_up: int
+    client_state: int
+    server_state: int
+    setup_trips: int
+    round_trips: int
+    test_trips: int
+    averaged_only: bool
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a method does to a model. Bytes are per client and round.
+
+    >>> d = describe("scaffold + fedbn", "cnn-small")
+    >>> d.routes["norm1.running_mean"].name, d.forward_passes, d.stateless_clients
+    ('LOCAL', 1.0, False)
+    """
+
+    method: str
+    model: str
+    weighting: str
+    routes: dict[str, Route]
+    sizes: dict[str, int]
+    parts: list[PartFacts]
+    changes: dict[str, list[str]]
+    model_up: int
+    model_down: int
+    model_kept: int
+    forward_passes: float  # per local step
+    extra_passes: float  # over a client's data in a round, beside its steps
+    batch_of_one: bool
+    mixes_batch: bool  # whether the images of a batch see each other in training
+    weights: int  # parameters of the model before surgery
+    lost_weights: tuple[str, ...]  # those that surgery took away or changed
+    lost_statistics: tuple[str, ...]  # running statistics that surgery took away
+    unseen: Literal["yes", "own statistics", "no"]
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes a client sends in a round."""
+        return self.model_up + sum(p.bytes_up for p in self.parts)
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes a client receives in a round."""
+        return self.model_down + sum(p.bytes_down for p in self.parts)
+
+    @property
+    def client_state(self) -> int:
+        """Bytes a client keeps between rounds."""
+        return self.model_kept + sum(p.client_state for p in self.parts)
+
+    @property
+    def server_state(self) -> int:
+        """Bytes the server keeps between rounds beside the model."""
+        return sum(p.server_state for p in self.parts)
+
+    @property
+    def acts_on(self) -> tuple[str, ...]:
+        """What the parts change, in the order of a round."""
+        said = {what for p in self.parts for what in p.acts_on}
+        return tuple(what for what in dict.fromkeys(ACTS_ON.values()) if what in said)
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether published weights are used as they are: surgery keeps every tensor under its name and value."""
+        return not self.lost_weights and not self.lost_statistics
+
+    @property
+    def stateless_clients(self) -> bool:
+        """Whether clients keep nothing, so that a method suits clients that come once."""
+        return self.client_state == 0
+
+    @property
+    def averaged_only(self) -> bool:
+        """Whether the server only ever needs sums of uploads, as secure aggregation gives."""
+        return all(p.averaged_only for p in self.parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "method": self.method,
+            "model": self.model,
+            "weighting": self.weighting,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "client_state": self.client_state,
+            "server_state": self.server_state,
+            "acts_on": list(self.acts_on),
+            "forward_passes_per_step": self.forward_passes,
+            "extra_passes_per_round": self.extra_passes,
+            "batch_of_one": self.batch_of_one,
+            "mixes_batch": self.mixes_batch,
+            "pretrained": self.pretrained,
+            "lost_weights": list(self.lost_weights),
+            "lost_statistics": list(self.lost_statistics),
+            "unseen": self.unseen,
+            "stateless_clients": self.stateless_clients,
+            "averaged_only": self.averaged_only,
+            "parts": [vars(p) for p in self.parts],
+            "routes": {n: r.name for n, r in self.routes.items()},
+            "changes": self.changes,
+        }
+
+    def __repr__(self) -> str:
+        lines = [f'Method "{self.method}" on model "{self.model}" (models weighted by {self.weighting})', ""]
+        count = Counter(self.routes.values())
+        for route in sorted(count):
+            names = [n for n, r in self.routes.items() if r is route]
+            size = sum(self.sizes[n] for n in names)
+            lines.append(f"  {route.name:<7}{count[route]:>4} tensors {_human(size):>10}   {few(names)}")
+        lines += ["", "  part           layers changed   down        up          kept by client  kept by server"]
+        lines.append(
+            f"  {'model':<32}{_human(self.model_down):<12}{_human(self.model_up):<12}{_human(self.model_kept)}"
+        )
+        lines += [
+            f"  {p.name:<15}{p.layers_changed or '':<17}{_human(p.bytes_down):<12}{_human(p.bytes_up):<12}"
+            f"{_human(p.client_state):<16}{_human(p.server_state)}"
+            for p in self.parts
+        ]
+        trips = [f"{p.name}: {p.setup_trips} before the first round" for p in self.parts if p.setup_trips]
+        trips += [f"{p.name}: {p.round_trips} in every round" for p in self.parts if p.round_trips]
+        trips += [f"{p.name}: {p.test_trips} per evaluation" for p in self.parts if p.test_trips]
+        lost = [*self.lost_weights, *self.lost_statistics]
+        weights = f"all but {len(lost)} tensors: {few(lost)}" if lost else "all"
+        lines += [
+            "",
+            f"  acts on                         {', '.join(self.acts_on) or 'nothing'}",
+            f"  forward passes per local step   {self.forward_passes:g}",
+            f"  passes over the data beside it  {self.extra_passes:g} per round",
+            f"  extra round trips               {'; '.join(trips) or 'none'}",
+            f"  clients keep state              {_human(self.client_state) if self.client_state else 'no'}",
+            f"  trains with batches of one      {'yes' if self.batch_of_one else 'no'}"
+            f"{' (but images of a batch are normalised or changed together)' if self.mixes_batch else ''}",
+            f"  uses published weights          {weights}",
+            f"  serves sites that never trained {UNSEEN[self.unseen]}",
+            f"  uploads are only averaged       {'yes' if self.averaged_only else 'no'}"
+            f" (secure aggregation {'possible' if self.averaged_only else 'impossible'})",
+        ]
+        return "\n".join(lines)
+
+
+def describe(
+    method: str | Method | Part,
+    model: str | nn.Module = "cnn-small",
+    *,
+    classes: int = 10,
+    shape: tuple[int, int, int] | None = None,
+    head: str | list[str] | None = None,
+) -> Description:
+    """Describe a method on a model: routes, bytes, state, passes; computed by training two tiny clients for two rounds.
+
+    >>> describe("greg", "cnn-small").forward_passes
+    2.0
+    """
+    chosen = read_method(method)
+    if shape is None:
+        known = models().get(model) if isinstance(model, str) else None
+        side = known.size if known and known.size else (32 if known else 224)
+        shape = (3, side, side)
+    module = (
+        build(model, classes=classes, channels=shape[0], size=shape[1], seed=0) if isinstance(model, str) else model
+    )
+    net = Net(module, chosen, head=head, name=model if isinstance(model, str) else type(model).__name__)
+    needs_two = net.probe(shape, classes)
+    generator = torch.Generator().manual_seed(0)
+    size = 4
+    sites = [
+        Site(
+            n,
+            n,
+            train=Split(torch.rand(2 * size, *shape, generator=generator), torch.arange(2 * size) % classes),
+            attributes={"modality": n},
+        )
+        for n in ("a", "b")
+    ]
+    federation = Federation("tiny", sites, [str(c) for c in range(classes)], Preprocessing())
+    task = Task(
+        net, Training(batch_size=size, lr=1e-3), rounds=4, seed=0, clients=2, samples=4 * size, needs_two=needs_two
+    )
+    engine = Loop(task, federation, federation, ClientStore(2**40, None), threads=torch.get_num_threads())
+    state = engine.setup(initial_state(task))
+    state = server_update(task, state, engine.train(broadcast(task, state), ["a", "b"]).uploads)
+    sent = broadcast(task, state)
+    client = Client("a", sites[0].splits["train"], engine.store.get("a"), dict(sites[0].attributes))
+    with _counting(net) as seen:
+        carry, early = begin(task, sent, client)
+        before, seen[:] = sum(seen), []
+        train(task, carry, base_phases(task, carry.context))
+        if task.twin:
+            train_twin(task, carry, task.twin)
+        in_steps, seen[:] = len(seen), []
+        upload, kept = finish(task, replace(carry), early)
+        after_steps = sum(seen)
+    if task.twin:
+        after_steps -= 2 * size  # the second model's steps once more
+    uploads = [upload, replace(upload, client="b")]
+    after = server_update(task, state, uploads)
+    sizes = {n: Tree({n: t}).nbytes() for n, t in net.initial.items()}
+    lost = [n for n, t in module.state_dict().items() if not _kept(t, net.initial.get(n))]
+    weights = dict(module.named_parameters())
+    return Description(
+        method=str(chosen),
+        model=net.name,
+        weighting=chosen.weighting(),
+        routes=net.routes,
+        sizes=sizes,
+        parts=[
+            PartFacts(
+                name=p.name,
+                acts_on=_acts_on(p, task, state, uploads),
+                layers_changed=len(net.changes.get(p.name, [])),
+                bytes_down=sent.parts[p.name].nbytes() + p.trips(net)[1],
+                bytes_up=upload.parts.get(p.name, Tree()).nbytes() + p.trips(net)[1],
+                client_state=kept.parts[p.name].nbytes(),
+                server_state=after.parts[p.name].nbytes(),
+                setup_trips=sum(job.when == "setup" for job in p.passes()),
+                round_trips=p.trips(net)[0],
+                test_trips=sum(job.when == "evaluate" for job in p.passes()),
+                averaged_only=all(job.reduce in AVERAGED for job in p.passes()) and p.reduction in AVERAGED,
+            )
+            for p in chosen.parts
+        ],
+        changes={k: [str(c) for c in v] for k, v in net.changes.items()},
+        model_up=upload.model.nbytes(),
+        model_down=sum(sizes[n] for n in net.exchanged),
+        model_kept=kept.local.nbytes(),
+        forward_passes=in_steps / max(carry.steps, 1),
+        extra_passes=(before + after_steps) / (2 * size),
+        batch_of_one=not needs_two,
+        mixes_batch=_mixes_batch(net, client.data.batch(torch.arange(3))[0]),
+        weights=len(weights),
+        lost_weights=tuple(n for n in lost if n in weights),
+        lost_statistics=tuple(n for n in lost if n not in weights),
+        unseen=_unseen(task, sent, client),
+    )
+
+
+def _kept(before: torch.Tensor, after: torch.Tensor | None) -> bool:
+    """Whether a tensor has its value still; counters of batches do not matter."""
+    if not before.is_floating_point():
+        return True
+    return after is not None and before.shape == after.shape and torch.equal(before.detach().to(after), after)
+
+
+def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> tuple[str, ...]:
+    """What a part changes: the hooks it implements, less those that change nothing here."""
+    acts = {hook for hook in ACTS_ON if overrides(p, hook)}
+    phase, one = [recipe_phase(task)], Client("a", Split(torch.zeros(1), torch.zeros(1)))
+    idle = {
+        "surgery": p.name not in task.net.changes,
+        "route": p.name not in task.net.keeping,
+        "plan": all(p.plan(phase, context_of(task, t, one)) == phase for t in range(task.rounds)),
+        "evaluation": p.evaluation() == Eval(),
+    }
+    acts -= {hook for hook, nothing in idle.items() if nothing}
+    if "server" in acts:  # many only keep books there
+        riding = dict([*passes(task, "before"), *passes(task, "after")])
+        how = riding[p].reduce if p in riding else p.reduction
+        up = reduce_uploads([u.parts.get(p.name, Tree()) for u in uploads], [1.0] * len(uploads), how)
+        delta = uploads[0].model.pick(task.net.sent_params) - state.model
+        here = context_of(task, state.round, None)
+        seen = Round(state.model, up, state.parts[p.name], len(uploads), task.clients, here, delta)
+        acts -= {"server"} if p.server(delta, seen)[0] is delta else set()
+    return tuple(dict.fromkeys(what for hook, what in ACTS_ON.items() if hook in acts))
+
+
+@torch.no_grad()
+def _mixes_batch(net: Net, x: torch.Tensor) -> bool:
+    """Whether an image's answer in training depends on the others of its batch."""
+
+    def answer(images: torch.Tensor) -> torch.Tensor:
+        with noise.keyed(torch.tensor([0, 0])):
+            return net.forward(net.initial.clone(), images, train=True, batch_statistics=True)[0][:2]
+
+    return not torch.allclose(answer(x), answer(torch.cat([x[:2], x[:1] + 0.5])), atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def _unseen(task: Task, sent: Broadcast, client: Client) -> Literal["yes", "own statistics", "no"]:
+    """What a site that never trained can do: by changing the tensors that clients keep, and looking at the answer."""
+    net, stranger = task.net, replace(client, state=None)
+    context = context_of(task, sent.round, stranger, evaluating=True)
+    model = load(task, sent, stranger, context, own_state(task, sent, None))
+    x = client.data.batch(torch.arange(2))[0].to(task.like.dtype)
+
+    def answer(changed: set[str]) -> torch.Tensor:
+        tensors = {n: t + 1 if n in changed and t.is_floating_point() else t for n, t in model.items()}
+        logits, features = net.forward(tensors, x, train=False, batch_statistics=False)
+        return torch.cat([logits.flatten(), features.flatten()])
+
+    local = {n for n, r in net.routes.items() if r is Route.LOCAL}
+    plain, buffers = answer(set()), set(net.buffers)
+    if not torch.equal(answer(local - buffers), plain):
+        return "no"
+    return "yes" if torch.equal(answer(local & buffers), plain) else "own statistics"
+
+
+class _counting:
+    """Sees, while it is open, the size of every batch that goes forward through a net."""
+
+    def __init__(self, net: Net) -> None:
+        self.net, self.seen = net, list[int]()
+
+    def __enter__(self) -> list[int]:
+        self.hook = self.net.module.register_forward_pre_hook(self._see)
+        return self.seen
+
+    def _see(self, _: nn.Module, args: tuple[Any, ...]) -> None:
+        self.seen.append(len(args[0]))
+
+    def __exit__(self, *_: object) -> None:
+        self.hook.remove()
+
+
+def _human(n: int) -> str:
+    size = float(n)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

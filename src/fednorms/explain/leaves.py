@@ -1,0 +1,205 @@
+"""What leaves a site: every tensor of an upload, measured on a tiny federation rather than written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fednorms.core.accounting import example
+from fednorms.core.method import Method
+from fednorms.core.net import Net
+from fednorms.core.part import Part
+from fednorms.core.passes import LocalView
+from fednorms.core.round import broadcast, initial_state, load, own_state
+from fednorms.core.states import Broadcast, Client, Task, context_of
+from fednorms.core.training import Training
+from fednorms.core.tree import Tree
+from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines.loop import Loop
+from fednorms.explain.deployable import obstacle, pools
+from fednorms.methods.registry import method as read_method
+from fednorms.models import build, models
+from fednorms.runs.store.clients import ClientStore
+
+AVERAGED = ("weighted", "uniform", "sum")
+_STATISTICS = [
+    "  (!) Such tensors are computed from a site's images directly, not learnt; a few numbers per channel or",
+    "  class, but of that site alone unless they are averaged before anybody sees them.",
+]
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Tensors of one kind that leave a site: when, who sends them, what they are and how many bytes they take."""
+
+    when: str
+    sender: str
+    what: str
+    names: tuple[str, ...]
+    nbytes: int
+    statistics: bool  # statistics of the data, not something that was learnt
+    averaged: bool  # the server needs only their sum over sites
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What leaves a site under a method.
+
+    >>> p = what_leaves("fedrdn", "cnn-small")
+    >>> [(x.when, x.sender, x.names) for x in p.leaving if x.statistics and x.sender != "model"]
+    [('once', 'fedrdn', ('mean', 'std'))]
+    >>> p.secure_aggregation
+    False
+    """
+
+    method: str
+    model: str
+    leaving: list[Leaving] = field(default_factory=list)
+    kept: tuple[str, ...] = ()
+    kept_bytes: int = 0
+    obstacle: str = ""
+    guarantee: str = ""  # differential privacy, in words
+    pooled: bool = False  # the images themselves leave
+
+    @property
+    def secure_aggregation(self) -> bool:
+        """Whether the server only ever needs sums over sites."""
+        return all(x.averaged for x in self.leaving)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "method": self.method,
+            "model": self.model,
+            "leaves": [vars(x) | {"names": list(x.names)} for x in self.leaving],
+            "stays": list(self.kept),
+            "stays_bytes": self.kept_bytes,
+            "secure_aggregation": self.secure_aggregation,
+            "deployable": not self.obstacle,
+            "obstacle": self.obstacle,
+            "differential_privacy": self.guarantee,
+        }
+
+    def __repr__(self) -> str:
+        lines = [f'What leaves a site under "{self.method}" on model "{self.model}"', ""]
+        lines.append(f"  {'when':<16}{'sent by':<14}{'bytes':>12}   what")
+        for x in self.leaving:
+            mark = "  (!) statistics of the data" if x.statistics else ""
+            lines.append(f"  {x.when:<16}{x.sender:<14}{x.nbytes:>12,}   {x.what}: {_some(x.names)}{mark}")
+        images = "" if self.pooled else "; every image"
+        told = "test scores" if self.guarantee else "the training loss, test scores"
+        lines += [
+            "",
+            f"  always          the number of training images, {told}",
+            f"  stays           {self.kept_bytes:,} bytes{': ' + _some(self.kept) if self.kept else ''}{images}",
+            "",
+            *(_STATISTICS if any(x.statistics for x in self.leaving) else []),
+            f"  Only sums over sites are needed: {'yes' if self.secure_aggregation else 'no'}"
+            f" (secure aggregation {'possible' if self.secure_aggregation else 'impossible'} in principle).",
+            f"  Runs across machines: {'no: ' + self.obstacle if self.obstacle else 'yes'}.",
+        ]
+        if self.guarantee:
+            lines += ["", *(f"  {line}" for line in self.guarantee.splitlines())]
+            lines.append(
+                "  Numbers of images, test scores and the choice of the best round are not counted in epsilon."
+            )
+        return "\n".join(lines)
+
+
+def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small", *, classes: int = 10) -> Privacy:
+    """List all tensors that a site sends under a method, by running a round and every extra pass on tiny data.
+
+    >>> [x.what for x in what_leaves("scaffold + fedbn").leaving]
+    ['weights', 'its upload']
+    """
+    chosen = read_method(method)
+    why = obstacle(chosen)
+    known = models().get(model) if isinstance(model, str) else None
+    side = known.size if known and known.size else (32 if known else 224)
+    module = build(model, classes=classes, channels=3, size=side, seed=0) if isinstance(model, str) else model
+    net = Net(module, chosen, name=model if isinstance(model, str) else type(model).__name__)
+    needs_two = net.probe((3, side, side), classes)
+    generator = torch.Generator().manual_seed(0)
+    sites = []
+    for name in ("a", "b"):
+        data = Split(torch.rand(8, 3, side, side, generator=generator), torch.arange(8) % classes)
+        sites.append(Site(name, name, train=data, attributes={"modality": name}))
+    tiny = Federation("tiny", sites, [str(c) for c in range(classes)], Preprocessing())
+    training = Training(batch_size=4, lr=1e-3)
+    task = Task(net, training, rounds=4, seed=0, clients=2, samples=16, needs_two=needs_two)
+    engine = Loop(task, tiny, tiny, ClientStore(2**40), torch.get_num_threads())
+    state = engine.setup(initial_state(task))
+    sent = broadcast(task, state)
+    upload = engine.train(sent, ["a", "b"]).uploads[0]
+    client = Client("a", sites[0].splits["train"], engine.store.get("a"), dict(sites[0].attributes))
+    kinds = {"weights": upload.model.pick(net.sent_params)}
+    kinds["running statistics of features"] = upload.model.pick(n for n in net.buffers if n in upload.model)
+    leaving = [
+        Leaving("every round", "model", what, tuple(tree), tree.nbytes(), what != "weights", True)
+        for what, tree in kinds.items()
+        if tree
+    ]
+    for p in chosen.parts:
+        jobs = [job for job in p.passes() if job.when in ("before", "after")]
+        rule = jobs[0].reduce if jobs else p.reduction
+        if up := upload.parts.get(p.name, Tree()):
+            reads = any(_measures(task, p, job.when, sent, client)[1] for job in jobs) or _owns_buffers(net, p)
+            what = "measured in its pass" if jobs else "its upload"
+            leaving.append(Leaving("every round", p.name, what, tuple(up), up.nbytes(), reads, rule in AVERAGED))
+        for job in p.passes():
+            if job.when in ("setup", "evaluate"):
+                up, reads = _measures(task, p, job.when, sent, client)
+                when = "once" if job.when == "setup" else "every test"
+                what = "measured in its pass"
+                leaving.append(Leaving(when, p.name, what, tuple(up), up.nbytes(), reads, job.reduce in AVERAGED))
+    kept = client.state.local if client.state else Tree()
+    own = {
+        f"{part}/{k}": t for part, tree in (client.state.parts if client.state else {}).items() for k, t in tree.items()
+    }
+    stays = Tree({**kept, **own})
+    return Privacy(
+        str(chosen), net.name, leaving, tuple(stays), stays.nbytes(), why, example(chosen), bool(pools(chosen))
+    )
+
+
+def _owns_buffers(net: Net, p: Part) -> bool:
+    """Whether a part handles tensors that layers record rather than learn, so that its uploads come from them."""
+    return any(name in net.buffers for name in net.owned_by.get(p.name, ()))
+
+
+def _measures(task: Task, p: Part, when: str, sent: Broadcast, client: Client) -> tuple[Tree, bool]:
+    """What a pass uploads, and whether it looked at the data for it."""
+    job = next(job for job in p.passes() if job.when == when)
+    mine = own_state(task, sent, client.state)
+    context = context_of(task, sent.round, client)
+    view = _Watched(task, p, client, load(task, sent, client, context, mine), context, sent, mine)
+    return job.client(view)[1], view.looked
+
+
+@dataclass
+class _Watched(LocalView):
+    """A site's data as a pass sees them, noting whether it looks."""
+
+    looked: bool = False
+
+    def images(self) -> Iterator[Tensor]:
+        self.looked = True
+        return super().images()
+
+    def features(self) -> Iterator[tuple[Tensor, Tensor]]:
+        self.looked = True
+        return super().features()
+
+    def layer_inputs(
+        self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None, *, shuffled: bool = True
+    ) -> Iterator[dict[str, Tensor]]:
+        self.looked = True
+        return super().layer_inputs(wanted, batch_size, shuffled=shuffled)
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:4]) + (f", ... ({len(names)} tensors)" if len(names) > 4 else "")

@@ -1,0 +1,143 @@
+"""Every method side by side: its idea from its docstring, its costs and limits as `describe` measures them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fednorms.core.errors import BadInput
+from fednorms.core.part import REGISTRY, SUMS
+from fednorms.explain.describe import Description, describe
+from fednorms.methods.registry import names
+
+MODEL = "cnn-small"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a docstring says of a method."""
+
+    name: str
+    idea: str
+    paper: str
+    options: str
+
+
+def entries() -> list[Entry]:
+    """Every name that `method` understands, with the first sentence of its docstring.
+
+    >>> next(e for e in entries() if e.name == "fedbn").paper
+    'Li et al. 2021'
+    """
+    return [_entry(name) for name in names()]
+
+
+def _entry(name: str) -> Entry:
+    if name == "fedavg":
+        return Entry(
+            name, "Train on every client, average the models weighted by data size.", "McMahan et al. 2017", ""
+        )
+    made: Any = SUMS.get(name) or REGISTRY[name]
+    doc = inspect.getdoc(made) or ""
+    return Entry(name, _first_sentence(doc), getattr(made, "paper", "") or _paper(doc), _defaults(made))
+
+
+def _first_sentence(doc: str) -> str:
+    paragraph = " ".join(doc.split("\n\n")[0].split())
+    return re.split(r"(?<=[^ .][.])\s+(?=[A-Z])", paragraph)[0]
+
+
+def _paper(doc: str) -> str:
+    """Authors and year, from a docstring that says "Paper: Zhuang and Lyu, FedWon, ICLR 2024"."""
+    found = re.search(r"Paper: ([^,]+),.*?\b((?:19|20)\d\d)\b", " ".join(doc.split()))
+    return f"{found[1]} {found[2]}" if found else ""
+
+
+def _defaults(made: Any) -> str:  # noqa: ANN401
+    options = [p for p in inspect.signature(made).parameters.values() if p.name != "self"]
+    return ", ".join(f"{p.name}={p.default or repr(p.default)}" for p in options)
+
+
+# A column's title, what it means, and its value from a method's description and FedAvg's.
+Value = Callable[[Description, Description], str]
+COLUMNS: dict[str, tuple[str, Value]] = {
+    "acts on": ("what it changes", lambda d, avg: ", ".join(d.acts_on) or "nothing"),
+    "client": (
+        "what a client keeps between rounds, in models",
+        lambda d, avg: _ratio(d.client_state, avg.bytes_up),
+    ),
+    "server": (
+        "what the server keeps beside the model, in models",
+        lambda d, avg: _ratio(d.server_state, avg.bytes_up),
+    ),
+    "down": ("bytes a client receives in a round, FedAvg = 1", lambda d, avg: _ratio(d.bytes_down, avg.bytes_down)),
+    "up": ("bytes a client sends in a round, FedAvg = 1", lambda d, avg: _ratio(d.bytes_up, avg.bytes_up)),
+    "passes": (
+        "forward passes per local step, and passes over the client's data beside its steps",
+        lambda d, avg: f"{d.forward_passes:g}" + (f" + {d.extra_passes:g}/round" if d.extra_passes else ""),
+    ),
+    "stateless": (
+        "works for clients that come once: they keep nothing",
+        lambda d, avg: "yes" if d.stateless_clients else "no",
+    ),
+    "batch of 1": (
+        "yes: an image is trained on as if it were alone; mixed: the images of a batch change each other, and one "
+        "image is too few where batch normalisation has one value per channel",
+        lambda d, avg: "mixed" if d.mixes_batch else "yes",
+    ),
+    "pretrained": (
+        "whether published weights are used as they are: all of them, all but running statistics, or not all",
+        lambda d, avg: _pretrained(d),
+    ),
+    "secure": (
+        "secure aggregation: the server needs only sums of what clients send",
+        lambda d, avg: "yes" if d.averaged_only else "no",
+    ),
+    "unseen": (
+        "sites that never trained: yes, with the server's model; stats: after measuring their own statistics; no: the "
+        "clients keep what they predict with",
+        lambda d, avg: {"own statistics": "stats"}.get(d.unseen, d.unseen),
+    ),
+}
+
+
+def facts(method: str, avg: Description) -> dict[str, str]:
+    """The columns of one method; empty where it does not fit the model (`avg` is FedAvg's description).
+
+    >>> facts("scaffold", describe("fedavg", MODEL))["up"]
+    '1.99'
+    """
+    try:
+        found = describe(method, MODEL)
+    except BadInput:  # a part of the user's own that acts on other models
+        return dict.fromkeys(COLUMNS, "")
+    return {title: value(found, avg) for title, (_, value) in COLUMNS.items()}
+
+
+def overview() -> list[tuple[Entry, dict[str, str]]]:
+    """Every method with its facts; takes a few seconds."""
+    avg = describe("fedavg", MODEL)
+    return [(entry, facts(entry.name, avg)) for entry in entries()]
+
+
+def _ratio(some: int, whole: int) -> str:
+    """A ratio in three digits; 0 and 1 mean exactly that.
+
+    >>> _ratio(0, 5), _ratio(5, 5), _ratio(501, 500), _ratio(1, 99999)
+    ('0', '1', '1.00+', '<0.01')
+    """
+    if some in (0, whole):
+        return str(int(some > 0))
+    share = some / whole
+    if f"{share:.2f}" == "1.00":
+        return "1.00+" if share > 1 else "1.00-"
+    return f"{share:.2f}" if share >= 0.005 else "<0.01"
+
+
+def _pretrained(d: Description) -> str:
+    if not d.lost_weights:
+        return "all" if not d.lost_statistics else "but stats"
+    return f"but {len(d.lost_weights)} of {d.weights}"

@@ -1,0 +1,91 @@
+"""Methods by their text form: `method("scaffold + greg(alpha=1.0)")`, and all names it understands."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+
+from fednorms.core import checks
+from fednorms.core.errors import BadInput, refuse_class
+from fednorms.core.grammar import make_from, read_sum
+from fednorms.core.method import Method, nameless
+from fednorms.core.options import nearest
+from fednorms.core.part import REGISTRY, SUMS, Part
+from fednorms.core.part import part as part
+from fednorms.core.part import sum_of_parts as sum_of_parts
+
+
+def method(text: str | Method | Part) -> Method:
+    """Read a method from its text form: names joined by `+`, options in parentheses.
+
+    >>> method("scaffold + greg(alpha=0.5)").parts[1].alpha
+    0.5
+    >>> method("fedprocs")
+    Traceback (most recent call last):
+    fednorms.BadInput: Unknown method "fedprocs": did you mean "fedprox"? Known: ...
+    """
+    load_all()
+    if isinstance(text, (Method, Part)):
+        made = text if isinstance(text, Method) else Method((text,))
+        for p in made.parts:
+            if "name" not in vars(type(p)):  # only that of the part from which it derives
+                raise nameless(p)
+            if REGISTRY.get(p.name) is not type(p):
+                raise BadInput(f'The name "{p.name}" was redefined after this instance was created; create it again.')
+        return made
+    if not isinstance(text, str):
+        if isinstance(text, type) and issubclass(text, Part):
+            refuse_class("method", text)
+        raise BadInput(
+            f"method: expected text, a Method or a part, got {checks.kind(text)}. A class of your own derives "
+            'from fn.Part and has @fn.part("name") above it.'
+        )
+    parts: list[Part] = []
+    for name, options in read_sum(text, "method", "scaffold + greg(alpha=1.0)"):
+        make: Callable[..., Part | tuple[Part, ...]] | None
+        make = _fedavg if name == "fedavg" else SUMS.get(name) or REGISTRY.get(name)
+        if make is None:
+            raise BadInput(
+                f'Unknown method "{name}": {nearest(name, names())}. A custom method is found if FEDNORMS_METHODS '
+                "names the module that defines it (FEDNORMS_METHODS=mymodule)."
+            )
+        found = make_from(name, make, options)
+        parts += found if isinstance(found, tuple) else (found,)
+    return Method(tuple(parts))
+
+
+def load_all() -> None:
+    """Import the modules that FEDNORMS_METHODS names: each part registers itself, as those of this package do.
+
+    FEDNORMS_METHODS="mine other" (names with a space between) is for the command line and for worker processes; a
+    module may lie in the working directory.
+
+    >>> load_all(); "fedbn" in REGISTRY
+    True
+    """
+    for module in os.environ.get("FEDNORMS_METHODS", "").split():
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.insert(0, here)
+        try:
+            importlib.import_module(module)
+        except (ImportError, SyntaxError) as error:
+            hint = " Give the module's name, without .py." if module.endswith(".py") else ""
+            raise BadInput(
+                f'FEDNORMS_METHODS names the module "{module}", which cannot be imported: {error}.{hint}'
+            ) from None
+
+
+def names() -> list[str]:
+    """Every name that `method` understands.
+
+    >>> "fedavg" in names() and "fedwon" in names()
+    True
+    """
+    load_all()
+    return sorted({*REGISTRY, *SUMS, "fedavg"})
+
+
+def _fedavg() -> tuple[Part, ...]:
+    return ()

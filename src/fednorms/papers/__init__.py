@@ -1,0 +1,1 @@
+"""Published tables and the analyses behind the papers' figures."""

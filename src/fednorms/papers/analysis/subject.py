@@ -1,0 +1,209 @@
+"""A run at one of its rounds, as analyses see it: its models, and what they make of images. Nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from fednorms.core import noise
+from fednorms.core.errors import BadInput
+from fednorms.core.norms import is_norm
+from fednorms.core.part import Route
+from fednorms.core.passes import depends_on_batch, prepare_test, rows_of_test
+from fednorms.core.round import base_phases, begin, broadcast, draws, step
+from fednorms.core.states import Broadcast, Client, context_of
+from fednorms.core.step import step_key, step_view
+from fednorms.core.tree import Tree
+from fednorms.data import Site
+from fednorms.evaluation.modes import Mode, model_for, site_state, unseen_broadcast
+from fednorms.runs.use.opened import NextRound, OpenRun
+
+Model = Tree | Broadcast
+"""Tensors, the same at every site, or what a server sends for a test, of which every site makes its own."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model makes of images: features before the classifier, logits, and whose images they are."""
+
+    features: Tensor
+    logits: Tensor
+    labels: Tensor
+    sites: Tensor  # number of the site
+    maps: dict[str, Tensor]  # of every layer that was asked for
+
+
+@dataclass
+class Subject:
+    """A run opened at a round. Sites are those that train and have images to test on."""
+
+    run: OpenRun
+
+    @property
+    def round(self) -> int:
+        """How many rounds the server's model has seen."""
+        return self.run.state.round
+
+    @cached_property
+    def sites(self) -> list[Site]:
+        """The clients with test images."""
+        found = [s for s in self.run.session.federation.clients if s.test is not None]
+        if not found:
+            raise BadInput(f'Federation "{self.run.session.federation.name}" has no client with test images.')
+        return found
+
+    # -- models -------------------------------------------------------------------------------------------------
+    @cached_property
+    def server(self) -> Broadcast:
+        """The server's model as it is tested; what clients keep to themselves is the mean over them."""
+        return unseen_broadcast(self.run.task, self.run.test_broadcast, self.run.clients.values())
+
+    @cached_property
+    def next_round(self) -> NextRound:
+        """The next round made again."""
+        return self.run.next_round()
+
+    @property
+    def server_after(self) -> Broadcast:
+        """The server's model after the next round, as it is tested."""
+        return self.next_round.tested
+
+    def _client(self, site: Site) -> Client:
+        assert site.test is not None
+        return self.run.session.engine.at_test(site, site.test)
+
+    def at_site(self, model: Model, site: Site) -> tuple[Tree, dict[str, Tree]]:
+        """The tensors that a site tests, and the parts' states there."""
+        task, client = self.run.task, self._client(site)
+        if isinstance(model, Broadcast):
+            kept = any(route is Route.LOCAL for route in task.net.routes.values())
+            return model_for(task, model, client, Mode("unseen" if kept else "global").resolved(task))
+        return model, site_state(task, self.server, client)
+
+    def tensors(self, model: Model) -> Tree:
+        """The tensors that the first site tests."""
+        return self.at_site(model, self.sites[0])[0]
+
+    def rows_of_classifier(self, model: Model) -> Tensor:
+        """The classifier's weights, one row per class."""
+        return self.tensors(model)[f"{self.run.task.net.heads[0]}.weight"].detach().double().flatten(1).cpu()
+
+    def seen_by(self, client: str) -> set[int]:
+        """The classes of a client's training images."""
+        return set(self.run.session.engine.data[client].y.unique().tolist())
+
+    # -- what they make of images -------------------------------------------------------------------------------
+    def outputs(self, model: Model, sites: Sequence[Site] | None = None, maps_of: Sequence[str] = ()) -> Outputs:
+        """What a model makes of sites' test images (default: of all), in eval mode; on the host.
+
+        `maps_of` names layers whose maps are wanted, too, each behind its activation.
+        """
+        found: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        maps: dict[str, list[Tensor]] = {name: [] for name in maps_of}
+        for number, site in enumerate(self.sites):
+            if sites is not None and site not in sites:
+                continue
+            for _, logits, features, y, seen in self._pass(model, site, maps_of):
+                for name in maps_of:
+                    maps[name].append(seen[name].cpu())
+                found.append((features.flatten(1).cpu(), logits.cpu(), y.cpu(), torch.full((len(y),), number)))
+        features, logits, labels, whose = (torch.cat(column) for column in zip(*found, strict=True))
+        return Outputs(features, logits, labels, whose, {name: torch.cat(some) for name, some in maps.items()})
+
+    def first_maps(self, model: Model, site: Site) -> dict[str, Tensor]:
+        """The maps of a site's first test image behind every convolution, in the order in which they run."""
+        convolutions = [n for n, m in self.run.task.net.module.named_modules() if isinstance(m, nn.Conv2d)]
+        for rows, *_, seen in self._pass(model, site, convolutions, first=True):
+            at = (rows == 0).nonzero().flatten()
+            return {name: maps[at].cpu() for name, maps in seen.items()}
+        raise AssertionError("a site has test images")
+
+    @torch.no_grad()
+    def _pass(
+        self, model: Model, site: Site, maps_of: Sequence[str], *, first: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]]:
+        """Row numbers, logits, features, labels and maps of a site's test images, batch by batch; or of the batch
+        that holds the first image alone (with as many others as its answer depends on).
+        """
+        task, data = self.run.task, site.test
+        assert data is not None
+        tensors, mine = self.at_site(model, site)
+        sent = model if isinstance(model, Broadcast) else self.server
+        context = context_of(task, sent.round, self._client(site), evaluating=True)
+        batches = rows_of_test(task, site.name, len(data))
+        if first:
+            batches = [b for b in batches if 0 in b] if depends_on_batch(task) else [torch.arange(1)]
+        for rows in batches:
+            x, y = prepare_test(task, data.batch(rows), context, mine, sent)
+            with activated(task.net.module, maps_of) as seen:
+                logits, features = task.net.forward(tensors, x, train=False, batch_statistics=False)
+            yield rows, logits, features, y, seen
+
+    def training(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+        """The next round's local steps, one by one: client, labels, and the batch's logits before the step, with the
+        batch's own statistics and with those that the server sent (data that are pooled: with the running ones).
+        """
+        task, sent = self.run.task, broadcast(self.run.task, self.run.state)
+        engine = self.run.session.engine
+        joint = [p.name for p in task.method.parts if "joint" in p.requires]
+        if joint:
+            raise BadInput(f"{joint[0]} trains clients together, so that their steps cannot be followed one by one.")
+        self.run.check_loss()
+        pooled = set(engine.clients) != {s.name for s in self.run.session.federation.clients}
+        for name in self.run.next_cohort:
+            carry, _ = begin(task, sent, engine.client(name))
+            for batches, phase in draws(task, carry, base_phases(task, carry.context)):
+                ahead = replace(carry, key=carry.key + torch.tensor([0, 1]).to(carry.key))  # as the step will see it
+                view = step_view(task, replace(ahead, start_buffers=carry.buffers) if pooled else ahead, batches[0], 0)
+                with torch.no_grad(), noise.keyed(step_key(ahead, 0)):
+                    by_batch, _ = view.forward(view.params, view.x)
+                    by_server, _ = view.forward(view.params, view.x, stats="broadcast")
+                yield name, view.y, by_batch, by_server
+                step(task, carry, batches, phase)
+
+
+@contextmanager
+def activated(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """Within this context, the dictionary holds the maps of each named layer in the last pass, as its activation shows
+    them: behind the normalisations and the activation that follow it, before any layer that does something else.
+
+    A network may use one activation in many places, and call others as functions, which nobody can see: then the maps
+    are those before it.
+    """
+    seen: dict[str, Tensor] = {}
+    wanted = {module.get_submodule(name): name for name in names}
+    current: list[str] = []
+
+    def notice(layer: nn.Module, args: object, out: Tensor) -> None:
+        if layer in wanted:
+            current[:] = [wanted[layer]]
+            seen[current[0]] = out
+        elif not current or isinstance(layer, _NOTHING):
+            return
+        elif (isinstance(layer, _ACTIVATIONS) or is_norm(layer)) and out.shape == seen[current[0]].shape:
+            seen[current[0]] = out
+            if isinstance(layer, _ACTIVATIONS):
+                current.clear()
+        else:
+            current.clear()
+
+    leaves = [m for m in module.modules() if not any(True for _ in m.children()) or m in wanted]
+    hooks = [m.register_forward_hook(notice) for m in leaves] if wanted else []
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+_ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Hardswish)
+_NOTHING = (
+    nn.Identity,
+    nn.Dropout,
+    nn.Dropout2d,
+)  # what stands in a removed normalisation's place, and noise of training

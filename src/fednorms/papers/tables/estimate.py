@@ -1,0 +1,119 @@
+"""How long the runs of a table will take: from runs that are finished, or from a few rounds of one run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from fednorms.core.errors import FednormsError
+from fednorms.data import Federation
+from fednorms.papers.tables.plan import Job
+from fednorms.runs.cells import opened
+from fednorms.runs.driver import RoundEvent, execute
+from fednorms.runs.recipe import Recipe
+
+_LONG = 20.0  # seconds after which one round is enough
+_PATIENCE = 60.0  # seconds for all timing
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds until all is done (None: unknown), and what that is based on."""
+
+    seconds: float | None
+    basis: str
+
+
+def recorded(job: Job, records: Sequence[Mapping[str, Any]], hardware: str) -> tuple[float, str] | None:
+    """Seconds that runs like this one took: the same row if there is one, the same hardware if there is any."""
+    setting = [r for r in records if r["setting"] == job.setting.name and r["status"] == "done"]
+    for here in (True, False):
+        of = [r for r in setting if (r["hardware"] == hardware) == here]
+        if like := [r for r in of if r["row"] == job.row.name] or of:
+            basis = "finished runs" if here else f"runs on other hardware ({like[0]['hardware']})"
+            return fmean(r["seconds"]["total"] for r in like), basis
+    return None
+
+
+def estimate(
+    jobs: Sequence[Job], records: Sequence[Mapping[str, Any]], hardware: str, parallel: int, *, measure: bool
+) -> Estimate:
+    """The time of all these runs, `parallel` at a time; `measure` allows to time one run per setting, for a minute."""
+    began, total, bases = time.monotonic(), 0.0, []
+    timed: dict[str, float | None] = {}
+    for job in jobs:
+        known, name = recorded(job, records, hardware), job.setting.name
+        if known is None and name not in timed:
+            if measure and time.monotonic() - began < _PATIENCE:
+                timed[name] = measured(job.recipe)
+            else:  # as long as the others, for want of a better guess
+                others = [seconds for seconds in timed.values() if seconds is not None]
+                timed[name] = fmean(others) if others else None
+        seconds, basis = known or (timed[name], "a few timed rounds")
+        if seconds is None:
+            return Estimate(None, "nothing like it has run here")
+        total += seconds
+        bases.append(basis)
+    cores = parallel if jobs and jobs[0].recipe.device != "cpu" else min(parallel, os.cpu_count() or 1)
+    return Estimate(total / max(1, min(cores, len(jobs))), " and ".join(dict.fromkeys(bases)))
+
+
+class _Enough(Exception):
+    pass
+
+
+def measured(recipe: Recipe) -> float | None:
+    """Seconds that a run will take: opening it, rounds without and with a test, times how many it has.
+
+    It is tested as the run will be, so that timing a search looks at validation images only.
+    """
+    short = recipe.model_copy(update={"rounds": min(3, recipe.rounds), "evaluate_every": 3, "validate_every": None})
+    seconds: list[float] = []
+    began = time.perf_counter()
+
+    def after_round(event: RoundEvent) -> None:
+        seconds.append(float(event.row["seconds"]))
+        if seconds[-1] > _LONG:
+            raise _Enough
+
+    try:
+        federation = opened(recipe)
+        execute(short, federation=federation, callback=after_round)
+    except _Enough:
+        pass
+    except FednormsError:
+        return None  # the run itself will say why
+    finally:
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+    opening = time.perf_counter() - began - sum(seconds)
+    plain = seconds[min(1, len(seconds) - 1)]
+    test = max(0.0, seconds[-1] - plain)
+    tests = recipe.rounds / recipe.evaluate_every
+    if recipe.validate_every:  # a test looks at validation images, too: by their share of it, in all the rounds between
+        tests += recipe.rounds / recipe.validate_every * _share_of_validation(federation)
+    return opening + seconds[0] + plain * (recipe.rounds - 1) + test * tests
+
+
+def _share_of_validation(federation: Federation) -> float:
+    counts = [sum(len(s.splits[part]) for s in federation.sites if part in s.splits) for part in ("val", "test")]
+    return counts[0] / max(1, sum(counts))
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words.
+
+    >>> duration(95), duration(2 * 3600 + 60)
+    ('1 min 35 s', '2 h 01 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes = f"{whole // 60} min {whole % 60:02d} s"
+    return minutes if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,182 @@
+"""Plan: which runs a table consists of, which of them are finished, and where their files lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from fednorms.core.errors import BadInput
+from fednorms.core.options import nearest
+from fednorms.papers.tables.record import Values, read_record, same_run, tested_alike
+from fednorms.papers.tables.table import Row, Setting, Table, merged
+from fednorms.runs.recipe import Recipe
+
+PARTS = 5  # checkpoints of a run, and tests where only the last one is reported
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """The files of a table's runs in one output folder.
+
+    >>> Shelf(Path("out")).results
+    PosixPath('out/results')
+    """
+
+    out: Path
+
+    @property
+    def results(self) -> Path:
+        """The finished runs."""
+        return self.out / "results"
+
+    def result(self, setting: Setting, row: Row, seed: int) -> Path:
+        """The file of a finished run."""
+        return self.results / setting.slug / row.slug / f"seed-{seed}.json"
+
+    def run(self, setting: Setting, row: Row, seed: int) -> Path:
+        """The directory of a run while it lasts."""
+        return self.out / "runs" / setting.slug / row.slug / f"seed-{seed}"
+
+    @property
+    def searches(self) -> Path:
+        """The searches."""
+        return self.out / "search"
+
+    def search(self, setting: Setting, row: Row) -> Path:
+        """The file of a search."""
+        return self.searches / setting.slug / f"{row.slug}.json"
+
+    def search_run(self, setting: Setting, row: Row, name: str) -> Path:
+        """The directory of one run of a search while it lasts."""
+        return self.out / "runs" / "search" / setting.slug / row.slug / name
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of a table: one row in one setting with one seed."""
+
+    setting: Setting
+    row: Row
+    recipe: Recipe
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return self.recipe.seed
+
+    @property
+    def label(self) -> str:
+        """What progress calls it."""
+        return f"{self.setting.name} / {self.row.name}"
+
+
+def recipe_for(table: Table, setting: Setting, row: Row, seed: int, chosen: Mapping[str, Any]) -> Recipe:
+    """The recipe of a run; `chosen` are the searched values. What only costs time is set as sparingly as it can be.
+
+    Without a curve only the last round is reported, so that a run is tested a few times, not after every round; the one
+    with the best validation accuracy is found all the same and recorded beside (not where rounds are timed).
+    """
+    recipe = table.recipe_of(setting, row, merged({"seed": seed}, chosen))
+    every = ceil(recipe.rounds / PARTS)
+    all_rounds = setting.keeps_curve or table.selection == "best-val"
+    sparing: dict[str, Any] = {"checkpoint_every": every, "evaluate_every": 1 if all_rounds else every}
+    timed = any(selector.kind == "seconds" for selector in setting.selectors.values())
+    sparing["validate_every"] = None if all_rounds or timed else 1
+    if "rounds" in setting.store:
+        sparing["keep_checkpoints"] = "all"
+    return recipe.model_copy(update={k: v for k, v in sparing.items() if k not in recipe.model_fields_set})
+
+
+@dataclass
+class Found:
+    """What an output folder holds of a table."""
+
+    done: dict[tuple[str, str], list[Values]] = field(default_factory=dict)  # by setting and row
+    failed: dict[tuple[str, str], list[Values]] = field(default_factory=dict)
+    stale: list[str] = field(default_factory=list)  # of another recipe
+    foreign: list[str] = field(default_factory=list)  # of other data than those at hand
+
+    def records(self, setting: Setting, row: Row) -> list[Values]:
+        """The finished (also: diverged) runs of a row in a setting, by seed."""
+        return self.done.get((setting.name, row.name), [])
+
+    @property
+    def every(self) -> list[Values]:
+        """All finished runs."""
+        return [record for records in self.done.values() for record in records]
+
+
+def found_in(
+    shelf: Shelf,
+    table: Table,
+    chosen: Mapping[tuple[str, str], Mapping[str, Any]],
+    fingerprint: Callable[[Setting, Recipe], str | None] = lambda setting, recipe: None,
+) -> Found:
+    """Read the results of an output folder; those of another recipe or of other data are named and left out.
+
+    `fingerprint` tells that of the data at hand, or None where they are not.
+    """
+    found = Found()
+    for setting, row in pairs(table):
+        key = (setting.name, row.name)
+        files = shelf.result(setting, row, 0).parent.glob("seed-*.json")
+        for file in sorted(files, key=lambda p: (len(p.name), p.name)):
+            values = read_record(file)
+            if values is None:
+                continue
+            recipe = None
+            if not row.search or key in chosen:
+                recipe = recipe_for(table, setting, row, int(values["recipe"]["seed"]), chosen.get(key, {}))
+            tests = counts_tests(table, setting)
+            if (
+                recipe is None
+                or not same_run(values["recipe"], recipe)
+                or (tests and not tested_alike(values["recipe"], recipe))
+            ):
+                found.stale.append(f"{setting.slug}/{row.slug}/{file.name}")
+            elif (here := fingerprint(setting, recipe)) and here != values["recipe"]["fingerprint"]:
+                found.foreign.append(f"{setting.slug}/{row.slug}/{file.name}")
+            elif values["status"] == "failed":
+                found.failed.setdefault(key, []).append(values)
+            elif setting.keeps_curve and values["status"] == "done" and "curve" not in values:
+                found.stale.append(f"{setting.slug}/{row.slug}/{file.name}")
+            else:
+                found.done.setdefault(key, []).append(values)
+    return found
+
+
+def counts_tests(table: Table, setting: Setting) -> bool:
+    """Whether it matters after which rounds a run was tested: where one of them is chosen or all are shown."""
+    return table.selection == "best-val" or setting.keeps_curve
+
+
+def pairs(table: Table, settings: Sequence[Setting] = (), rows: Sequence[Row] = ()) -> Iterator[tuple[Setting, Row]]:
+    """Every row in every setting it stands in."""
+    for setting in settings or table.settings:
+        for row in rows or table.rows:
+            if row.stands_in(setting):
+                yield setting, row
+
+
+def chosen_settings(table: Table, names: Sequence[str]) -> list[Setting]:
+    """The settings of these names, in the table's order (none: all)."""
+    return _named(table, "setting", table.settings, names)
+
+
+def chosen_rows(table: Table, names: Sequence[str]) -> list[Row]:
+    """The rows of these names, in the table's order (none: all)."""
+    return _named(table, "row", table.rows, names)
+
+
+def _named(table: Table, what: str, entries: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    wanted = set()
+    for name in names:
+        same = [e.name for e in entries if name.lower() in (e.name.lower(), e.slug)]
+        if not same:
+            known = [e.name for e in entries]
+            raise BadInput(f'{table.name} has no {what} "{name}": {nearest(name, known)}')
+        wanted |= set(same)
+    return [e for e in entries if not names or e.name in wanted]

@@ -1,0 +1,238 @@
+"""A finished run of a table as one small file: its scores, its recipe, and where and when it was made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from statistics import fmean, median, pstdev
+from typing import Any
+
+import torch
+
+from fednorms._version import __version__
+from fednorms.core.errors import BadInput, RunFailed
+from fednorms.methods.registry import method as read_method
+from fednorms.runs.cells import Outcome
+from fednorms.runs.facts import SiteFacts
+from fednorms.runs.identity import own_parts
+from fednorms.runs.recipe import Recipe
+from fednorms.runs.result import Result
+from fednorms.runs.store.atomic import clear_errors, write_atomic
+
+MOST_SITES = 20  # with more, a file keeps domains only
+# What decides where and how a run is made, and not what comes out.
+_MACHINE = {"version", "device", "engine", "fingerprint", "threads", "workers", "checkpoint_every", "state_limit_mb"}
+_MACHINE |= {"keep_checkpoints"}
+_MACHINE |= {"data.root", "data.complete", "data.allow_pickle"}
+# What a recipe leaves to the data set was written out when it ran.
+_ADOPTED = {"data.augment", "loss", "class_weights", "metric"}
+_MACHINE |= {"evaluate_every", "validate_every"}  # who needs the score of every round asks for it beside
+
+Values = dict[str, Any]
+
+
+@cache
+def sources() -> str:
+    """A digest of the library's own files: between releases, many states of it have one version."""
+    package = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(f"{file.relative_to(package).as_posix()}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:10]
+
+
+def made() -> Values:
+    """When, and with which software, something was made."""
+    return {
+        "date": f"{datetime.now().astimezone():%Y-%m-%d}",
+        "version": __version__,
+        "sources": sources(),
+        "torch": torch.__version__.partition("+")[0],
+    }
+
+
+def same_run(stored: Mapping[str, Any], recipe: Recipe) -> bool:
+    """Whether a stored recipe means the same run, wherever it ran.
+
+    >>> same_run(plain(Recipe(rounds=3, device="cuda:1")), Recipe(rounds=3))
+    True
+    >>> same_run(plain(Recipe(rounds=3)), Recipe(rounds=4)), same_run(plain(Recipe(weighting="uniform")), Recipe())
+    (False, False)
+    """
+    try:
+        then = Recipe.make(dict(stored))
+    except BadInput:  # of a version with other keys
+        return False
+    code = own_parts(read_method(recipe.method))
+    old, new = _essence(then), _essence(recipe.model_copy(update={"own_parts": code}))
+    return all(old[key] == value or (key in _ADOPTED and value == "auto") for key, value in new.items())
+
+
+def tested_alike(then: Mapping[str, Any], recipe: Recipe) -> bool:
+    """Whether a run with a stored recipe was tested after the same rounds."""
+    return (then["evaluate_every"], then.get("validate_every")) == (recipe.evaluate_every, recipe.validate_every)
+
+
+def _essence(recipe: Recipe) -> Values:
+    values = plain(recipe)
+    values |= {f"data.{key}": value for key, value in values.pop("data").items()}
+    return {key: value for key, value in values.items() if key not in _MACHINE}
+
+
+def plain(recipe: Recipe) -> Values:
+    """A recipe as plain values, without the folder of its data."""
+    values = recipe.model_dump(mode="json") | {"training": dict(vars(recipe.training))}
+    values["data"] = {k: v for k, v in values["data"].items() if k != "root"}
+    return values
+
+
+def shortened(result: Result) -> list[Values]:
+    """The rounds of a run with full scores in the last and the best-validation one, and means in the others."""
+    full = {result.rounds, result.best["round"] if result.best else 0}
+    history = [{k: v for k, v in row.items() if k != "after_local"} for row in result.history]
+    return [
+        row if row["round"] in full else row | {"scores": {m: _averages(s) for m, s in row["scores"].items()}}
+        for row in history
+    ]
+
+
+def _averages(scores: Mapping[str, Any]) -> Values:
+    return {what: scores[what] for what in ("mean", "pooled")}
+
+
+def record(
+    outcome: Outcome, recipe: Recipe, sites: Mapping[str, SiteFacts], *, curve: bool, about: Mapping[str, Any]
+) -> Values:
+    """What is stored of a run on these `sites`; `about` says which table, setting, row, data and hardware."""
+    history, headline = outcome.history, outcome.headline
+    values: Values = {
+        **about,
+        "seed": recipe.seed,
+        "status": outcome.status,
+        **made(),
+    }
+    if outcome.error:
+        values["error"] = error_of(outcome, recipe)
+    else:
+        values |= {
+            "headline": headline,
+            "rounds": int(history[-1]["round"]),
+            "last": _scores(history[-1], "test", sites),
+            "val": _scores(history[-1], "val", sites).get(headline),
+            "best": _best(outcome, sites),
+            "bytes": round(median((r["bytes_up"] + r["bytes_down"]) / max(1, r["clients"]) for r in history)),
+            "seconds": {
+                "total": round(sum(r["seconds"] for r in history), 3),
+                "round": round(median(r["seconds"] for r in history), 5),
+            },
+        }
+        if curve:
+            values["curve"] = _curves(history)
+    return values | {"recipe": plain(recipe)}
+
+
+def _best(outcome: Outcome, sites: Mapping[str, SiteFacts]) -> Values | None:
+    if outcome.best is None:
+        return None
+    row = next(r for r in outcome.history if r["round"] == outcome.best["round"])
+    return {**outcome.best, "val": _short(outcome.best["val"]), "scores": _scores(row, "test", sites)}
+
+
+def _scores(row: Values, split: str, sites: Mapping[str, SiteFacts]) -> Values:
+    found = {name.removesuffix(f"/{split}"): s for name, s in row["scores"].items() if name.endswith(f"/{split}")}
+    return {mode: compact(scores, split, sites) for mode, scores in found.items()}
+
+
+def compact(scores: Mapping[str, Any], split: str, sites: Mapping[str, SiteFacts]) -> Values:
+    """The scores of one mode, as selectors need them: over clients, per domain, and per site if they are few."""
+    tested: Mapping[str, Any] = scores["sites"]
+    every = {"accuracy": [s["accuracy"] for s in tested.values()]}
+    every["balanced"] = [s["balanced_accuracy"] for s in tested.values()]
+    clients: Values = {
+        what: {"mean": _short(fmean(v)), "spread": _short(pstdev(v)), "worst": _short(min(v))}
+        for what, v in every.items()
+    }
+    clients["accuracy"]["pooled"] = _short(scores["pooled"])
+    groups: dict[str, dict[str, Any]] = {}
+    for name, site in tested.items():
+        groups.setdefault(sites[name].domain if name in sites else name, {})[name] = site
+    out: Values = {
+        "clients": {"count": len(tested), **clients},
+        "domains": {domain: _pooled(group, split, sites) for domain, group in groups.items()},
+    }
+    if len(tested) <= MOST_SITES:
+        out["sites"] = {name: _pooled({name: site}, split, sites) for name, site in tested.items()}
+    return out
+
+
+def _pooled(group: Mapping[str, Any], split: str, sites: Mapping[str, SiteFacts]) -> Values:
+    """The scores over all images of some sites."""
+    samples = [s["samples"] for s in group.values()]
+    return {
+        "accuracy": _short(fmean([s["accuracy"] for s in group.values()], weights=samples)),
+        "balanced": _short(_balanced(group, split, sites)),
+        "images": sum(samples),
+    }
+
+
+def _balanced(group: Mapping[str, Any], split: str, sites: Mapping[str, SiteFacts]) -> float:
+    """The mean recall over the classes of all these images, as one site that held them would have it."""
+    if len(group) == 1:
+        return float(next(iter(group.values()))["balanced_accuracy"])
+    right, total = Counter[int](), Counter[int]()
+    for name, score in group.items():
+        for c, (recall, images) in enumerate(zip(score["recall"], sites[name].images[split], strict=True)):
+            if images:
+                right[c] += round(recall * images)
+                total[c] += images
+    return fmean(right[c] / total[c] for c in total)
+
+
+def _curves(history: Sequence[Values]) -> Values:
+    curves: Values = {}
+    for row in history:
+        for name, scores in row["scores"].items():
+            point = [row["round"], *map(_short, _averages(scores).values())]
+            curves.setdefault(name.removesuffix("/test"), []).append(point)
+    return curves
+
+
+def _short(share: float) -> float | None:
+    return round(share, 6) if math.isfinite(share) else None
+
+
+def error_of(outcome: Outcome, recipe: Recipe) -> str:
+    """Why a run failed, without the path of its data: no file holds a path of the machine."""
+    root = recipe.data.root
+    return outcome.error.replace(root, "ROOT") if root else outcome.error
+
+
+def write_record(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a record, all of it or nothing; one line per key, so that differences between two files are readable."""
+    with clear_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"{json.dumps(key)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for key, v in values.items()]
+    write_atomic(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+def _names_its_run(recipe: object) -> bool:
+    return isinstance(recipe, dict) and {"seed", "method", "fingerprint", "evaluate_every"} <= set(recipe)
+
+
+def read_record(path: Path) -> Values | None:
+    """A record, None if there is none."""
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RunFailed(f"cannot read the result {path} ({error}): repair it, or remove it and run again") from error
+    if not isinstance(values, dict) or "status" not in values or not _names_its_run(values.get("recipe")):
+        raise RunFailed(f"{path} is no result of a run: remove it and run again")
+    return values

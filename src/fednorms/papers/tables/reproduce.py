@@ -1,0 +1,472 @@
+"""reproduce: run what is left of a published table, and set what came out beside what was printed."""
+
+from __future__ import annotations
+
+import shutil
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fednorms.core.errors import BadInput, FednormsError
+from fednorms.core.options import few
+from fednorms.engines.devices import pick_device
+from fednorms.papers.analysis.kept import Kept
+from fednorms.papers.analysis.measures import ANALYSES
+from fednorms.papers.tables.analyses import is_analysed, stored
+from fednorms.papers.tables.checks import Checked, checked
+from fednorms.papers.tables.estimate import duration, estimate
+from fednorms.papers.tables.folders import open_table
+from fednorms.papers.tables.lending import Neighbours
+from fednorms.papers.tables.observer import Observer
+from fednorms.papers.tables.plan import (
+    Found,
+    Job,
+    Shelf,
+    chosen_rows,
+    chosen_settings,
+    counts_tests,
+    found_in,
+    pairs,
+    recipe_for,
+)
+from fednorms.papers.tables.record import Values, record, shortened, write_record
+from fednorms.papers.tables.search import (
+    Point,
+    Search,
+    open_search,
+    point_slug,
+    shown,
+    tree,
+    with_searches,
+    without_validation,
+)
+from fednorms.papers.tables.sources import Source, check_columns, find_root, look, missing_data, needs
+from fednorms.papers.tables.summary import Summary, summarise
+from fednorms.papers.tables.table import Row, Setting, Table
+from fednorms.runs.cells import Cell, CellEvent, Outcome, run_cells
+from fednorms.runs.compare import hardware as hardware_of
+from fednorms.runs.recipe import Recipe
+from fednorms.runs.store.atomic import check_folder
+
+Fingerprint = Callable[[Setting, Recipe], str | None]
+Choices = dict[tuple[str, str], dict[str, Any]]  # by setting and row: what a search on validation images has chosen
+
+
+@dataclass
+class Reproduction:
+    """A table with what has run of it; the repr is the table, ours beside print."""
+
+    table: Table
+    out: Path
+    summary: Summary
+    ran: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)  # setting, and the data it needs
+    failed: dict[str, str] = field(default_factory=dict)  # run, and why
+    files: list[Path] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return self.summary.text()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "name": self.table.name,
+            **self.summary.to_dict(),
+            "ran": self.ran,
+            "skipped": self.skipped,
+            "failed": self.failed,
+            "out": str(self.out),
+            "files": [str(f) for f in self.files],
+        }
+
+
+def reproduce(
+    name: str | Path,
+    data: str | Path | Sequence[str | Path] = (),
+    *,
+    seeds: int | None = None,
+    only: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    out: str | Path | None = None,
+    jobs: int = 1,
+    device: str = "auto",
+    search: bool = False,
+    report: bool = False,
+    allow_pickle: bool = False,
+    incomplete: bool = False,
+    observer: Observer | None = None,
+) -> Reproduction:
+    """Run what is left of a published table, and write RESULTS.md, results.csv and results.png into `out`.
+
+    `name` is one of `fednorms reproduce --list`, or a folder with a table.toml. `data` are folders of data sets, or
+    folders that hold several; settings whose data are missing are left out and named. `only` and `settings` choose
+    rows and settings, `seeds` says how many (default: the table's). Calling again goes on where it stopped: a finished
+    run is one file under OUT/results, and is not repeated. `search=True` stops after the searches on validation images
+    (see docs/reproduce.md); `report=True` runs nothing, takes over what tables beside OUT have run, and writes the
+    report. `allow_pickle` opens pickled archives of NumPy arrays, and `incomplete` accepts data sets
+    with other counts than the published ones; the report says what differs.
+
+    >>> reproduce("no-such-table")
+    Traceback (most recent call last):
+    fednorms.BadInput: no table "no-such-table": ...
+    """
+    table = open_table(name)
+    for what, number in (("jobs", jobs), ("seeds", table.seeds if seeds is None else seeds)):
+        if number < 1:
+            raise BadInput(f"reproduce: {what} must be an integer >= 1, got {number}.")
+    given = [data] if isinstance(data, str | Path) else list(data)
+    folder = Path(out) if out is not None else default_out(table)
+    check_folder(folder)
+    work = _Work(
+        table=table,
+        settings=chosen_settings(table, settings),
+        rows=chosen_rows(table, only),
+        seeds=list(range(seeds or table.seeds)),
+        shelf=Shelf(folder),
+        given=[_folder(root) for root in given],
+        jobs=jobs,
+        device=pick_device(device),
+        reading={"allow_pickle": allow_pickle, "complete": not incomplete},
+        observer=observer or Observer(),
+    )
+    try:
+        return work.carry_out(search_only=search, report_only=report)
+    except KeyboardInterrupt:
+        work.report(interrupted=True)
+        left = f"{work.finished} of {work.planned} runs finished"
+        raise KeyboardInterrupt(f"Interrupted with {left}; continue with the same command.") from None
+
+
+def default_out(table: Table) -> Path:
+    """Where results go if nobody says: runs/reproduce-NAME."""
+    return Path("runs") / f"reproduce-{table.name}"
+
+
+def _folder(root: str | Path) -> Path:
+    path = Path(root).expanduser()
+    if not path.exists():
+        raise BadInput(f"--data {root}: no such folder")
+    return path
+
+
+@dataclass
+class _Work:
+    """One call of `reproduce`."""
+
+    table: Table
+    settings: list[Setting]
+    rows: list[Row]
+    seeds: list[int]
+    shelf: Shelf
+    given: list[Path]
+    jobs: int
+    device: str
+    reading: dict[str, bool]
+    observer: Observer
+    planned: int = 0
+    finished: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    roots: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, Source] = field(default_factory=dict)
+
+    def carry_out(self, search_only: bool, report_only: bool) -> Reproduction:
+        self.observer.say(self.table.heading)
+        searches = self._searches()
+        found = found_in(self.shelf, self.table, self._chosen(searches))
+        self._find_data(with_searches(found, searches))
+        searches = self._searches(self._fingerprint)
+        if foreign := [" / ".join(key) for key, search in searches.items() if search.foreign]:
+            self.observer.say(f"{len(foreign)} searches are of other data: not used ({few(foreign)})")
+        pending = self._pending(searches, search_only)
+        self._check(pending, rows=not report_only)
+        if not report_only:
+            self._run_searches(searches)
+        if not search_only:
+            self._run_rows(searches, run=not report_only)
+        return self.report()
+
+    # -- what there is --------------------------------------------------------------------------------------------
+    @property
+    def hardware(self) -> str:
+        return hardware_of(self.device)
+
+    def _pairs(self) -> list[tuple[Setting, Row]]:
+        return list(pairs(self.table, self.settings, self.rows))
+
+    def _searches(self, fingerprint: Fingerprint = lambda setting, recipe: None) -> dict[tuple[str, str], Search]:
+        return {
+            (setting.name, row.name): open_search(self.shelf, self.table, setting, row, fingerprint)
+            for setting, row in pairs(self.table)
+            if row.search
+        }
+
+    def _chosen(self, searches: dict[tuple[str, str], Search]) -> Choices:
+        return {key: tree(s.chosen) for key, s in searches.items() if s.chosen is not None}
+
+    def _find_data(self, found: Found) -> None:
+        """Sort out the settings without data; an error if that leaves nothing to run and nothing to show."""
+        wanted = list(dict.fromkeys(name for s in self.settings if (name := needs(s, self.table))))
+        for name in wanted:
+            root = find_root(name, self.given)
+            if root is None and len(wanted) == len(self.given) == 1:
+                root = self.given[0]  # its reader says what is wrong with it
+            if root is not None:
+                self.roots[name] = str(root.resolve())
+        for setting in self.settings:
+            if (name := needs(setting, self.table)) and name not in self.roots:
+                self.skipped[setting.name] = name
+        if len(self.skipped) == len(self.settings):
+            if not found.done:
+                raise missing_data(self.table, self.settings, self.given)
+            self.observer.say("No data: what is there is reported, and nothing runs.")
+        for name, federation in self.skipped.items():
+            self.observer.say(f'setting "{name}" is skipped: it needs {federation} (--data ROOT)')
+
+    def _here(self, setting: Setting, recipe: Recipe) -> Recipe:
+        """A recipe with the data and the device of this call."""
+        name = needs(setting, self.table)
+        reading: dict[str, Any] = self.reading | {"root": self.roots[name]} if name else {}
+        data = recipe.data.model_copy(update=reading)
+        return recipe.model_copy(update={"data": data, "device": self.device}).resolved()
+
+    def _final(self, setting: Setting, recipe: Recipe) -> Recipe:
+        """A recipe as it runs here, with its data looked at."""
+        here = self._here(setting, recipe)
+        source = self._source(here)
+        adopted = here.adopting(source.protocol)
+        return adopted.model_copy(update={"fingerprint": source.fingerprint})
+
+    def _fingerprint(self, setting: Setting, recipe: Recipe) -> str | None:
+        """That of the data at hand for a setting; None where they are not, or where nobody asked for it."""
+        return self._final(setting, recipe).fingerprint if self._at_hand(setting) else None
+
+    def _seen_fingerprint(self, setting: Setting, recipe: Recipe) -> str | None:
+        """The same of data that were opened already: after Ctrl-C nobody waits for others."""
+        source = self.sources.get(_key(self._here(setting, recipe))) if self._at_hand(setting) else None
+        return None if source is None else source.fingerprint
+
+    def _at_hand(self, setting: Setting) -> bool:
+        name = needs(setting, self.table)
+        return any(setting.name == s.name for s in self.settings) and (not name or name in self.roots)
+
+    def _source(self, recipe: Recipe) -> Source:
+        key = _key(recipe)
+        if key not in self.sources:
+            self.sources[key] = look(recipe)
+        return self.sources[key]
+
+    # -- before the first run -------------------------------------------------------------------------------------
+    def _pending(self, searches: dict[tuple[str, str], Search], search_only: bool) -> list[Job]:
+        """What has not run yet, with the data at hand: every value of a search, then every seed of a row."""
+        chosen = self._chosen(searches)
+        found = found_in(self.shelf, self.table, chosen, self._fingerprint)
+        jobs = []
+        for setting, row in self._pairs():
+            key = (setting.name, row.name)
+            if setting.name in self.skipped:
+                continue
+            if (search := searches.get(key)) and search.missing:
+                tests = {"evaluate": self.table.recipe_of(setting, row, {}).evaluate}  # as the row will be tested
+                recipes = [search.recipe(point, seed).model_copy(update=tests) for point, seed in search.missing]
+            elif search_only or (row.search and key not in chosen):
+                continue
+            else:
+                recipes = self._left(setting, row, self._done(found, setting, row), chosen)
+            jobs += [Job(setting, row, self._here(setting, recipe)) for recipe in recipes]
+        return jobs
+
+    def _done(self, found: Found, setting: Setting, row: Row) -> set[int]:
+        """The seeds of a row that have run, and been analysed where the table asks for that."""
+        return {r["recipe"]["seed"] for r in found.records(setting, row) if is_analysed(r, self.table.analysis)}
+
+    def _left(self, setting: Setting, row: Row, done: set[int], chosen: Choices) -> list[Recipe]:
+        """The recipes of the other seeds, with what a search has chosen."""
+        best = chosen.get((setting.name, row.name), {})
+        return [recipe_for(self.table, setting, row, seed, best) for seed in self.seeds if seed not in done]
+
+    def _check(self, pending: list[Job], rows: bool) -> None:
+        """Refuse what can never run, all of it at once and before anything runs; `rows` opens every run for that."""
+        settings = {job.setting.name: job for job in pending}.values()
+        columns = [problem for job in settings for problem in check_columns(job.setting, self._source(job.recipe))]
+        found = checked(pending) if rows else Checked()
+        found.refuse(self.table.name, columns)
+        for note in found.notes:
+            self.observer.say(note)
+
+    # -- searches -------------------------------------------------------------------------------------------------
+    def _run_searches(self, searches: dict[tuple[str, str], Search]) -> None:
+        cells: list[Cell] = []
+        pending: list[Job] = []
+        doing: dict[tuple[str, int], tuple[Search, Point]] = {}
+        for setting, row in self._pairs():
+            search = searches.get((setting.name, row.name))
+            if search is None or setting.name in self.skipped:
+                continue
+            for point, seed in search.missing:
+                recipe = self._final(setting, search.recipe(point, seed))
+                if not self._source(recipe).validated:
+                    raise without_validation(setting, row, recipe)
+                search.about = self._about(setting, row, recipe)
+                path = self.shelf.search_run(setting, row, point_slug(point, seed))
+                label = f"{setting.name} / {row.name}, {shown(point)}"
+                cells.append(self._cell(label, recipe, path))
+                pending.append(Job(setting, row, recipe))
+                doing[label, seed] = (search, point)
+
+        def keep(cell: Cell, outcome: Outcome) -> bool:
+            search, point = doing[cell.label, cell.recipe.seed]
+            search.add(point, cell.recipe.seed, outcome, cell.recipe)
+            if outcome.status == "failed":
+                self.failed[f"{cell.label}, seed {cell.recipe.seed}"] = outcome.error
+            return outcome.status != "failed"
+
+        if cells:
+            self.observer.say(f"search on validation images: {len(cells)} runs")
+            self._say_time(pending, Found())
+            self._run("search", cells, keep)
+        for setting, row in self._pairs():
+            if (search := searches.get((setting.name, row.name))) and search.begun:
+                self.observer.say(search.sentence())
+
+    # -- the table's own runs -------------------------------------------------------------------------------------
+    def _run_rows(self, searches: dict[tuple[str, str], Search], run: bool) -> None:
+        chosen = self._chosen(searches)
+        found = found_in(self.shelf, self.table, chosen, self._fingerprint)
+        for files, what in ((found.stale, "of another recipe than the table's"), (found.foreign, "of other data")):
+            if files:
+                self.observer.say(f"{len(files)} results are {what}: not used ({few(files)})")
+        pending: list[Job] = []
+        total, neighbours = 0, Neighbours(self.shelf.out, self.observer)
+        for setting, row in self._pairs():
+            done = self._done(found, setting, row)
+            if setting.name in self.skipped:
+                total += len(done)
+                continue
+            if row.search and (setting.name, row.name) not in chosen:
+                continue
+            total += len(self.seeds)
+            for recipe in self._left(setting, row, done, chosen):
+                job = Job(setting, row, self._final(setting, recipe))
+                if not self._borrowed(job, neighbours):
+                    pending.append(job)
+        self.observer.say(f"{total} runs: {total - len(pending)} finished, {len(pending)} to go")
+        if not pending or not run:
+            return
+        self._say_time(pending, found)
+        by_name = {(job.label, job.seed): job for job in pending}
+        cells = [self._cell(j.label, j.recipe, self.shelf.run(j.setting, j.row, j.seed)) for j in pending]
+
+        def keep(cell: Cell, outcome: Outcome) -> bool:
+            job = by_name[cell.label, cell.recipe.seed]
+            about = self._about(job.setting, job.row, cell.recipe)
+            sites = self._source(cell.recipe).sites
+            values = record(outcome, cell.recipe, sites, curve=job.setting.keeps_curve, about=about)
+            if self.table.analysis and outcome.status == "done":
+                values |= self._analysed(cell)
+            write_record(self.shelf.result(job.setting, job.row, job.seed), values)
+            if values["status"] == "failed":
+                self.failed[f"{cell.label}, seed {job.seed}"] = values["error"]
+            return values["status"] != "failed" and not job.setting.keeps_run
+
+        self._run(self.table.name, cells, keep)
+
+    def _analysed(self, cell: Cell) -> Values:
+        """What the figure's analysis finds in a finished run; if it fails, the run counts as failed, and stays."""
+        assert cell.path is not None
+        self.observer.say(f"{cell.label}, seed {cell.recipe.seed}: {self.table.analysis}")
+        try:
+            return stored(self.table.analysis, ANALYSES[self.table.analysis].measure(Kept(cell.path)))
+        except Exception as error:
+            if not isinstance(error, FednormsError):  # not one of our errors: say where it came from
+                self.observer.say(traceback.format_exc().rstrip())
+            why = f"the run has ended, but its analysis failed: {error or type(error).__name__}"
+            self.observer.say(f"{cell.label}, seed {cell.recipe.seed}: {why}")
+            return {"status": "failed", "error": why.replace(str(cell.path), "RUN")}  # no path of the machine
+
+    def _borrowed(self, job: Job, neighbours: Neighbours) -> bool:
+        """Take over what another table has run already; a model that is kept or analysed must be trained here."""
+        if job.setting.keeps_run or self.table.analysis:
+            return False
+        about = {"table": self.table.name, "setting": job.setting.name, "row": job.row.name}
+        curve, same_tests = job.setting.keeps_curve, counts_tests(self.table, job.setting)
+        values = neighbours.lend(job.recipe, curve=curve, same_tests=same_tests, about=about)
+        if values is not None:
+            write_record(self.shelf.result(job.setting, job.row, job.seed), values)
+        return values is not None
+
+    def _say_time(self, pending: list[Job], found: Found) -> None:
+        measure = self.observer.wants_estimate
+        guess = estimate(pending, found.every, self.hardware, self.jobs, measure=measure)
+        if guess.seconds is not None:
+            self.observer.say(f"about {duration(guess.seconds)} on {self.hardware} (from {guess.basis})")
+
+    # -- running --------------------------------------------------------------------------------------------------
+    def _cell(self, label: str, recipe: Recipe, path: Path) -> Cell:
+        """A run in its directory; what another recipe left there is removed, because nobody can go on with it."""
+        file = path / "recipe.toml"
+        try:
+            other = file.read_text(encoding="utf-8") != recipe.to_toml()
+        except OSError:
+            other = path.exists() and any(path.iterdir())
+        if other:
+            shutil.rmtree(path, ignore_errors=True)
+        return Cell(label, recipe, path, shortened)
+
+    def _run(self, title: str, cells: list[Cell], keep: Callable[[Cell, Outcome], bool]) -> None:
+        """Run cells; `keep` stores each outcome at once, and says whether the run's directory can go."""
+        by_name = {(cell.label, cell.recipe.seed): cell for cell in cells}
+        self.planned += len(cells)
+
+        def watch(event: CellEvent) -> None:
+            if event.outcome is not None:
+                cell = by_name[event.label, event.seed]
+                if keep(cell, event.outcome) and cell.path is not None:
+                    _remove(cell.path, self.shelf.out)
+                self.finished += 1
+            self.observer.watch(event)
+
+        self.observer.begin(title, sum(cell.recipe.rounds for cell in cells))
+        try:
+            run_cells(cells, self.jobs, watch=watch)
+        finally:
+            self.observer.end()
+
+    def _about(self, setting: Setting, row: Row, recipe: Recipe) -> dict[str, Any]:
+        return {
+            "table": self.table.name,
+            "setting": setting.name,
+            "row": row.name,
+            "hardware": self.hardware,
+            "jobs": self.jobs,
+            "data": self._source(recipe).facts,
+        }
+
+    # -- the end --------------------------------------------------------------------------------------------------
+    def report(self, interrupted: bool = False) -> Reproduction:
+        from fednorms.papers.tables.report import write
+
+        fingerprint = self._seen_fingerprint if interrupted else self._fingerprint
+        searches = self._searches(fingerprint)
+        found = with_searches(found_in(self.shelf, self.table, self._chosen(searches), fingerprint), searches)
+        said = [s.sentence() for s in searches.values() if s.begun]
+        summary = summarise(self.table, found, said)
+        done = Reproduction(self.table, self.shelf.out, summary, self.finished, dict(self.skipped), dict(self.failed))
+        if found.every or found.failed:
+            done.files = write(summary, self.shelf.out)
+        return done
+
+
+def _key(recipe: Recipe) -> str:
+    return recipe.federation + recipe.data.model_copy(update={"augment": "auto"}).model_dump_json()
+
+
+def _remove(path: Path, top: Path) -> None:
+    """Remove a run's directory, and the folders above it that are then empty."""
+    shutil.rmtree(path, ignore_errors=True)
+    for folder in path.parents:
+        if folder == top or any(folder.iterdir()):
+            return
+        folder.rmdir()

@@ -1,0 +1,276 @@
+"""Search: values that a paper leaves open, chosen by their score on validation images, never on test images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from inspect import signature
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fednorms.core.errors import BadInput, RunFailed
+from fednorms.data.pack import SUFFIX
+from fednorms.data.readers import READERS
+from fednorms.evaluation.scores import judged_by
+from fednorms.papers.tables.plan import Found, Shelf, recipe_for
+from fednorms.papers.tables.record import Values, error_of, made, plain, read_record, same_run, write_record
+from fednorms.papers.tables.table import Row, Setting, Table, merged, nested
+from fednorms.runs.cells import Outcome
+from fednorms.runs.compare import slug
+from fednorms.runs.recipe import Recipe
+
+Point = dict[str, Any]
+
+
+@dataclass
+class Search:
+    """The search of one row in one setting: every point of its grid with every seed of a search, as far as they ran."""
+
+    table: Table
+    setting: Setting
+    row: Row
+    path: Path
+    runs: list[Values] = field(default_factory=list)
+    failed: list[Values] = field(default_factory=list)
+    about: Values = field(default_factory=dict)
+    metric: str = "accuracy"
+    stored: Values = field(default_factory=dict)  # as its file has it
+    foreign: bool = False  # there is one on other data, which does not count
+
+    @property
+    def seeds(self) -> range:
+        """The seeds that every point needs, however many the rows of the table run with."""
+        return range(self.table.search_seeds)
+
+    @property
+    def points(self) -> list[Point]:
+        """All combinations of the grid's values, by dotted key."""
+        return [dict(zip(self.row.search, values, strict=True)) for values in product(*self.row.search.values())]
+
+    def recipe(self, point: Point, seed: int) -> Recipe:
+        """The run that tries a point: the row's own recipe, tested on validation images and nothing else."""
+        recipe = recipe_for(self.table, self.setting, self.row, seed, tree(point))
+        last = self.table.selection == "last"
+        data = recipe.data.model_copy(update={"protocol": validation_protocol(recipe)})
+        every = recipe.rounds if last else recipe.evaluate_every
+        tests = {"evaluate": [], "evaluate_every": every, "validate_every": None}
+        return recipe.model_copy(update={"data": data, **tests})
+
+    @property
+    def missing(self) -> list[tuple[Point, int]]:
+        """What has not run yet, or has failed."""
+        ran = [(r["values"], r["seed"]) for r in self.runs]
+        return [(p, s) for p in self.points for s in self.seeds if (p, s) not in ran]
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything to tell of it."""
+        return bool(self.runs or self.failed)
+
+    @property
+    def ended(self) -> bool:
+        """Whether every point has run with every seed, or diverged."""
+        return not self.missing
+
+    @property
+    def means(self) -> list[tuple[Point, float | None]]:
+        """Validation score of every point in per cent, mean over seeds; None where a run diverged or is missing."""
+        out: list[tuple[Point, float | None]] = []
+        for point in self.points:
+            vals = [r["val"] for r in self.runs if r["values"] == point and r["seed"] in self.seeds]
+            out.append((point, 100 * fmean(vals) if vals and None not in vals else None))
+        return out
+
+    @property
+    def chosen(self) -> Point | None:
+        """The best point, once the search has ended; the first of equals. None also where every point diverged."""
+        scored = [(p, m) for p, m in self.means if m is not None]
+        return max(scored, key=lambda item: item[1])[0] if self.ended and scored else None
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it has ended without a choice, because every point diverged."""
+        return self.ended and self.chosen is None
+
+    @property
+    def at_edge(self) -> list[str]:
+        """Keys whose chosen value is the smallest or largest of three or more numbers, or of two."""
+        point = self.chosen or {}
+        grids = {key: values for key, values in self.row.search.items() if all(type(v) in (int, float) for v in values)}
+        return [k for k, v in grids.items() if k in point and len(v) > 1 and point[k] in (min(v), max(v))]
+
+    def add(self, point: Point, seed: int, outcome: Outcome, recipe: Recipe) -> None:
+        """Take in a run; one that diverged counts as worse than any other, one that failed is tried again next time."""
+        self.failed = [r for r in self.failed if (r["values"], r["seed"]) != (point, seed)]
+        if outcome.status == "failed":
+            self.failed.append({"values": point, "seed": seed, "error": error_of(outcome, recipe)})
+            self.write(recipe, point)
+            return
+        val = None
+        if outcome.status == "done":
+            name = f"{outcome.headline}/val"
+            at = outcome.best if self.table.selection == "best-val" else None
+            rows = [r for r in outcome.history if name in r["scores"] and (at is None or r["round"] == at["round"])]
+            if not rows:
+                raise RunFailed(f"{self.setting.name} / {self.row.name}: a search without validation images")
+            self.metric = recipe.metric
+            val = round(rows[-1]["scores"][name][judged_by(self.metric)], 6)
+        seconds = round(sum(r["seconds"] for r in outcome.history), 3)
+        self.runs = [r for r in self.runs if (r["values"], r["seed"]) != (point, seed)]
+        why = {"error": error_of(outcome, recipe)} if val is None else {}
+        self.runs.append({"values": point, "seed": seed, "val": val, "seconds": seconds, **why})
+        self.runs.sort(key=lambda r: (self.points.index(r["values"]), r["seed"]))
+        self.write(recipe, point)
+
+    def write(self, recipe: Recipe, point: Point) -> None:
+        """Write what is known so far, with the recipe of one point."""
+        self.stored = {
+            **self.about,
+            "status": "searching" if not self.ended else "diverged" if self.diverged else "done",
+            **made(),
+            "grid": self.row.search,
+            "metric": self.metric,
+            "scores": [{"values": p, "mean": None if m is None else round(m, 3)} for p, m in self.means],
+            "chosen": self.chosen,
+            "at_edge": self.at_edge,
+            "runs": self.runs,
+            "failed": self.failed,
+            "recipe_of": point,
+            "recipe": plain(recipe),
+        }
+        write_record(self.path, self.stored)
+
+    def sentence(self) -> str:
+        """What the search found, for the table's notes."""
+        who = f"{self.row.name} ({self.setting.name})"
+        seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
+        if not self.ended:
+            failed = f": {len(self.failed)} of its runs failed" if self.failed else ""
+            return f"{who}: the search of {', '.join(self.row.search)} has not ended{failed}."
+        if self.chosen is None:
+            tried = "; ".join(shown(p) for p in self.points)
+            return f"{who}: all values of the search diverged ({tried}; {seeds}), so that the row counts as diverged."
+        tried = ", ".join(f"{shown(p)}: {'diverged' if m is None else f'{m:.1f} %'}" for p, m in self.means)
+        edge = "; the chosen value lies at the edge of the grid" if self.at_edge else ""
+        metric = self.metric.replace("_", " ")
+        return f"{who}: {shown(self.chosen)} was chosen by {metric} on validation images ({tried}; {seeds}){edge}."
+
+    def as_diverged(self) -> Values:
+        """The record of a row that has no value to run with: nothing else is known of it than that it diverged."""
+        old = {"version": "unknown", "torch": "unknown"}  # files of searches did not always say
+        return {**old, **self.stored, "status": "diverged"}
+
+    def as_failed(self) -> list[Values]:
+        """Records of the runs that failed, as those of the row itself would be."""
+        return [
+            {
+                **self.stored,
+                "status": "failed",
+                "error": f"in the search, {shown(run['values'])}: {run['error']}",
+                "recipe": {**self.stored["recipe"], "seed": run["seed"]},
+            }
+            for run in self.failed
+        ]
+
+
+def open_search(
+    shelf: Shelf,
+    table: Table,
+    setting: Setting,
+    row: Row,
+    fingerprint: Callable[[Setting, Recipe], str | None] = lambda setting, recipe: None,
+) -> Search:
+    """The search of a row as far as it is stored: in the output folder, or finished beside the table itself.
+
+    `fingerprint` tells that of the data at hand, or None where they are not: a search on other data does not count.
+    """
+    search = Search(table, setting, row, shelf.search(setting, row))
+    places = [search.path]
+    if table.path and table.path.resolve() != shelf.out.resolve():
+        places.append(Shelf(table.path).search(setting, row))
+    for place in places:
+        values = read_record(place)
+        if values is None or values.get("grid") != row.search:
+            continue
+        recipe = search.recipe(values["recipe_of"], values["recipe"]["seed"])
+        if same_run(values["recipe"], recipe):
+            if fingerprint(setting, recipe) not in (None, values["recipe"]["fingerprint"]):
+                search = replace(search, foreign=True)
+                continue
+            failed = values.get("failed", [])
+            found = replace(search, runs=values["runs"], failed=failed, metric=values["metric"], stored=values)
+            if found.ended or place == search.path:
+                return found
+    return search
+
+
+def with_searches(found: Found, searches: Mapping[tuple[str, str], Search]) -> Found:
+    """What an output folder holds of a table, and of rows that have no runs because their search gave no value."""
+    for key, search in searches.items():
+        if search.diverged:
+            found.done[key] = [search.as_diverged()]
+        elif not search.ended and search.failed:
+            found.failed[key] = search.as_failed()
+    return found
+
+
+def without_validation(setting: Setting, row: Row, recipe: Recipe) -> BadInput:
+    """The error of a search that has no images to choose by, with what can be done: not every data set takes `val`."""
+    reader, named, advice = READERS.get(recipe.federation), recipe.federation, ""
+    packed = named.startswith("pack:") or named.endswith(SUFFIX)
+    if reader is not None:
+        protocol = recipe.data.protocol or next(iter(reader.protocols))
+        named += f" ({protocol})"
+        others = ", ".join(p for p in reader.protocols if p != protocol)
+        advice = f"the setting another protocol, if one has some ({others}), or " if others else ""
+    if not packed and (reader is None or "val" in signature(reader.read).parameters):
+        advice = "the setting data.val above 0 (which divides off some, unless its data come divided), or "
+    return BadInput(
+        f'row "{row.name}", setting "{setting.name}": a search needs validation images, but {named} has none. '
+        f"Give {advice}the row a value instead of a search."
+    )
+
+
+def validation_protocol(recipe: Recipe) -> str:
+    """The protocol of a data set that holds validation images out of a protocol's training images, if there is one.
+
+    >>> validation_protocol(Recipe(federation="digits-five", data={"protocol": "fedwon"}))
+    'fedwon-val'
+    """
+    if recipe.federation not in READERS:
+        return recipe.data.protocol
+    known = READERS[recipe.federation].protocols
+    protocol = recipe.data.protocol or next(iter(known))
+    return f"{protocol}-val" if f"{protocol}-val" in known else recipe.data.protocol
+
+
+def tree(point: Mapping[str, Any]) -> Values:
+    """A point of a grid as values of a recipe.
+
+    >>> tree({"training.lr": 0.1, "rounds": 3})
+    {'training': {'lr': 0.1}, 'rounds': 3}
+    """
+    values: Values = {}
+    for key, value in point.items():
+        values = merged(values, nested(key, value))
+    return values
+
+
+def shown(point: Mapping[str, Any]) -> str:
+    """A point in words.
+
+    >>> shown({"training.lr": 0.1})
+    'lr 0.1'
+    """
+    return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in point.items())
+
+
+def point_slug(point: Mapping[str, Any], seed: int) -> str:
+    """A point and a seed as the name of a folder.
+
+    >>> point_slug({"training.lr": 0.1}, 2)
+    'lr-0.1-seed-2'
+    """
+    return slug(shown(point).replace(" ", "-") + f"-seed-{seed}")

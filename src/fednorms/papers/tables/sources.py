@@ -1,0 +1,116 @@
+"""The data of a table's settings: which of the folders at hand each one needs, and what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fednorms.core.errors import BadInput
+from fednorms.data import Protocol
+from fednorms.data.readers import READERS, recognised
+from fednorms.papers.tables.table import Setting, Table
+from fednorms.runs.cells import opened
+from fednorms.runs.facts import SiteFacts
+from fednorms.runs.recipe import Recipe
+
+
+def needs(setting: Setting, table: Table) -> str:
+    """The data set that must be given as --data for a setting; empty if there is nothing to give.
+
+    >>> from fednorms.papers.tables.table import Table
+    >>> columns = {"Avg": "mean"}
+    >>> table = Table.make({
+    ...     "paper": "a", "label": "b", "title": "c",
+    ...     "settings": [{"name": "x", "columns": columns, "recipe": {"federation": "pacs"}},
+    ...                  {"name": "y", "columns": columns}],
+    ...     "rows": [{"name": "FedAvg", "method": "fedavg"}],
+    ... })
+    >>> [needs(setting, table) for setting in table.settings]
+    ['pacs', '']
+    """
+    name = str(setting.recipe.get("federation", table.recipe.get("federation", "")))
+    return name if name in READERS else ""
+
+
+def find_root(name: str, given: Sequence[Path]) -> Path | None:
+    """The folder of a data set among those given: one of them, or a folder in one of them."""
+    for root in given:
+        if _is(name, root):
+            return root
+    for root in given:
+        inside = sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+        named = [p for p in inside if _plain(p.name) == _plain(name)]
+        if found := next((p for p in named if _is(name, p)), None) or next((p for p in inside if _is(name, p)), None):
+            return found
+        if named:  # broken or incomplete: its reader says how
+            return named[0]
+    return next((root for root in given if root.is_dir() and _plain(root.name) == _plain(name)), None)
+
+
+def _is(name: str, root: Path) -> bool:
+    return any(reader.name == name for reader, _ in recognised(root))
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is known of a setting's data, without the data."""
+
+    facts: dict[str, Any]
+    sites: dict[str, SiteFacts]
+    protocol: Protocol  # what the data set's papers do
+    validated: bool  # whether clients have validation images
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of the data."""
+        return str(self.facts["fingerprint"])
+
+
+def look(recipe: Recipe) -> Source:
+    """Open the data of a recipe, which checks them, and note what is in them."""
+    found = opened(recipe)
+    domains: dict[str, dict[str, int]] = {}
+    for site in found.sites:
+        sizes = domains.setdefault(site.domain, {"sites": 0, "train": 0, "val": 0, "test": 0})
+        sizes["sites"] += 1
+        for part, split in site.splits.items():
+            sizes[part] += len(split)
+    facts = {
+        "federation": found.name,
+        "layout": found.source.get("layout", ""),
+        "fingerprint": found.fingerprint(),
+        "clients": len(found.clients),
+        "unseen": len(found.unseen),
+        "classes": found.num_classes,
+        "shape": list(found.shape),
+        "domains": domains,
+        "notes": [str(note) for note in found.source.get("notes", [])],
+    }
+    validated = any("val" in site.splits for site in found.clients)
+    sites = {s.name: SiteFacts(s.name, s.domain, images=s.counts(found.num_classes)) for s in found.sites}
+    return Source(facts, sites, found.protocol, validated)
+
+
+def check_columns(setting: Setting, source: Source) -> list[str]:
+    """Columns that name domains or sites which the data do not have."""
+    domains = {name: site.domain for name, site in source.sites.items()}
+    wrong = {column: s.missing(domains) for column, s in setting.selectors.items()}
+    return [f'setting "{setting.name}", column "{column}": {text}' for column, w in wrong.items() for text in w]
+
+
+def missing_data(table: Table, settings: Sequence[Setting], given: Sequence[Path]) -> BadInput:
+    """The error when no setting has its data."""
+    wanted = {name: READERS[name].description for s in settings if (name := needs(s, table))}
+    where = ", ".join(map(str, given)) or "no --data given"
+    lines = [f"  {name}: {what}" for name, what in wanted.items()]
+    return BadInput(
+        f"{table.heading.partition(':')[0]} needs data that are not here ({where}):\n" + "\n".join(lines) + "\n"
+        "Give the folder of a data set, or one that holds several, as --data ROOT; `fednorms data check ROOT` says "
+        "what a folder holds. Nothing is downloaded."
+    )

@@ -1,0 +1,346 @@
+"""A run's directory: recipe, metrics, summary, checkpoints, and the lock that keeps a second writer out."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import zip_longest
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from fednorms.core.errors import BadInput, RunFailed
+from fednorms.runs.store.atomic import (
+    FULL,
+    NOT_WRITABLE,
+    TEMPORARY,
+    clear_errors,
+    explain,
+    replace_bytes,
+    resume_command,
+    write_all,
+    write_atomic,
+)
+
+try:
+    import fcntl
+except ImportError:  # Windows: no lock there
+    fcntl = None  # type: ignore[assignment]
+
+_LOCK = ".lock"
+
+
+class RunDirectory:
+    """The files of one run.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = RunDirectory(Path(folder) / "first")
+    ...     run.create("rounds = 2", resume=False)
+    ...     with run.lock():
+    ...         for number in range(2):
+    ...             run.append_metrics({"round": number, "loss": 0.5 if number else float("nan")})
+    ...     run.metrics(), run.recipe.read_text()
+    ([{'round': 0, 'loss': None}, {'round': 1, 'loss': 0.5}], 'rounds = 2')
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"RunDirectory({str(self.path)!r})"
+
+    @property
+    def recipe(self) -> Path:
+        """The TOML recipe; it makes the directory a run."""
+        return self.path / "recipe.toml"
+
+    @property
+    def metrics_path(self) -> Path:
+        """The metrics, one JSON object per line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary_path(self) -> Path:
+        """The summary (JSON) of a run that has ended."""
+        return self.path / "summary.json"
+
+    @property
+    def facts_path(self) -> Path:
+        """What is known of the federation without its data."""
+        return self.path / "federation.json"
+
+    @property
+    def resume_command(self) -> str:
+        """What continues the run, for a shell."""
+        return resume_command(self.path)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The root of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def spill(self) -> Path:
+        """Where client states go that do not fit in memory; emptied when the run is locked."""
+        return self.path / "spill"
+
+    def create(self, recipe_toml: str, resume: bool) -> None:
+        """Make the directory and write the recipe; with `resume`, a run of this very recipe may be there.
+
+        >>> RunDirectory("pyproject.toml").create("", resume=False)
+        Traceback (most recent call last):
+        fednorms.BadInput: pyproject.toml is a file, not a directory for a run: choose another --out
+        """
+        try:
+            self._claim(recipe_toml, resume)
+        except (FileExistsError, NotADirectoryError) as error:
+            found = next(p for p in (self.path, *self.path.parents) if p.exists())
+            raise BadInput(f"{found} is a file, not a directory for a run: choose another --out") from error
+        except OSError as error:
+            if error.errno in NOT_WRITABLE:
+                raise BadInput(
+                    f"cannot write a run into {self.path} ({error.strerror or error}): make it writable or "
+                    "choose another --out"
+                ) from error
+            if error.errno not in FULL and not os.path.exists(self.recipe):  # Path.exists raises for long names
+                raise BadInput(
+                    f"cannot make a run at {self.path} ({error.strerror or error}): choose another --out"
+                ) from error
+            raise RunFailed(explain(error, self.path)) from error
+
+    def _claim(self, recipe_toml: str, resume: bool) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not self.recipe.exists():
+            # What a run killed in its first moment leaves is no reason to refuse.
+            others = [n for n in sorted(os.listdir(self.path)) if n != _LOCK and not n.endswith(TEMPORARY)]
+            if others:
+                raise BadInput(
+                    f"{self.path} is not empty and holds no run (it has {', '.join(others[:3])}"
+                    f"{', ...' if others[3:] else ''}): choose another --out or empty it first"
+                )
+            replace_bytes(self.recipe, recipe_toml.encode())
+            return
+        there = self.recipe.read_text(encoding="utf-8")
+        if there != recipe_toml and _with_defaults(there) != recipe_toml:
+            difference = _first_difference(there, recipe_toml)
+            if _without_fingerprint(there) == _without_fingerprint(recipe_toml):
+                raise BadInput(
+                    f"{self.path} holds a run of this recipe on other data: images or labels of the federation have "
+                    "changed since. Restore them, or choose another --out"
+                )
+            own = "@" in difference and "custom:" in difference
+            hint = "What is your own is told apart by its code and, a model, by its first weights: seed torch before "
+            raise BadInput(
+                f"{self.path} holds a run of another recipe:\n{difference}\n"
+                + f"{hint}you build it.\n" * own
+                + f"Choose another --out, or continue the run that is there with `{self.resume_command}`"
+            )
+        if not resume:
+            raise BadInput(
+                f"{self.path} already holds a run of this recipe: continue it with "
+                f"`{self.resume_command}`, or choose another --out"
+            )
+
+    def read_recipe(self) -> str:
+        """The recipe of the run that is here; BadInput if there is none.
+
+        >>> RunDirectory("nowhere").read_recipe()
+        Traceback (most recent call last):
+        fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file ...)
+        """
+        try:
+            return self.recipe.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise BadInput(f"{self.path} is not a run: it has no readable recipe.toml ({reason})") from error
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from writing this run; the system drops the lock when this one dies.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, RunDirectory(folder).lock():
+        ...     with RunDirectory(folder).lock():
+        ...         pass
+        Traceback (most recent call last):
+        fednorms.RunFailed: another process (...) is writing the run in ...: wait for it, or stop it
+        """
+        with clear_errors(self.path / _LOCK):
+            handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    owner = os.read(handle, 20).decode("ascii", "replace").strip() or "unknown"
+                    who = f"another process ({owner})"
+                    raise RunFailed(f"{who} is writing the run in {self.path}: wait for it, or stop it") from error
+                except OSError:
+                    pass  # a file system without locks: better to run than to refuse
+            with clear_errors(self.path / _LOCK):
+                os.ftruncate(handle, 0)
+                write_all(handle, f"{os.getpid()}\n".encode())
+            shutil.rmtree(self.spill, ignore_errors=True)  # of a process that was killed
+            yield
+        finally:
+            os.close(handle)
+
+    def drop_if_empty(self) -> None:
+        """Take back what a run has written that has neither a round nor a checkpoint; the folder stays."""
+        if self.checkpoints.exists() or (self.metrics_path.exists() and self.metrics_path.stat().st_size):
+            return
+        shutil.rmtree(self.spill, ignore_errors=True)
+        with suppress(OSError):
+            for file in (self.metrics_path, self.facts_path, self.recipe):
+                file.unlink(missing_ok=True)
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        r"""Add one row, in one write; a number that is not finite becomes null.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     RunDirectory(folder).append_metrics({"round": 0, "accuracy": {"a": float("inf")}})
+        ...     RunDirectory(folder).metrics_path.read_text()
+        '{"round": 0, "accuracy": {"a": null}}\n'
+        """
+        line = (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
+        with clear_errors(self.metrics_path):
+            handle = os.open(self.metrics_path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+            try:
+                end = _end_of_whole_lines(handle)
+                try:
+                    write_all(handle, line)
+                except BaseException:
+                    os.ftruncate(handle, end)  # works on a full disk, too
+                    raise
+            finally:
+                os.close(handle)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All rows; a last line that a crash left unfinished is left out.
+
+        >>> RunDirectory("nowhere").metrics()
+        []
+        """
+        return [row for _, row in self._lines()]
+
+    def cut_metrics(self, round: int) -> int:
+        """Drop the rows of rounds after `round`, those a resumed run writes again; returns how many went.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = RunDirectory(folder)
+        ...     for number in range(5):
+        ...         run.append_metrics({"round": number})
+        ...     run.cut_metrics(1), run.metrics()
+        (3, [{'round': 0}, {'round': 1}])
+        """
+        lines = self._lines()
+        kept = [line for line, row in lines if row.get("round", round) <= round]
+        if self.metrics_path.exists():
+            write_atomic(self.metrics_path, b"".join(kept))
+        return len(lines) - len(kept)
+
+    def _lines(self) -> list[tuple[bytes, dict[str, Any]]]:
+        try:
+            data = self.metrics_path.read_bytes()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise RunFailed(f"cannot read {self.metrics_path}: {error.strerror or error}") from error
+        lines = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+        out = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError
+            except ValueError as error:
+                if number == len(lines):
+                    break  # a power cut can leave the size of the last line without its bytes
+                raise RunFailed(
+                    f"{self.metrics_path}, line {number}, is not a JSON object: repair or remove that line"
+                ) from error
+            out.append((line, row))
+        return out
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary, all of it or nothing.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     RunDirectory(folder).write_summary({"accuracy": 0.5})
+        ...     RunDirectory(folder).summary()
+        {'accuracy': 0.5}
+        """
+        text = json.dumps(_finite(summary), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+        write_atomic(self.summary_path, text.encode("utf-8", "replace"))
+
+    def summary(self) -> dict[str, Any] | None:
+        """The summary, None while the run has not ended.
+
+        >>> RunDirectory("nowhere").summary() is None
+        True
+        """
+        try:
+            return json.loads(self.summary_path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise RunFailed(f"cannot read {self.summary_path} ({error}): `fednorms resume` writes it again") from error
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401
+    """The same value as plain JSON types, with null for NaN and the infinities."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):  # NumPy's scalars, too
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else None
+    return value
+
+
+def _end_of_whole_lines(handle: int) -> int:
+    """Cut off an unfinished last line, and stand where the next line begins."""
+    end = os.lseek(handle, 0, os.SEEK_END)
+    while end:
+        start = max(0, end - 4096)
+        os.lseek(handle, start, os.SEEK_SET)
+        block = os.read(handle, end - start)
+        end = start + block.rfind(b"\n") + 1 if b"\n" in block else start
+        if b"\n" in block:
+            break
+    os.ftruncate(handle, end)
+    return os.lseek(handle, end, os.SEEK_SET)
+
+
+def _with_defaults(text: str) -> str:
+    """A recipe as it would be written now: an older one lacks keys that have come since."""
+    from fednorms.runs.recipe import Recipe
+
+    try:
+        return Recipe.from_toml(text).to_toml()
+    except BadInput:
+        return text
+
+
+def _without_fingerprint(recipe_toml: str) -> list[str]:
+    return [line for line in recipe_toml.splitlines() if not line.startswith("fingerprint = ")]
+
+
+def _first_difference(there: str, asked: str) -> str:
+    for number, (old, new) in enumerate(zip_longest(there.splitlines(), asked.splitlines()), start=1):
+        if old != new:
+            old, new = ("(nothing)" if text is None else text for text in (old, new))
+            return f"  line {number} there:     {old}\n  line {number} asked for: {new}"
+    return "  they differ in line endings only"

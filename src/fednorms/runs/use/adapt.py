@@ -1,0 +1,200 @@
+"""Give a site that never trained a model of its own: its own statistics, and fine-tuning if asked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fednorms.core.errors import BadInput
+from fednorms.core.part import Phase
+from fednorms.core.round import carry_of, load, train
+from fednorms.core.states import Broadcast, Client, context_of
+from fednorms.core.tree import Tree
+from fednorms.data import Site, Split, site_from_folder
+from fednorms.engines.loop import repeatable
+from fednorms.evaluation.modes import Mode, score_site, site_state
+from fednorms.evaluation.scores import SiteScore
+from fednorms.evaluation.statistics import re_estimated, statistics_names
+from fednorms.runs.losses import Loss
+from fednorms.runs.use.choose import Chosen, choose
+from fednorms.runs.use.export import check_target, write_model
+from fednorms.runs.use.opened import OpenRun, Which, open_run
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """Scores of a new site's model on held-out images: as it came, with the site's statistics, and fine-tuned.
+
+    Scores are None where no image was held out, `fine_tuned` also where nothing was trained. `path` is the saved model.
+
+    >>> score = SiteScore(0.5, 0.5, 1.0, 4, [0.5])
+    >>> Adapted("clinic", score, score, None, {"train": 9, "test": 4})
+    clinic: 50.0 % before, 50.0 % with its own statistics (4 test images, adapted on 9)
+    """
+
+    site: str
+    before: SiteScore | None
+    after: SiteScore | None
+    fine_tuned: SiteScore | None
+    samples: dict[str, int]
+    path: Path | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        scores = {k: None if s is None else s.to_dict() for k, s in self._scores().items()}
+        saved = None if self.path is None else str(self.path)
+        return {"site": self.site, **scores, "samples": self.samples, "path": saved, "notes": self.notes}
+
+    def _scores(self) -> dict[str, SiteScore | None]:
+        return {"before": self.before, "after": self.after, "fine_tuned": self.fine_tuned}
+
+    def __repr__(self) -> str:
+        words = {"before": "before", "after": "with its own statistics", "fine_tuned": "fine-tuned"}
+        known = [f"{100 * s.accuracy:.1f} % {words[k]}" for k, s in self._scores().items() if s is not None]
+        counts = f"({self.samples.get('test', 0)} test images, adapted on {self.samples['train']})"
+        lines = [f"{self.site}: {', '.join(known) or 'not tested'} {counts}", *(f"  note: {n}" for n in self.notes)]
+        return "\n".join([*lines, *([f"  saved in {self.path}"] if self.path else [])])
+
+
+def adapt(
+    path: str | Path,
+    folder: str | Path,
+    out: str | Path | None = None,
+    epochs: int = 0,
+    lr: float | None = None,
+    which: Which = "last",
+    test: float = 0.3,
+    size: int | None = None,
+    group: str | None = None,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+) -> Adapted:
+    """Adapt a run's model to a new site with images in folder/class/image, and test it on a held-out part.
+
+    The model is that of an unseen site (tensors that clients keep to themselves are their mean). Its normalisation
+    statistics are measured anew on the site's training images, without labels; with `epochs` it is then fine-tuned on
+    them as the method's own evaluation does (else all of it, at `lr`, by default a tenth of the run's), and the
+    statistics are measured once more. `test` is the fraction held out; a folder may bring train/ and test/ of its own.
+    `group`, a regular expression, finds in a file's name what stays together (a patient, who is then not both adapted
+    to and tested); by default it is the run's own, "" is none. With `out`, the final model is saved as `export` does.
+
+    >>> adapt("nowhere", "folder")
+    Traceback (most recent call last):
+    fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory)
+    """
+    if epochs < 0 or (lr is not None and not 0 <= lr < math.inf) or not 0 <= test < 1:
+        raise BadInput(
+            f"adapt: epochs and lr must be at least 0 and test a fraction below 1, got {epochs}, {lr} and {test}."
+        )
+    if lr is not None and not epochs:
+        raise BadInput(
+            f"adapt: lr {lr:g} is the rate of fine-tuning, of which 0 epochs were asked for: give epochs, too."
+        )
+    if size is not None and size < 1:
+        raise BadInput(f"adapt: size is a number of pixels, at least 1, got {size}.")
+    if out is not None:
+        check_target(Path(out))
+    opened = open_run(path, which, model=model, loss=loss)
+    task, facts = opened.task, opened.facts
+    shape = (facts.shape[0], size, size) if size else facts.shape
+    stored = shape if size else facts.stored_shape
+    if size:
+        task.net.probe(shape, facts.num_classes)
+    site = _site(folder, opened, stored, test, group)
+    if site.train is None:
+        raise BadInput(f"{folder} has no training images to adapt to: put some in folder/class or folder/train/class.")
+    start_from = choose(task, facts, opened.test_broadcast, opened.clients)
+    sent, client = start_from.sent, Client(site.name, site.train)
+    notes = opened.notes + start_from.notes + _notes(opened, epochs)
+    with repeatable(opened.recipe.threads or 1, "adapt", task.seed, site.name):
+        mine = site_state(task, sent, client)
+        start, estimated, tuned = _models(opened, sent, client, mine, epochs, lr)
+
+        def score(tensors: Tree | None) -> SiteScore | None:
+            if tensors is None or site.test is None:
+                return None
+            mode = Mode("unseen", "global")
+            return score_site(task, sent, client, site.test, facts.num_classes, tensors, mine, mode)
+
+        scores = score(start), score(estimated), score(tuned)
+    if site.test is None:
+        notes.append("No image was held out, so that nothing was tested.")
+    saved = None
+    if out is not None:
+        final = Chosen(estimated if tuned is None else tuned, mine, sent, client, measured_here=False, notes=notes)
+        saved = _save(opened, final, Path(out), shape, model, epochs)
+    return Adapted(site.name, *scores, {k: len(s) for k, s in site.splits.items()}, saved, notes)
+
+
+def _site(folder: str | Path, opened: OpenRun, stored: tuple[int, int, int], test: float, group: str | None) -> Site:
+    """The new site, divided as the run's own folders were unless `group` says otherwise, or it is divided already."""
+    divided = not test or Path(folder, "train").is_dir()
+    whose = ("" if divided else opened.recipe.data.group) if group is None else group
+    try:
+        return site_from_folder(
+            folder, opened.facts.classes, stored[1:], stored[0], test=test, seed=opened.recipe.seed, group=whose or None
+        )
+    except BadInput as problem:
+        if group is None and whose and "group" in str(problem):
+            raise BadInput(
+                f"{problem}. The group {whose!r} is the run's own: give the one of this site's names, or an empty one."
+            ) from None
+        raise
+
+
+def _models(
+    opened: OpenRun, sent: Broadcast, client: Client, mine: dict[str, Tree], epochs: int, lr: float | None
+) -> tuple[Tree, Tree, Tree | None]:
+    """The model as it comes, with the site's statistics, and fine-tuned from there."""
+    task = opened.task
+    context = context_of(task, sent.round, client, evaluating=True)
+    start = load(task, sent, client, context, mine)
+    estimated = re_estimated(task, sent, client, start, mine)
+    if not epochs:
+        return start, estimated, None
+    usual = task.method.evaluation().phases or (Phase(factor=0.1),)
+    phases = [replace(p, epochs=epochs, steps=None, lr=p.lr if lr is None else lr) for p in usual]
+    if lr is not None:
+        phases = [replace(p, factor=1.0) for p in phases]
+    carry = carry_of(task, sent, client, context, mine, estimated)
+    train(task, carry, phases)
+    tuned = carry.model()
+    if not tuned.finite():
+        raise BadInput(f'Fine-tuning at "{client.name}" diverged: choose a lower lr or fewer epochs.')
+    return start, estimated, re_estimated(task, sent, client, tuned, mine)
+
+
+def _notes(opened: OpenRun, epochs: int) -> list[str]:
+    notes = opened.facts.preparation
+    if not statistics_names(opened.task.net):
+        only = "" if epochs else "; nothing was adapted (give epochs to fine-tune)"
+        notes.append(
+            f'Model "{opened.task.net.name}" of "{opened.task.method}" stores no statistics to re-estimate{only}.'
+        )
+    if epochs and opened.lost_loss:
+        notes.append(f"Fine-tuned with cross-entropy: the run's own loss ({opened.lost_loss}) was not passed.")
+    return notes
+
+
+def _save(
+    opened: OpenRun, final: Chosen, out: Path, shape: tuple[int, int, int], model: nn.Module | None, epochs: int
+) -> Path:
+    here = opened
+    if opened.recipe.device != "cpu":  # exported models are compared on the CPU, where they are loaded
+        here = open_run(opened.directory.path, opened.which, model=model, device="cpu")
+        data = Split(final.client.data.x, final.client.data.y)
+        final = replace(
+            final,
+            tensors=final.tensors.to("cpu"),
+            mine={k: t.to("cpu") for k, t in final.mine.items()},
+            sent=here.test_broadcast,
+            client=replace(final.client, data=data),
+        )
+    done = {"images": len(final.client.data), "epochs": epochs}
+    write_model(here, final, out, final.client.name, model=model, shape=shape, extra={"adapted": done})
+    return out

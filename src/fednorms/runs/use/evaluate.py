@@ -1,0 +1,105 @@
+"""Test a run again: other modes, other statistics, another split, other data."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from fednorms.core.errors import BadInput
+from fednorms.data import Federation
+from fednorms.evaluation.modes import Mode
+from fednorms.evaluation.scores import Scores, SiteScore
+from fednorms.runs.identity import named
+from fednorms.runs.losses import Loss
+from fednorms.runs.use.opened import OpenRun, Which, open_run
+
+
+def evaluate_run(
+    path: str | Path,
+    modes: list[str] | None = None,
+    which: Which = "last",
+    split: Literal["test", "val", "train"] = "test",
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+) -> dict[str, Scores]:
+    """Test a run's models in the given modes ("personal", "global/batch", ...; default: those of its recipe).
+
+    The keys are "mode/statistics/split". Sites need their data; `federation` tests on other data with the same classes
+    on purpose. "after_local" is what the run itself recorded, since that model is gone after the round.
+
+    >>> import tempfile
+    >>> from fednorms.runs.driver import run
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = run("fedbn", rounds=1, out=folder + "/run")
+    ...     again = evaluate_run(folder + "/run", ["personal", "personal/re-estimated"])
+    >>> again["personal/own/test"].mean == result.accuracy, sorted(again)
+    (True, ['personal/own/test', 'personal/re-estimated/test'])
+    """
+    if split not in ("test", "val", "train"):
+        raise BadInput(f'Unknown split "{split}": expected test, val or train.')
+    opened = open_run(path, which, federation, model, loss)
+    for note in opened.notes:
+        warnings.warn(note, stacklevel=2)
+    session = opened.session
+    asked = session.modes if not modes else [Mode.read(text).resolved(opened.task) for text in modes]
+    found: dict[str, Scores] = {}
+    empty: list[Mode] = []
+    for mode in dict.fromkeys(asked):
+        if mode.model == "adapted" and opened.lost_loss:
+            raise BadInput(f'"adapted" trains with the run\'s own loss ({named(opened.lost_loss)}): pass loss=.')
+        if mode.model == "after_local":
+            scores = _recorded(opened, mode, split)
+        else:
+            scores = session.engine.evaluate(opened.state, mode, opened.cohort, split)
+        if scores is None:
+            empty.append(mode)
+        else:
+            found[f"{mode}/{split}"] = scores
+    if not found or (empty and modes):
+        raise BadInput(_nothing_to_test(session.federation, empty, split))
+    return found
+
+
+def _nothing_to_test(federation: Federation, empty: list[Mode], split: str) -> str:
+    """Why a mode could not be tested, and what can be."""
+    if not empty:
+        return 'The recipe tests nothing (evaluate = []): name a mode, as "global" or "personal".'
+    unseen = empty[0].model == "unseen"
+    sites, others = (federation.unseen, federation.clients) if unseen else (federation.clients, federation.unseen)
+    there = [part for part in ("test", "val", "train") if any(part in site.splits for site in sites)]
+    if not sites:
+        why = "every site trains; a run has unseen sites if its recipe holds some out (hold_out, --hold-out)"
+    else:
+        why = f"{'unseen sites' if unseen else 'sites that train'} have no {split} images: "
+        why += f"choose {' or '.join(there)} (split, --split)"
+        if not unseen and any(split in site.splits for site in others):
+            why += ', or evaluate "unseen", whose sites have some'
+    return f'"{empty[0]}" cannot be tested on {split} data of federation "{federation.name}": {why}.'
+
+
+def _recorded(opened: OpenRun, mode: Mode, split: str) -> Scores | None:
+    name = f"{mode}/{split}"
+    for row in opened.directory.metrics():
+        if row["round"] == opened.state.round and name in row["scores"]:
+            return scores_of(row["scores"][name], {s.name: s.domain for s in opened.facts.sites})
+    raise BadInput(
+        f'Run {opened.directory.path} has not recorded "{name}" in round {opened.state.round}, and the models right '
+        'after local training are gone. Run again with evaluate = ["after_local"].'
+    )
+
+
+def scores_of(values: Mapping[str, Any], domain_of: Mapping[str, str]) -> Scores:
+    """The scores that `Scores.to_dict` wrote.
+
+    >>> site = SiteScore(0.5, 0.5, 1.0, 2, [0.5, float("nan")])
+    >>> scores = Scores("personal", "own", "test", {"a": site}, {"a": "a"})
+    >>> scores_of(scores.to_dict(), {"a": "a"}).to_dict() == scores.to_dict()
+    True
+    """
+    sites = {name: SiteScore.from_dict(site) for name, site in values["sites"].items()}
+    return Scores(values["mode"], values["statistics"], values["split"], sites, domain_of)

@@ -1,0 +1,331 @@
+"""Export a trained model: a directory with tensors, a description, and a README for whoever deploys it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fednorms._version import __version__
+from fednorms.core.errors import BadInput, RunFailed
+from fednorms.core.passes import prepare_test
+from fednorms.core.states import Task, context_of
+from fednorms.data import Preprocessing, Split
+from fednorms.engines.loop import repeatable
+from fednorms.layers import KeyedDropout, KeyedDropout2d, KeyedStochasticDepth
+from fednorms.runs.identity import named
+from fednorms.runs.store.atomic import check_folder
+from fednorms.runs.use.choose import Chosen, averaged_statistics, choose, input_normalisers
+from fednorms.runs.use.load import ABOUT, FORMAT, TENSORS, load_model, site_preprocessing
+from fednorms.runs.use.opened import OpenRun, Which, open_run
+
+README, ONNX = "README.txt", "model.onnx"
+_CHANNELS = {1: "grey", 3: "RGB", 4: "RGBA"}
+_SILENT = (KeyedDropout, KeyedDropout2d, KeyedStochasticDepth)  # do nothing in a test, hold no tensors
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `export` wrote, and what its user should know.
+
+    >>> Exported([Path("out/model.json")], [])
+    Exported to out: model.json
+    """
+
+    paths: list[Path]
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {"paths": [str(p) for p in self.paths], "notes": self.notes}
+
+    def __repr__(self) -> str:
+        files = ", ".join(p.name for p in self.paths)
+        return "\n".join([f"Exported to {self.paths[0].parent}: {files}", *(f"  note: {n}" for n in self.notes)])
+
+
+def export(
+    path: str | Path,
+    out: str | Path,
+    site: str | None = None,
+    which: Which = "last",
+    onnx: bool = False,
+    model: nn.Module | None = None,
+) -> Exported:
+    """Write a run's global model (or a site's own) to a directory that `load_model` reads.
+
+    There is model.safetensors (a plain `state_dict`), model.json (classes, image shape, preprocessing, architecture,
+    how to load) and README.txt; with `onnx` also model.onnx, which takes uint8 images. The result is loaded again and
+    compared bit for bit before it appears under its name. The run's data are not needed.
+
+    >>> export("nowhere", "out")
+    Traceback (most recent call last):
+    fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory)
+    """
+    opened = open_run(path, which, model=model, device="cpu")
+    images = _images(opened.facts.shape)
+    data = Split(images, torch.zeros(len(images), dtype=torch.int64))
+    chosen = choose(opened.task, opened.facts, opened.test_broadcast, opened.clients, site, data)
+    notes = chosen.notes + averaged_statistics(opened.task, opened.facts, site)
+    return write_model(opened, replace(chosen, notes=notes), Path(out), site, onnx, model)
+
+
+def write_model(
+    opened: OpenRun,
+    chosen: Chosen,
+    out: Path,
+    site: str | None,
+    onnx: bool = False,
+    model: nn.Module | None = None,
+    shape: tuple[int, int, int] | None = None,
+    extra: dict[str, Any] | None = None,
+) -> Exported:
+    """Write chosen tensors (all on the CPU) as an exported model, completely or not at all."""
+    check_target(out)
+    if onnx:
+        _check_onnx()
+    shape = shape or opened.facts.shape
+    task, notes = opened.task, opened.notes + chosen.notes
+    part = next(iter(input_normalisers(task)), None)
+    preprocessing = replace(opened.facts.preprocessing, crop=None)  # an exported model takes images of its own size
+    if part and chosen.measured_here:
+        preprocessing = Preprocessing()
+        notes.append(
+            f"{part.name} normalises images with a site's own statistics: these are measured on the images the model "
+            "is given. Export with a site, or call measured(images) once after loading, to fix them."
+        )
+    elif part:
+        preprocessing = site_preprocessing(chosen.mine[part.name]["mean"], chosen.mine[part.name]["std"])
+    if opened.facts.dtype != "uint8":
+        notes.append("The model was trained on floating-point images: give it images on that scale, not bytes.")
+    if task.method.evaluation().predict:
+        notes.append(f'"{task.method}" is tested with prototypes; the exported model answers with its own classifier.')
+    module = task.net.plain(chosen.tensors)
+    measure = part.name if part and chosen.measured_here else None
+    about = _about(opened, module, preprocessing, measure, shape, site, notes) | (extra or {})
+    if onnx:
+        what = "images normalised as `preprocessing` says" if measure else f"images as {opened.facts.dtype}, unscaled"
+        about["onnx"] = {"file": ONNX, "input": f"images: {what}", "outputs": ["logits", "probabilities"]}
+
+    part_way = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        part_way.mkdir(parents=True)
+        save_file({k: v.detach().clone().contiguous() for k, v in module.state_dict().items()}, part_way / TENSORS)
+        (part_way / ABOUT).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        (part_way / README).write_text(_readme(about), encoding="utf-8")
+        if onnx:
+            _write_onnx(part_way / ONNX, module, None if measure else preprocessing, _example(about))
+        _verify(part_way, task, chosen, model, shape)
+        if out.exists():
+            out.rmdir()  # it is empty
+        os.replace(part_way, out)
+    except OSError as error:
+        raise RunFailed(f"cannot write {out}: {error.strerror or error}. Nothing was written.") from error
+    finally:
+        shutil.rmtree(part_way, ignore_errors=True)
+    return Exported([out / name for name in (TENSORS, ABOUT, README, *([ONNX] if onnx else []))], notes)
+
+
+def check_target(out: Path) -> None:
+    """Refuse a place to which nothing can be exported."""
+    if out.is_dir() and any(out.iterdir()):
+        raise BadInput(f"{out} is not empty: choose another directory to export to, or empty it first.")
+    check_folder(out)
+
+
+def _check_onnx() -> None:
+    if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
+        raise BadInput(f"ONNX needs {' and '.join(missing)}: pip install 'fednorms[onnx]'")
+
+
+def _images(shape: tuple[int, int, int]) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(256, (4, *shape), generator=generator, dtype=torch.uint8)
+
+
+def _verify(folder: Path, task: Task, chosen: Chosen, model: nn.Module | None, shape: tuple[int, int, int]) -> None:
+    """Load the export again: on random images its logits must be those of the run's own evaluation, bit for bit."""
+    images = _images(shape)
+    context = context_of(task, chosen.sent.round, chosen.client, evaluating=True)
+    with torch.no_grad():
+        with repeatable(1, "verify"):
+            batch = images, torch.zeros(len(images), dtype=torch.int64)
+            x, _ = prepare_test(task, batch, context, chosen.mine, chosen.sent)
+            expected, _ = task.net.forward(chosen.tensors, x, train=False, batch_statistics=False)
+        with repeatable(1, "verify"):
+            got = load_model(folder, model).logits(images)
+    if torch.equal(got, expected):
+        return
+    parts = [p.name for p in task.method.having("batch") if not p.normalises_input]
+    if parts:
+        raise BadInput(f"{' and '.join(parts)} changes images also in a test, which an exported model cannot hold.")
+    raise RunFailed(
+        f"the exported model differs from the run's by up to {float((got - expected).abs().max()):g} in a logit, so "
+        "that nothing was written: does the model draw random numbers in a test, or keep state outside its tensors?"
+    )
+
+
+def _about(
+    opened: OpenRun,
+    module: nn.Module,
+    preprocessing: Preprocessing,
+    measure: str | None,
+    shape: tuple[int, int, int],
+    site: str | None,
+    notes: list[str],
+) -> dict[str, Any]:
+    recipe, net, state = opened.recipe, opened.task.net, opened.state
+    channels, height, width = shape
+    name = named(recipe.model)
+    made = {
+        "model": name,
+        "custom": recipe.model.startswith("custom:"),
+        "size": opened.facts.shape[1],
+        "method": recipe.method,
+        "head": net.user_heads,
+        "precision": recipe.precision,
+        "changes": [str(change) for changes in net.changes.values() for change in changes],
+    }
+    return {
+        "format": FORMAT,
+        "fednorms": __version__,
+        "classes": list(opened.facts.classes),
+        "shape": list(shape),
+        "dtype": opened.facts.dtype,
+        "preprocessing": {
+            "channels": _CHANNELS.get(channels, str(channels)),
+            "height": height,
+            "width": width,
+            "resize": "bilinear, each side on its own",
+            **preprocessing.to_dict(),
+            "measure": measure,
+            "steps": _steps(shape, preprocessing, measure, opened.facts.dtype),
+        },
+        "architecture": made,
+        "trained": {
+            "federation": opened.facts.name,
+            "site": site,
+            "round": state.round,
+            "rounds": recipe.rounds,
+            "which": opened.which,
+            "seed": recipe.seed,
+        },
+        "needs": _needs(module, made, len(opened.facts.classes), channels),
+        "notes": notes,
+    }
+
+
+def _steps(shape: tuple[int, int, int], fixed: Preprocessing, measure: str | None, dtype: str) -> list[str]:
+    channels, height, width = shape
+    steps = [
+        f"decode upright (EXIF) to {_CHANNELS.get(channels, f'{channels} channels')}, uint8; of 16 bits, divide by 257",
+        f"resize to height {height} and width {width}, each side on its own, bilinear as Pillow does it (antialiased)",
+        "arrange as batch x channels x height x width",
+        "divide by 255",
+    ]
+    if dtype != "uint8":
+        steps[:] = [f"arrange floating-point images as batch x {channels} x {height} x {width}, unscaled"]
+    if measure:
+        steps.append("per channel, subtract the mean over the site's images of the image mean, and divide by the mean")
+        steps[-1] += " over the site's images of the image standard deviation (n - 1)"
+    elif fixed.mean is not None and fixed.std is not None:
+        steps.append(f"subtract {list(fixed.mean)} and divide by {list(fixed.std)}, per channel")
+    return [*steps, "the output has one logit per class, in the order of `classes`; softmax gives probabilities"]
+
+
+def _needs(module: nn.Module, made: dict[str, Any], classes: int, channels: int) -> dict[str, Any]:
+    """Whether the tensors fit a module that is made without fednorms, and how to load them."""
+    own = {type(m) for m in module.modules() if type(m).__module__.startswith("fednorms.layers")}
+    layers = sorted(f"fednorms.layers.{kind.__name__}" for kind in own if not issubclass(kind, _SILENT))
+    library, _, name = made["model"].partition(":")
+    how = "import fednorms; model = fednorms.load_model('.')  # model(images) gives probabilities"
+    if made["custom"]:
+        how = "import fednorms; model = fednorms.load_model('.', model=YourModel())"
+    plain, why = None, f"the architecture {made['model']} is part of fednorms"
+    if layers:
+        why = f"the model has layers of fednorms: {', '.join(layers)}"
+    elif made["changes"]:
+        why = f"layers of {made['model']} were replaced by others of torch: see architecture.changes"
+    if not made["changes"] and (made["custom"] or library in ("torchvision", "timm")):
+        make = "model = YourModel()"
+        if library == "torchvision":
+            make = f"import torchvision; model = torchvision.models.get_model({name!r}, num_classes={classes})"
+        elif library == "timm":
+            make = f"import timm; model = timm.create_model({name!r}, num_classes={classes}, in_chans={channels})"
+        plain = (
+            f"from safetensors.torch import load_file; {make}; model.load_state_dict(load_file({TENSORS!r})); "
+            "model.eval()  # prepare images as `preprocessing` says"
+        )
+    return {
+        "fednorms": plain is None,
+        "why": why if plain is None else "",
+        "layers": layers,
+        "load": how,
+        "load_without_fednorms": plain,
+    }
+
+
+def _readme(about: dict[str, Any]) -> str:
+    trained, needs = about["trained"], about["needs"]
+    whose = f"site {trained['site']}" if trained["site"] else "all sites"
+    lines = [
+        f"A classifier of images into {len(about['classes'])} classes ({', '.join(about['classes'][:12])}"
+        f"{', ...' if about['classes'][12:] else ''}), for {whose}.",
+        f"Made by fednorms {about['fednorms']}: {about['architecture']['method']} on {about['architecture']['model']}, "
+        f"federation {trained['federation']}, round {trained['round']} of {trained['rounds']}.",
+        f"Load: {needs['load']}",
+        f"Without fednorms: {needs['load_without_fednorms'] or 'not possible, ' + needs['why']}",
+        f"Images: {'; '.join(about['preprocessing']['steps'])}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+class _FromImages(nn.Module):
+    """A module behind its preprocessing, so that a deployed graph takes raw images."""
+
+    def __init__(self, module: nn.Module, preprocessing: Preprocessing | None) -> None:
+        super().__init__()
+        self.module, self.preprocessing = module, preprocessing
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        if self.preprocessing is not None:
+            like = next(self.module.parameters())
+            mean, std = self.preprocessing.mean or (0.0,), self.preprocessing.std or (1.0,)
+            centre, scale = (torch.tensor(v, dtype=like.dtype).view(-1, 1, 1) for v in (mean, std))
+            images = images.to(like.dtype) / 255 if images.dtype == torch.uint8 else images.to(like.dtype)
+            images = (images - centre) / scale
+        logits = self.module(images)
+        logits = logits[0] if isinstance(logits, tuple) else logits
+        return logits, logits.softmax(1)
+
+
+def _example(about: dict[str, Any]) -> Tensor:
+    """A batch as the graph will get it: bytes, or floats where the run had those or a site's statistics come first."""
+    images = _images(about["shape"])
+    raw = about["preprocessing"]["measure"] is None and "uint8" in about["onnx"]["input"]
+    return images if raw else images.to(getattr(torch, about["architecture"]["precision"])) / 255
+
+
+def _write_onnx(path: Path, module: nn.Module, fixed: Preprocessing | None, images: Tensor) -> None:
+    whole = _FromImages(module, fixed).eval()
+    batch = torch.export.Dim("batch")
+    torch.onnx.export(
+        whole,
+        (images,),
+        str(path),
+        input_names=["images"],
+        output_names=["logits", "probabilities"],
+        dynamic_shapes={"images": {0: batch}},
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )

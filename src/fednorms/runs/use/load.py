@@ -1,0 +1,157 @@
+"""An exported model read back: a plain module, with the classes and all that must be done to an image before it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fednorms.core.errors import BadInput
+from fednorms.core.net import Net
+from fednorms.core.part import Part
+from fednorms.core.views import Local
+from fednorms.data import Preprocessing
+from fednorms.engines.devices import dtype_of
+from fednorms.methods.registry import method as read_method
+from fednorms.models import build
+
+TENSORS, ABOUT, FORMAT = "model.safetensors", "model.json", 1
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A trained model that takes images and gives probabilities.
+
+    Called on a batch N x C x H x W, uint8 or floats in [0, 1], it returns N x classes probabilities; `logits` is the
+    same before the softmax. `module` itself takes images that `prepare` has scaled and normalised. `about` is the
+    export's model.json.
+
+    >>> model = LoadedModel(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), ("cat", "dog"), Preprocessing(), (1, 2, 2))
+    >>> model(torch.zeros(3, 1, 2, 2, dtype=torch.uint8)).shape
+    torch.Size([3, 2])
+    """
+
+    module: nn.Module
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing
+    shape: tuple[int, int, int]
+    measures: Part | None = None  # normalises with statistics of the images it is given
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Images as `module` takes them: scaled to [0, 1] and normalised."""
+        want = " x ".join(map(str, self.shape))
+        if not isinstance(images, Tensor):
+            raise BadInput(
+                f"Images must be a tensor of N x {want}, uint8 or floats in [0, 1], got {type(images).__name__}. "
+                "fednorms.predict(folder, files) reads image files."
+            )
+        if tuple(images.shape[1:]) != self.shape or images.dim() != 4:
+            raise BadInput(f"Images must be a batch of N x {want}, got {tuple(images.shape)}.")
+        of_bytes = self.about.get("dtype") == "uint8"  # else floating-point images have a scale of their own
+        if of_bytes and images.is_floating_point() and images.numel() and float(images.max()) > 1.5:
+            raise BadInput(
+                f"Images of floating-point numbers are on the scale from 0 to 1, got up to {float(images.max()):g}: "
+                "divide by 255, or give uint8."
+            )
+        like = next(self.module.parameters(), torch.zeros(()))
+        x = self.preprocessing.unit(images.to(like.device), dtype=like.dtype)
+        fixed = self.measured(images).preprocessing if self.measures else self.preprocessing
+        return fixed.normalise(x)
+
+    def measured(self, images: Tensor) -> LoadedModel:
+        """The model with the input statistics of these images, for parts that normalise with a site's own (FedRDN)."""
+        if self.measures is None:
+            return self
+        like = next(self.module.parameters(), torch.zeros(()))
+        job = next(job for job in self.measures.passes() if job.when == "setup")
+        unit = self.preprocessing.unit(images.to(like.device), dtype=like.dtype)
+        pair, _ = job.client(cast(Local, _Images(unit)))
+        return replace(self, preprocessing=site_preprocessing(pair["mean"], pair["std"]), measures=None)
+
+    @torch.no_grad()
+    def logits(self, images: Tensor) -> Tensor:
+        """Logits of a batch of images, N x classes."""
+        out = self.module(self.prepare(images))
+        return out[0] if isinstance(out, tuple) else out
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Probabilities of a batch of images, N x classes."""
+        return self.logits(images).softmax(1)
+
+    def __repr__(self) -> str:
+        trained = self.about.get("trained", {})
+        of = f"site {trained['site']!r}" if trained.get("site") else "all sites"
+        shape = "x".join(map(str, self.shape))
+        name = self.about.get("architecture", {}).get("model", type(self.module).__name__)
+        return f"LoadedModel({name}, {len(self.classes)} classes, {shape}, {of})"
+
+
+def load_model(folder: str | Path, model: nn.Module | None = None) -> LoadedModel:
+    """Read a model that `export` or `adapt` wrote; one with an architecture of your own needs that as `model`.
+
+    >>> load_model("nowhere")
+    Traceback (most recent call last):
+    fednorms.BadInput: nowhere is not an exported model: it has no readable model.json ...
+    """
+    folder = Path(folder)
+    about = _about(folder)
+    shape = tuple(about["shape"])
+    made = about["architecture"]
+    if model is None:
+        if made["custom"]:
+            raise BadInput(
+                f"{folder} holds a model of your own ({made['model']}): pass it as load_model(folder, model=...)."
+            )
+        model = build(made["model"], len(about["classes"]), shape[0], made["size"])
+    method = read_method(made["method"])
+    net = Net(model, method, head=made["head"], name=made["model"], dtype=dtype_of(made["precision"]))
+    module = net.plain(net.initial)
+    try:
+        module.load_state_dict(load_file(folder / TENSORS))
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"Cannot read {folder / TENSORS}: {error}.") from error
+    except RuntimeError as error:
+        raise BadInput(f"{folder / TENSORS} does not fit the model {made['model']!r}: {error}") from error
+    done = about["preprocessing"]
+    measures = next((p for p in method.parts if p.name == done["measure"]), None)
+    preprocessing = Preprocessing.from_dict({"mean": done["mean"], "std": done["std"]})
+    return LoadedModel(module, tuple(about["classes"]), preprocessing, shape, measures, about)
+
+
+def site_preprocessing(mean: Tensor, std: Tensor) -> Preprocessing:
+    """A site's own input statistics as a fixed normalisation, the same numbers bit for bit.
+
+    >>> site_preprocessing(torch.tensor([0.5]), torch.tensor([0.0])).std[0] > 0
+    True
+    """
+    return Preprocessing(tuple(mean.tolist()), tuple(std.clamp(min=1e-6).tolist()))
+
+
+@dataclass(frozen=True)
+class _Images:
+    """The images at hand, as a part's setup pass reads them."""
+
+    unit: Tensor
+
+    def images(self) -> Iterator[Tensor]:
+        yield from self.unit.split(256)
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    try:
+        about: dict[str, Any] = json.loads((folder / ABOUT).read_bytes())
+        version = about["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(f"{folder} is not an exported model: it has no readable {ABOUT} ({reason})") from error
+    if version != FORMAT:
+        raise BadInput(f"{folder / ABOUT} has format {version}; this version of fednorms reads {FORMAT}.")
+    return about

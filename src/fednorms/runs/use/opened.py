@@ -1,0 +1,286 @@
+"""A finished (or interrupted) run opened again: its task, and the models of the last, the best, or a kept round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fednorms.core.errors import BadInput
+from fednorms.core.net import Net
+from fednorms.core.passes import passes
+from fednorms.core.round import broadcast, server_update
+from fednorms.core.states import Broadcast, ClientState, ServerState, Task
+from fednorms.core.tree import Tree
+from fednorms.data import Federation
+from fednorms.engines.devices import dtype_of, pick_device
+from fednorms.engines.loop import Loop
+from fednorms.evaluation.modes import MEASURED, tested_state, unseen_broadcast
+from fednorms.models import build
+from fednorms.runs.facts import Facts, read_facts
+from fednorms.runs.identity import named
+from fednorms.runs.losses import LOSSES, Loss, cross_entropy
+from fednorms.runs.recipe import Recipe
+from fednorms.runs.session import Session, open_federation
+from fednorms.runs.store.checkpoint import Checkpoint, kept_rounds, load, load_best, load_round
+from fednorms.runs.store.clients import ClientStore
+from fednorms.runs.store.directory import RunDirectory
+
+Which = Literal["last", "best"] | int
+
+
+@dataclass(frozen=True)
+class NextRound:
+    """A round made again: each client's whole model right after its training, and the server after averaging."""
+
+    models: dict[str, Tree]
+    state: ServerState
+    tested: Broadcast  # what a test of that state broadcasts; tensors that clients keep are the mean over them
+
+
+@dataclass
+class OpenRun:
+    """A run's task and states. Everything but `session` works where the run's data are not.
+
+    `state` and `clients` are those of the last checkpoint, or of the round with the best validation accuracy.
+    """
+
+    directory: RunDirectory
+    recipe: Recipe
+    facts: Facts
+    task: Task
+    state: ServerState
+    clients: Mapping[str, ClientState]
+    which: Which
+    notes: list[str] = field(default_factory=list)
+    _federation: Federation | None = None
+    _model: nn.Module | None = None
+    lost_loss: str = ""  # the run's own loss, if it was not passed again: fine-tuning would use another
+
+    @cached_property
+    def session(self) -> Session:
+        """The session with the run's data, its engine holding the clients' states."""
+        federation, recipe = self._federation, self.recipe
+        if federation is None and recipe.federation.startswith("custom:"):
+            raise BadInput(
+                f"Run {self.directory.path} was made with a federation of your own "
+                f"({recipe.federation.removeprefix('custom:')}); pass it as federation=."
+            )
+        try:
+            found = open_federation(recipe) if federation is None else federation
+        except BadInput as error:
+            raise BadInput(
+                f"Run {self.directory.path} needs its data for this, and they cannot be read: {error}"
+            ) from error
+        if federation is None and recipe.fingerprint and recipe.fingerprint != found.fingerprint():
+            raise BadInput(
+                f'Run {self.directory.path} was made on other data: federation "{recipe.federation}" has changed '
+                "since. Restore the data, or pass federation= to test on other data on purpose."
+            )
+        if tuple(found.classes) != self.facts.classes or found.shape != self.facts.shape:
+            raise BadInput(
+                f"Run {self.directory.path} has classes {', '.join(self.facts.classes)} and images of "
+                f'{self.facts.shape}; federation "{found.name}" has {", ".join(found.classes)} and {found.shape}.'
+            )
+        session = Session.open(recipe, found, self._model, self.task.loss)
+        session.engine.store = ClientStore(recipe.state_limit_mb * 2**20, source=self.clients)
+        return session
+
+    @cached_property
+    def cohort(self) -> list[str]:
+        """The clients of the round before `state`."""
+        return self._cohort(max(self.state.round - 1, 0))
+
+    @cached_property
+    def next_cohort(self) -> list[str]:
+        """The clients of the round after `state`."""
+        return self._cohort(self.state.round)
+
+    def _cohort(self, t: int) -> list[str]:
+        return self.session.participation.cohort(self.session.engine.clients, self.recipe.seed, t)
+
+    def next_round(self) -> NextRound:
+        """The round after `state` again: the clients' models, with what they keep to themselves, and the new server.
+
+        Not for methods that change updates before they are sent, since a model right after training is then not there.
+        """
+        if changing := self.task.method.changing:
+            raise BadInput(
+                f"{changing[0]} changes updates before they are sent: clients' models after training cannot be made "
+                "again."
+            )
+        self.check_loss()
+        with self._states_of_its_own() as engine:
+            sent = broadcast(self.task, self.state)
+            done = engine.train(sent, self.next_cohort).uploads
+            models = {u.client: engine.model_after(sent, engine.client(u.client), u)[1] for u in done}
+            state = server_update(self.task, self.state, done)
+            tested = unseen_broadcast(
+                self.task, engine.test_broadcast(state, self.next_cohort), list(engine.store.values())
+            )
+        return NextRound(models, state, tested)
+
+    def check_loss(self) -> None:
+        """Refuse to train a run again whose own loss was not passed again."""
+        if self.lost_loss:
+            raise BadInput(
+                f"Run {self.directory.path} was trained with a loss of your own "
+                f"({named(self.lost_loss)}): pass the same as loss=."
+            )
+
+    @contextmanager
+    def _states_of_its_own(self) -> Iterator[Loop]:
+        """The engine, with clients' states that are thrown away afterwards."""
+        engine = self.session.engine
+        untouched, engine.store = engine.store, engine.store.starting_from(self.clients)
+        try:
+            yield engine
+        finally:
+            engine.store = untouched
+
+    @cached_property
+    def test_broadcast(self) -> Broadcast:
+        """What an evaluation broadcasts; for methods that measure for it, from the run's records or from its data."""
+        jobs = passes(self.task, "evaluate")
+        missing = [p.name for p, _ in jobs if p.name + MEASURED not in self.state.parts]
+        if missing:
+            try:
+                return self.session.engine.test_broadcast(self.state, self.cohort)
+            except BadInput as error:
+                raise BadInput(
+                    f"{missing[0]} measures statistics on the clients' data for every test, and round "
+                    f"{self.state.round} of this run has no record of them: {error}"
+                ) from error
+        measured = {p.name: self.state.parts[p.name + MEASURED] for p, _ in jobs}
+        tested = tested_state(self.task, self.state)
+        return broadcast(self.task, replace(tested, parts={**self.state.parts, **measured}))
+
+
+def open_run(
+    path: str | Path,
+    which: Which = "last",
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    device: str | None = None,
+) -> OpenRun:
+    """Open a run's directory at its last checkpoint, at its best validation round (which="best"), or after a round.
+
+    which=12 is the state after round 12, of which a checkpoint must be there: see keep_checkpoints of a recipe.
+
+    A run with a model of your own needs the same model again; its data are only needed for `session`.
+
+    >>> open_run("nowhere")
+    Traceback (most recent call last):
+    fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory)
+    """
+    directory = RunDirectory(path)
+    recipe = _portable(Recipe.from_toml(directory.read_recipe(), str(directory.recipe)), device)
+    if recipe.model.startswith("custom:") and model is None:
+        raise BadInput(
+            f"Run {path} was made with a model of your own ({named(recipe.model)}); "
+            "use it from Python and pass the same as model=."
+        )
+    found = _checkpoint(directory, recipe, which)
+    facts = read_facts(directory)
+    if facts is None:  # a run from before this file was written: its data must be here
+        facts = Facts.of(Session.open(recipe, federation, model, loss or cross_entropy))
+    task = task_of(recipe, facts, model, loss)
+    _check_fit(task, found.server, path)
+    lost = recipe.loss if recipe.loss not in ("auto", *LOSSES) and loss is None else ""
+    states = found.server, found.clients
+    return OpenRun(directory, recipe, facts, task, *states, which, list(found.notes), federation, model, lost)
+
+
+def _portable(recipe: Recipe, device: str | None) -> Recipe:
+    """The recipe for this machine: every weight comes from the checkpoint, and a GPU may not be here."""
+    gpu = recipe.device.startswith("cuda") and torch.cuda.is_available()
+    chosen = pick_device(device or ("cuda" if gpu else "cpu"))
+    here = {"engine": "loop", "device": chosen, "pretrained": False, "weights": ""}
+    return recipe.model_copy(update=here)
+
+
+def _checkpoint(directory: RunDirectory, recipe: Recipe, which: Which) -> Checkpoint:
+    if isinstance(which, int):
+        return _checkpoint_of_round(directory, recipe, which)
+    if which not in ("last", "best"):
+        raise BadInput(f'Which round: expected "last", "best" (on validation data) or a round, got "{which}".')
+    if which == "best":
+        if (best := load_best(directory.checkpoints, recipe.device)) is not None:
+            return best
+        if load(directory.checkpoints) is not None:
+            raise BadInput(
+                f"Run {directory.path} has no best round: none of its sites has validation data. "
+                'Use the last round (which="last"), or run with data.val above 0.'
+            )
+    if (last := load(directory.checkpoints, recipe.device)) is None:
+        raise BadInput(f"Run {directory.path} has no checkpoint yet: continue it with `{directory.resume_command}`.")
+    return last
+
+
+def _checkpoint_of_round(directory: RunDirectory, recipe: Recipe, at: int) -> Checkpoint:
+    if (found := load_round(directory.checkpoints, at, recipe.device)) is None:
+        there = ", ".join(map(str, kept_rounds(directory.checkpoints))) or "none"
+        raise BadInput(
+            f"Run {directory.path} has no checkpoint of round {at}; there are: {there}. "
+            'A run with keep_checkpoints="all" keeps that of every checkpoint_every rounds.'
+        )
+    return found
+
+
+def task_of(recipe: Recipe, facts: Facts, model: nn.Module | None = None, loss: Loss | None = None) -> Task:
+    """The task of a recipe on a federation of which only the facts are known."""
+    recipe = recipe.adopting(facts.protocol)
+    channels, height, _ = facts.shape
+    if model is None:
+        model = build(recipe.model, facts.num_classes, channels, height, recipe.seed)
+    net = Net(
+        model,
+        recipe.whole_method(),
+        head=recipe.head or None,
+        name=recipe.model,
+        dtype=dtype_of(recipe.precision),
+        autocast=recipe.precision == "bfloat16",
+        device=recipe.device,
+    )
+    return Task(
+        net=net,
+        training=recipe.training,
+        rounds=recipe.rounds,
+        seed=recipe.seed,
+        clients=len(facts.clients),
+        samples=facts.samples,
+        preprocessing=facts.preprocessing,
+        loss=loss or _loss(recipe, facts),
+        weighting=None if recipe.weighting == "auto" else recipe.weighting,
+        needs_two=net.probe(facts.shape, facts.num_classes),
+    )
+
+
+def _check_fit(task: Task, state: ServerState, path: str | Path) -> None:
+    """A model of the user's own may not be the one that was trained."""
+    ours, theirs = ({n: tuple(t.shape) for n, t in tree.items()} for tree in (task.net.initial, state.model))
+    if wrong := [n for n in {**ours, **theirs} if ours.get(n) != theirs.get(n)]:
+        raise BadInput(
+            f'Model "{task.net.name}" is not the one of run {path}: tensor {wrong[0]} is {ours.get(wrong[0])}, in the '
+            f"run {theirs.get(wrong[0])} ({len(wrong)} differ). Pass the model that the run was made with."
+        )
+
+
+def _loss(recipe: Recipe, facts: Facts) -> Loss:
+    """The recipe's loss, for fine-tuning; one that only the run's script knows is replaced by cross-entropy."""
+    chosen = LOSSES.get(recipe.loss, cross_entropy)
+    if recipe.class_weights == "none" or recipe.class_weights == "auto":
+        return chosen
+    if recipe.class_weights == "balanced":
+        counts = torch.tensor([s.images["train"] for s in facts.sites if "train" in s.images]).sum(0)
+        table = int(counts.sum()) / (facts.num_classes * counts.clamp(min=1).double())
+    else:
+        table = torch.tensor(recipe.class_weights, dtype=torch.float64)
+    return lambda logits, y: chosen(logits, y, table)
