@@ -35,7 +35,10 @@ class _WithoutFlower:
     """Leaves the doctests of modules that import Flower out where that optional extra is not installed."""
 
     def pytest_ignore_collect(self, collection_path):
-        flower = collection_path.parent.name == "flower" and collection_path.suffix == ".py"
+        flower = (
+            "flower" in (collection_path.parent.name, collection_path.name.split("_")[0])
+            and collection_path.suffix == ".py"
+        )
         if flower and not collection_path.name.startswith("test_"):  # tests skip themselves, and say why
             return True if "flwr" in collection_path.read_text(encoding="utf-8") else None
         return None
@@ -73,8 +76,8 @@ def _same_start():
 @pytest.fixture
 def parts_as_before():
     """Parts that a test makes leave the registry again; those of the library are all in it."""
-    from fednorms.method import load_all
-    from fednorms.part import REGISTRY
+    from fednorms.core.part import REGISTRY
+    from fednorms.methods.registry import load_all
 
     load_all()
     before = dict(REGISTRY)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import fednorms as fn
-from fednorms.analysis.measures import ANALYSES
 from fednorms.cli import main
-from tests.kept import SMALL
+from fednorms.papers.analysis.measures import ANALYSES
+from tests.support.kept import SMALL
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from fednorms.cli.data import published
 from fednorms.data.readers import READERS, pacs_vlcs
 from fednorms.data.rules import rule
 from fednorms.transforms import CHAINS
-from tests.layouts import class_folders, gradient
+from tests.support.layouts import class_folders, gradient
 
 
 def test_check_says_what_it_is_and_what_is_missing(tmp_path, capsys):

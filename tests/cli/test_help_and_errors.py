@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -9,8 +10,9 @@ import sys
 import pytest
 
 import fednorms as fn
+from fednorms import _moved
 from fednorms.cli import main
-from fednorms.method import names
+from fednorms.methods.registry import names
 from tests.cli.conftest import ENV, fednorms, start
 
 COMMANDS = ("run", "compare", "resume", "reproduce", "evaluate", "predict", "export", "adapt", "list", "describe")
@@ -157,11 +159,32 @@ def test_exit_codes_reach_the_shell():
 def test_public_names_are_not_hidden_by_modules_of_the_same_name():
     from types import ModuleType
 
-    import fednorms.describe
-    import fednorms.method
-    import fednorms.part  # noqa: F401
-
-    assert not [n for n in fn.__all__ if isinstance(getattr(fn, n), ModuleType)]
-    assert set(fn.__all__) <= set(dir(fn))
+    assert [n for n in fn.__all__ if isinstance(getattr(fn, n), ModuleType)] == ["layers", "methods"]
+    assert dir(fn) == sorted(fn.__all__)
+    assert fn.methods.FedProx(mu=0.1) == fn.method("fedprox(mu=0.1)").parts[0]
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = fn.nonsense
+
+
+@pytest.mark.parametrize(
+    ("old", "line"),
+    [
+        ("fednorms.tree", "from fednorms import Tree"),
+        ("fednorms.errors", "from fednorms import BadInput"),
+        ("fednorms.runs.opened", "from fednorms import open_run"),
+        ("fednorms.layers.surgery", "from fednorms.core.surgery import"),
+    ],
+)
+def test_an_import_path_of_version_0_1_fails_with_the_line_to_write(old, line):
+    with pytest.raises(ModuleNotFoundError, match=line):
+        importlib.import_module(old)
+
+
+def test_every_line_that_replaces_an_old_import_works():
+    for given in _moved._PUBLIC.values():
+        assert set(given.split(", ")) <= set(fn.__all__)
+    for module in _moved._PRIVATE.values():
+        importlib.import_module(f"fednorms.{module}")
+    for old in (*_moved._PUBLIC, *_moved._PRIVATE):
+        with pytest.raises(ModuleNotFoundError, match="has moved"):
+            importlib.import_module(f"fednorms.{old}")

@@ -15,10 +15,10 @@ from PIL import Image
 
 import fednorms as fn
 from fednorms.cli import main
+from fednorms.core.errors import BadInput
 from fednorms.data import from_folders
 from fednorms.data.folders import read_image, read_images
-from fednorms.errors import BadInput
-from fednorms.runs.directory import RunDirectory
+from fednorms.runs.store.directory import RunDirectory
 
 SMALL = ("--size", "8", "--rounds", "2", "--model", "cnn-small", "--batch-size", "4")
 

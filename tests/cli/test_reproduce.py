@@ -12,9 +12,9 @@ import pytest
 import fednorms as fn
 from fednorms.cli import main
 from fednorms.cli.reproduce import _blocks
-from fednorms.tables.summary import said
+from fednorms.papers.tables.summary import said
 from tests.cli.conftest import fednorms, start
-from tests.tables import MINI, fails_while_running, stored, table
+from tests.support.tables import MINI, fails_while_running, stored, table
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -148,8 +148,8 @@ def test_a_mistake_is_exit_code_2_and_one_message(tmp_path, capsys, args, words)
 
 
 def test_the_list_shows_every_table_and_what_has_run(tmp_path, capsys, monkeypatch):
-    import fednorms.tables.listing as listing
-    from fednorms.tables import folders
+    import fednorms.papers.tables.listing as listing
+    from fednorms.papers.tables import folders
 
     table(tmp_path / "recipes" / "own-table-2")
     table(tmp_path / "recipes" / "own-table-11", change=('label = "Mini"', 'label = "Maxi"'))

@@ -1,6 +1,6 @@
 """Every ordered pair of methods: it trains, or composing it fails at once and says which parts do not go together.
 
-A sample, chosen by a hash of the names, in `make test`; all pairs in `make test-all`. See `tests/pairs.py`.
+A sample, chosen by a hash of the names, in `make test`; all pairs in `make test-all`. See `tests/support/pairs.py`.
 """
 
 import math
@@ -9,8 +9,8 @@ import re
 import pytest
 import torch
 
-from fednorms.errors import BadInput
-from tests.pairs import NEUTRAL, Trial, fitting, known, ordered, parts_of, some
+from fednorms.core.errors import BadInput
+from tests.support.pairs import NEUTRAL, Trial, fitting, known, ordered, parts_of, some
 
 ALL = ordered()
 SAMPLE = some(ALL, 200)

@@ -7,12 +7,12 @@ import pickle
 import pytest
 import torch
 
-from fednorms.core import broadcast, initial_state, local_update, server_update
-from fednorms.method import load_all, method, names
-from fednorms.net import Net
-from fednorms.part import REGISTRY, SUMS
-from fednorms.states import Client
-from tests.tiny import Run, play, rounds, same, setup, tiny_data, tiny_net, tiny_task
+from fednorms.core.net import Net
+from fednorms.core.part import REGISTRY, SUMS
+from fednorms.core.round import broadcast, initial_state, local_update, server_update
+from fednorms.core.states import Client
+from fednorms.methods.registry import load_all, method, names
+from tests.support.tiny import Run, play, rounds, same, setup, tiny_data, tiny_net, tiny_task
 
 load_all()
 NAMES = [n for n in names() if n not in REGISTRY or REGISTRY[n].__module__.startswith("fednorms.methods.")]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.tiny import play, same, tiny_data
+from tests.support.tiny import play, same, tiny_data
 
 USED = [
     # FedNN as a module of the optimisation methods

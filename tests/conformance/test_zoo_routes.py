@@ -6,11 +6,11 @@ import pytest
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fednorms.errors import BadInput
-from fednorms.method import method
+from fednorms.core.errors import BadInput
+from fednorms.core.net import Net
+from fednorms.core.part import Route
+from fednorms.methods.registry import method
 from fednorms.models import build
-from fednorms.net import Net
-from fednorms.part import Route
 
 ZOO = [
     "torchvision:resnet18",

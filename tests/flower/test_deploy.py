@@ -14,9 +14,9 @@ from PIL import Image
 
 from fednorms.cli import main
 from fednorms.cli.deploy import read_project
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
+from fednorms.explain.leaves import what_leaves
 from fednorms.flower.settings import Deployment, flat, read
-from fednorms.privacy import what_leaves
 from fednorms.runs.recipe import Recipe
 
 INIT = ["--sites", "north", "south", "--classes", "cat", "dog", "--size", "8"]
@@ -127,7 +127,7 @@ def test_without_flower_the_library_imports_and_says_what_to_install():
         "import importlib.util as u; find = u.find_spec\n"
         "u.find_spec = lambda name, *a: None if name == 'flwr' else find(name, *a)\n"
         "import fednorms, fednorms.flower, fednorms.cli.deploy\n"
-        "from fednorms.errors import BadInput\n"
+        "from fednorms.core.errors import BadInput\n"
         "try:\n    fednorms.flower.client_app\n"
         "except BadInput as error:\n    print(error)\n"
     )

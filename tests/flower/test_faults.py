@@ -11,18 +11,18 @@ import torch
 from safetensors.torch import load_file
 
 from fednorms.cli import main
-from fednorms.core import broadcast, initial_state, server_update
+from fednorms.core.errors import BadInput, Diverged, RunFailed
+from fednorms.core.round import broadcast, initial_state, server_update
 from fednorms.data import Federation, Preprocessing
-from fednorms.errors import BadInput, Diverged, RunFailed
 from fednorms.flower import messages
 from fednorms.flower.agreement import Card
 from fednorms.flower.generations import Generations
 from fednorms.flower.server import serve
 from fednorms.flower.settings import fingerprint, read
-from fednorms.runs.exporting import export
 from fednorms.runs.session import Session, open_federation
-from tests.flower.desk import Desk, config_of, nodes_for, reference, run, same_result
-from tests.tiny import same
+from fednorms.runs.use.export import export
+from tests.support.flower_in_process import Desk, config_of, nodes_for, reference, run, same_result
+from tests.support.tiny import same
 
 STATEFUL = "scaffold + fedbn"
 

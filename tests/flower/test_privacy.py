@@ -8,10 +8,10 @@ import torch
 from flwr.app import Context, RecordDict
 from flwr.server.workflow import SecAggPlusWorkflow
 
-from fednorms.errors import BadInput
+from fednorms.core.errors import BadInput
 from fednorms.flower import messages
-from tests.flower.desk import config_of, nodes_for, reference, run, same_result
-from tests.tiny import same
+from tests.support.flower_in_process import config_of, nodes_for, reference, run, same_result
+from tests.support.tiny import same
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,14 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is an optional extra: pip install 'fednorms[flower]'")
 
-from fednorms.flower.deployable import obstacle
+from fednorms.explain.deployable import obstacle
 from fednorms.flower.settings import read
-from fednorms.method import load_all, method, names
-from fednorms.runs.opened import open_run
+from fednorms.methods.registry import load_all, method, names
 from fednorms.runs.session import open_federation
-from tests.flower.desk import SITES, config_of, reference, repeatable_form, without_times
-from tests.flower.processes import Cluster
-from tests.tiny import same
+from fednorms.runs.use.opened import open_run
+from tests.support.flower_in_process import SITES, config_of, reference, repeatable_form, without_times
+from tests.support.flower_processes import Cluster
+from tests.support.tiny import same
 
 load_all()
 PATIENT = {"deploy__wait": 120.0, "deploy__deadline": 120.0}

@@ -11,16 +11,25 @@ import torch
 from flwr.app import Context, RecordDict
 
 from fednorms.cli.deploy import read_project
+from fednorms.core.errors import BadInput
+from fednorms.core.tree import Tree
 from fednorms.data import Federation
 from fednorms.engines.loop import repeatable
-from fednorms.errors import BadInput
+from fednorms.explain.deployable import obstacle
 from fednorms.flower import messages
-from fednorms.flower.deployable import obstacle
 from fednorms.flower.server import serve
-from fednorms.method import load_all, method, names
+from fednorms.methods.registry import load_all, method, names
 from fednorms.runs.driver import execute
-from fednorms.tree import Tree
-from tests.flower.desk import Desk, config_of, nodes_for, reference, repeatable_form, run, same_result, travelled
+from tests.support.flower_in_process import (
+    Desk,
+    config_of,
+    nodes_for,
+    reference,
+    repeatable_form,
+    run,
+    same_result,
+    travelled,
+)
 
 load_all()
 SAMPLE = ["fedavg", "scaffold + fedbn", "hbn", "fedrdn", "fedfa + fednova", "ditto"]

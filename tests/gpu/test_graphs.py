@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fednorms.core import broadcast, initial_state, server_update
+from fednorms.core.errors import Diverged
+from fednorms.core.net import Net
+from fednorms.core.part import REGISTRY, Part, part
+from fednorms.core.round import broadcast, initial_state, server_update
+from fednorms.core.states import Task
+from fednorms.core.training import Training
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.devices import numerics
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.loop import Loop
-from fednorms.engines.store import ClientStore
-from fednorms.errors import Diverged
 from fednorms.evaluation.modes import headline
-from fednorms.method import method, names
+from fednorms.methods.registry import method, names
 from fednorms.models import build
-from fednorms.net import Net
-from fednorms.part import REGISTRY, Part, part
 from fednorms.runs import driver
 from fednorms.runs.recipe import Recipe
-from fednorms.states import Task
-from fednorms.training import Training
+from fednorms.runs.store.clients import ClientStore
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

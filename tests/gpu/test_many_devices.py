@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fednorms.core import broadcast, initial_state, server_update
+from fednorms.core.net import Net
+from fednorms.core.round import broadcast, initial_state, server_update
+from fednorms.core.states import Task
+from fednorms.core.training import Training
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.devices import numerics
 from fednorms.engines.loop import Loop
 from fednorms.engines.many_devices import Devices, gpus
-from fednorms.engines.store import ClientStore
 from fednorms.evaluation.modes import Mode
-from fednorms.method import method
+from fednorms.methods.registry import method
 from fednorms.models import build
-from fednorms.net import Net
-from fednorms.states import Task
-from fednorms.training import Training
+from fednorms.runs.store.clients import ClientStore
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fednorms import noise
+from fednorms.core import noise
 from fednorms.transforms import CHAINS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,0 +1,315 @@
+"""The graph engine's scheduling, slots, re-captures and buffers, with the CPU as its device: no GPU needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fednorms.core.errors import BadInput, Diverged, RunFailed
+from fednorms.core.part import REGISTRY, Part, part
+from fednorms.core.reductions import reductions
+from fednorms.core.round import broadcast, initial_state, server_update
+from fednorms.core.training import Training
+from fednorms.core.tree import Packed, Tree, mean
+from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines import graphs
+from fednorms.engines.capture import Host
+from fednorms.engines.graphs import Graphs, Layout
+from fednorms.engines.loop import Loop
+from fednorms.engines.waiting import Waiting
+from fednorms.methods.registry import method, names
+from tests.support.engines import FITTING, engine_of
+from tests.support.tiny import TinyNet
+
+COMBINATIONS = [
+    "scaffold(control='difference')",
+    "scaffold(option='I')",
+    "mixbn(kind='learned')",
+    "perfedavg(variant=hessian_free)",
+    "scaffold + greg + fedfn",
+    "fednn + scaffold",
+    "greg + fedrdn",
+    "fedexp + fedfn",
+    "fedrep + fedprox",
+]
+
+
+class Full(Host):
+    """A device that runs out of memory until few enough clients run side by side."""
+
+    def __init__(self, engine_slots):
+        super().__init__()
+        self.most = engine_slots
+        self.pools = 0
+
+    def pool(self):
+        self.pools += 1
+        if self.pools > self.most:
+            raise torch.OutOfMemoryError("no room")
+
+    def forget(self):
+        self.pools = 0
+
+
+class Strict(Host):
+    """A device that cannot record."""
+
+    def record(self, job, stream, pool):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def federation(sizes=(22, 17, 24)):
+    generator = torch.Generator().manual_seed(0)
+    sites = [
+        Site(
+            f"c{k}",
+            "d",
+            train=Split(torch.rand(n, 3, 8, 8, generator=generator, dtype=torch.float64), torch.arange(n) % 3),
+            attributes={"modality": "ct" if k else "mr"},
+        )
+        for k, n in enumerate(sizes)
+    ]
+    return Federation("tiny", sites, list("abc"), Preprocessing.centred(3))
+
+
+def setting(kind, text, *, fed=None, **options):
+    return engine_of(kind, text, fed or federation(), **options)
+
+
+def play(task, engine, rounds=3):
+    state = engine.setup(initial_state(task))
+    for _ in range(rounds):
+        state = server_update(task, state, engine.train(broadcast(task, state), engine.clients).uploads)
+    return state
+
+
+def distance(a, b):
+    left = [t.double().flatten() for t in a.values() if t.is_floating_point()]
+    right = [b[k].double().flatten() for k, t in a.items() if t.is_floating_point()]
+    if not left:
+        return 0.0
+    one, two = torch.cat(left), torch.cat(right)
+    return float((one - two).norm() / one.norm().clamp(min=1e-12))
+
+
+def assert_same(task, loop, fast, loop_engine, fast_engine):
+    assert distance(loop.model, fast.model) < 1e-9
+    for owner, tree in loop.parts.items():
+        assert distance(tree, fast.parts[owner]) < 1e-9
+    for name in loop_engine.clients:
+        one, two = loop_engine.store.get(name), fast_engine.store.get(name)
+        assert (one is None) == (two is None)
+        if one is not None:
+            assert distance(one.local, two.local) < 1e-9
+            assert all(distance(tree, two.parts[owner]) < 1e-9 for owner, tree in one.parts.items())
+
+
+@pytest.mark.parametrize("text", [*names(), *COMBINATIONS])
+def test_slots_and_replays_give_the_loops_results(text):
+    text = FITTING.get(text, text)
+    if any(p.requires - Graphs.provides for p in method(text).parts):
+        with pytest.raises(BadInput, match="loop"):  # what only the loop can do is refused, naming it
+            setting(Graphs, text, slots=2)
+        return
+    task, fast = setting(Graphs, text, slots=2)
+    _, loop = setting(Loop, text)
+    assert_same(task, play(task, loop), play(task, fast), loop, fast)
+    assert fast.device.recorded
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        Training(batch_size=8, momentum=0.9, weight_decay=1e-3),
+        Training(batch_size=8, momentum=0.9, keep_momentum=True),
+        Training(batch_size=8, optimiser="adamw", lr=1e-3, weight_decay=0.05),
+        Training(batch_size=8, clip=0.5),
+        Training(batch_size=5, last="fill", epochs=2),
+        Training(batch_size=8, steps=3),
+    ],
+)
+@pytest.mark.parametrize("text", ["scaffold", "fedrep", "ditto"])
+def test_every_way_of_local_training(training, text):
+    task, fast = setting(Graphs, text, slots=2, training=training)
+    _, loop = setting(Loop, text, training=training)
+    assert_same(task, play(task, loop), play(task, fast), loop, fast)
+
+
+def test_a_step_is_recorded_once_per_shape_and_again_when_the_path_changes():
+    task, engine = setting(Graphs, "greg", slots=1)  # sizes 22, 17, 24 at batch 8: last batches of 6, 1 and 8
+    state = engine.setup(initial_state(task))
+    counts = []
+    for _ in range(3):
+        state = server_update(task, state, engine.train(broadcast(task, state), engine.clients).uploads)
+        counts.append(engine.device.recorded)
+    assert counts == [3, 6, 6]
+
+
+def test_the_number_of_slots_changes_nothing():
+    states = []
+    for slots in (1, 2, 3, 0):
+        task, engine = setting(Graphs, "scaffold + greg", slots=slots)
+        states.append(play(task, engine, 4))
+    assert all(torch.equal(states[0].model[k], s.model[k]) for s in states for k in s.model)
+
+
+def test_out_of_memory_halves_the_slots_and_goes_on():
+    fed = federation((10, 11, 12, 9))
+    task, engine = setting(Graphs, "scaffold", slots=4, device=Full(2), fed=fed)
+    _, loop = setting(Loop, "scaffold", fed=fed)
+    assert_same(task, play(task, loop), play(task, engine), loop, engine)
+    assert engine.slot_count == 2
+    assert any("out of memory" in note for note in engine.notes)
+
+
+def test_a_device_without_room_for_one_client_says_so():
+    task, engine = setting(Graphs, "fedavg", slots=2, device=Full(0))
+    with pytest.raises(RunFailed, match="smaller batch_size"):
+        play(task, engine)
+
+
+@pytest.mark.parametrize("text", ["fedrep + fedprox", "scaffold"])  # SCAFFOLD reads the mean gradient of all steps
+def test_what_cannot_be_recorded_runs_eagerly_and_is_noted(text):
+    task, engine = setting(Graphs, text, slots=2, device=Strict())
+    _, loop = setting(Loop, text)
+    assert_same(task, play(task, loop), play(task, engine), loop, engine)
+    assert any("runs eagerly" in note for note in engine.notes)
+
+
+def test_a_pass_before_training_meets_the_same_dropout_in_every_engine():
+    class Dropped(TinyNet):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Sequential(self.conv, nn.Dropout(0.5))
+
+    (task, fast), (_, loop) = (setting(kind, "hbn(rate=0.5)", model=Dropped) for kind in (Graphs, Loop))
+    assert_same(task, play(task, loop), play(task, fast), loop, fast)
+
+
+@pytest.mark.parametrize("text", ["fedavg", "ditto"])
+def test_data_that_do_not_fit_travel_with_their_client(text):
+    task, engine = setting(Graphs, text, slots=2, device=Host(memory=1000))
+    _, loop = setting(Loop, text)
+    assert engine.resident is None
+    assert_same(task, play(task, loop), play(task, engine), loop, engine)
+
+
+def test_a_diverging_client_is_named_or_skipped_as_in_the_loop():
+    training = Training(batch_size=8, lr=1e300)
+    told = []
+    for kind in (Loop, Graphs):
+        task, engine = setting(kind, "fedavg", training=training)
+        with pytest.raises(Diverged) as caught:
+            play(task, engine)
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+    task, engine = setting(Graphs, "fedavg", training=training, on_divergence="skip")
+    done = engine.train(broadcast(task, initial_state(task)), engine.clients)
+    assert sorted(done.diverged) == engine.clients
+    assert not done.uploads
+
+
+def test_inputs_of_a_round_are_not_written_to():
+    task, engine = setting(Graphs, "scaffold", slots=2)
+    state = engine.setup(initial_state(task))
+    state = server_update(task, state, engine.train(broadcast(task, state), engine.clients).uploads)
+    sent = broadcast(task, state)
+    before = state.model.clone()
+    kept = {n: engine.store.get(n).parts["scaffold"].clone() for n in engine.clients}
+    old = {n: engine.store.get(n).parts["scaffold"] for n in engine.clients}
+    engine.train(sent, engine.clients)
+    assert all(torch.equal(before[k], state.model[k]) for k in before)
+    assert all(torch.equal(kept[n][k], old[n][k]) for n in kept for k in kept[n])
+
+
+def test_a_layout_gives_back_every_tensor_and_puts_exchanged_ones_first():
+    task, _ = setting(Graphs, "fedbn")
+    layout = Layout(task.net.initial, task.net.exchanged)
+    block = layout.block(task.like)
+    views = layout.views(block)
+    for name, tensor in views.items():
+        tensor.copy_(task.net.initial[name])
+    again = layout.views(block.clone())
+    assert all(torch.equal(again[n], task.net.initial[n]) for n in again)
+    assert all(layout.places[n] < layout.exchanged for n in layout.names if n in task.net.exchanged)
+    assert all(layout.places[n] >= layout.exchanged for n in layout.names if n not in task.net.exchanged)
+
+
+def test_the_mean_of_packed_trees_is_the_mean_of_trees():
+    blocks = [torch.randn(10, dtype=torch.float32) for _ in range(3)]
+    loose = [Tree(a=b[:4].view(2, 2), b=b[6:], n=torch.tensor(3)) for b in blocks]
+    packed = [Packed(dict(tree), block) for tree, block in zip(loose, blocks, strict=True)]
+    one, two = mean(loose, [1.0, 2.0, 3.0]), mean(packed, [1.0, 2.0, 3.0])
+    assert all(torch.equal(one[k], two[k]) for k in one)
+    assert two["n"].dtype == torch.int64
+
+
+def test_a_part_sees_the_rounds_rate_also_in_a_phase_with_a_rate_of_its_own():
+    @part("ratewatch")
+    class RateWatch(Part):
+        def plan(self, phases, c):
+            return [replace(p, lr=0.5) for p in phases]
+
+        def loss(self, s):
+            return s.context.lr * s.logits.square().mean()
+
+    try:
+        task, loop = setting(Loop, "ratewatch")
+        fast_task, fast = setting(Graphs, "ratewatch", device=Host())
+        assert_same(task, play(task, loop), play(fast_task, fast), loop, fast)
+    finally:
+        REGISTRY.pop("ratewatch")
+
+
+@pytest.mark.parametrize("text", ["fedavg", "scaffold", "fedbn", "fednova"])
+def test_what_a_large_cohort_leaves_is_held_up_to_a_limit(text, monkeypatch):
+    seen = []
+
+    class Watched(Waiting):
+        def add(self, name, upload, state):
+            super().add(name, upload, state)
+            seen.append((self.bytes_near, self.near, self.limit))
+
+    monkeypatch.setattr(graphs, "Waiting", Watched)
+    fed = federation(sizes=(12, 9, 10, 16, 8, 11))
+    task, loop = setting(Loop, text, fed=fed)
+    fast_task, fast = setting(Graphs, text, fed=fed, device=Host())
+    fast.room = 8_000
+    assert_same(task, play(task, loop), play(fast_task, fast), loop, fast)
+    assert all(held <= limit for held, _, limit in seen)
+    assert max(far for _, far, _ in seen) > 0
+
+
+def test_a_clients_second_model_is_recorded_too():
+    counts = []
+    for text in ("fedavg", "ditto"):
+        task, engine = setting(Graphs, text, slots=1)
+        play(task, engine)
+        counts.append(engine.device.recorded)
+        assert not engine.notes
+    assert counts[1] == 2 * counts[0]
+
+
+@pytest.mark.parametrize("text", ["fedplvm", "fednorm", "fedproto", "fedrdn"])
+def test_what_is_not_only_summed_stays_near(text):
+    """A list of prototypes, or a mean over those who sent a tensor, is no sum that could start from one of them."""
+    task, engine = setting(Graphs, text, device=Host())
+    engine.room = 1
+    how = reductions(task)
+    kept = []
+
+    class Watched(Waiting):
+        def add(self, name, upload, state):
+            kept.append({k: [id(t) for t in tree.values()] for k, tree in upload.parts.items()})
+            super().add(name, upload, state)
+            now = {k: [id(t) for t in tree.values()] for k, tree in self.rows[-1][1].parts.items()}
+            for part_name, ids in kept[-1].items():
+                assert (now[part_name] == ids) == (how[part_name] in ("list", "grouped") or not ids)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "Waiting", Watched)
+        play(task, engine, rounds=2)
+    assert kept

@@ -1,0 +1,419 @@
+"""Worker processes give the loop's bits, devices its sums, and neither leaves a process or a file behind."""
+
+import copy
+import glob
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections import deque
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fednorms import run
+from fednorms.core.blame import place
+from fednorms.core.errors import BadInput, Diverged, RunFailed
+from fednorms.core.method import Method
+from fednorms.core.part import REGISTRY, Part
+from fednorms.core.round import broadcast, initial_state, server_update
+from fednorms.core.states import Broadcast
+from fednorms.core.tree import Tree
+from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines import letters
+from fednorms.engines.letters import Inbox, Outbox
+from fednorms.engines.loop import Loop
+from fednorms.engines.many_devices import Devices, Rank
+from fednorms.engines.measured import Measured, loop_or_workers
+from fednorms.engines.pool import Pool
+from fednorms.engines.workers import Desk, Workers
+from fednorms.evaluation.modes import Mode
+from fednorms.runs.recipe import Recipe
+from fednorms.runs.store.clients import ClientStore
+from tests.support.tiny import CLASSES, same, tiny_data, tiny_net, tiny_task
+
+SIZES = (11, 7, 14, 9, 12)
+NAMES = "abcde"
+
+
+def federation(*, bright=1.0) -> Federation:
+    data, test = tiny_data(*SIZES), tiny_data(*SIZES, seed=1)
+    sites = [
+        Site(k, k, Split((bright * data[k].x).float(), data[k].y), test=Split((bright * test[k].x).float(), test[k].y))
+        for k in NAMES
+    ]
+    sites.append(Site("new", "new", test=Split(test["a"].x.float(), test["a"].y)))
+    return Federation("tiny", sites, [str(c) for c in range(CLASSES)], Preprocessing.centred(3))
+
+
+FEDERATION = federation()
+
+
+def task_of(text, dtype=torch.float32, **settings):
+    data = {s.name: s.train for s in FEDERATION.clients}
+    return tiny_task(text, data, model=tiny_net(dtype=dtype), dtype=dtype, **settings)
+
+
+def engines(kind, pool, task, on_divergence="stop"):
+    """The loop, and an engine that borrows the module's pool."""
+    extra = {"devices": ["cpu"] * len(pool.workers)} if kind is Devices else {"workers": len(pool.workers)}
+    loop = Loop(task, FEDERATION, FEDERATION, ClientStore(2**30), on_divergence=on_divergence)
+    other = kind(task, FEDERATION, FEDERATION, ClientStore(2**30), on_divergence=on_divergence, **extra)
+    other._prepare(pool, "skip" if kind is Devices else on_divergence)
+    other.pool = pool
+    return loop, other
+
+
+def play(engine, rounds=2, modes=()):
+    state, task = engine.setup(initial_state(engine.task)), engine.task
+    for t in range(rounds):
+        cohort = ["d", "a", "c"] if t else list(NAMES)
+        done = engine.train(broadcast(task, state), cohort, score=True)
+        state = server_update(task, state, done.combined or done.uploads)
+    scores = {str(m): engine.evaluate(state, m, cohort) for m in modes}
+    return state, done, scores
+
+
+@pytest.fixture(scope="module")
+def pool():
+    made = Pool(Desk, ["cpu", "cpu"])
+    yield made
+    made.close()
+    assert not left_behind(made)
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    made = Pool(Rank, ["cpu", "cpu"])
+    path = os.path.join(tempfile.gettempdir(), f"fednorms-{made.token}-meet")
+    made.tell("join", "gloo", {w.process.pid: i for i, w in enumerate(made.workers)}, path, (True, False, False, False))
+    yield made
+    made.close()
+    assert not left_behind(made)
+
+
+def left_behind(pool):
+    return [
+        p for folder in (letters.SHARED_MEMORY, tempfile.gettempdir()) for p in glob.glob(f"{folder}/*{pool.token}*")
+    ]
+
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+# -- letters --------------------------------------------------------------------------------------------------------
+dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
+tensors = st.builds(
+    lambda shape, dtype, turned, seed: (
+        torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed))
+        .to(dtype)
+        .permute(turned[: len(shape)])
+        if sorted(turned[: len(shape)]) == list(range(len(shape)))
+        else torch.full(shape, seed).to(dtype)
+    ),
+    st.lists(st.integers(0, 4), max_size=3).map(tuple),
+    dtypes,
+    st.permutations(range(3)),
+    st.integers(0, 99),
+)
+
+
+@given(st.lists(st.dictionaries(st.text(max_size=3), tensors, max_size=5), min_size=1, max_size=4))
+def test_letters_arrive_as_they_were_sent(things):
+    outbox, inbox = Outbox("test"), Inbox()
+    for thing in things:  # one after the other: files grow as needed
+        found = inbox.read(outbox.pack(("x", thing, Tree(thing))))
+        assert found[0] == "x"
+        assert type(found[2]) is Tree
+        for name, tensor in thing.items():
+            assert found[1][name].dtype == tensor.dtype
+            assert found[1][name].stride() == tensor.clone().stride()
+            assert torch.equal(found[1][name], tensor)
+            assert found[2][name] is found[1][name]
+        assert not os.path.exists(outbox.path)
+
+
+def test_tensors_without_elements_keep_their_own_shapes():
+    thing = [torch.zeros(0), torch.zeros(3, 0), torch.ones(2), torch.zeros(0)]
+    assert [t.shape for t in Inbox().read(Outbox("test").pack(thing))] == [t.shape for t in thing]
+
+
+def test_a_read_tensor_is_the_senders_memory_unless_copied():
+    outbox, inbox, x = Outbox("test"), Inbox(), torch.ones(3)
+    view, own = inbox.read(outbox.pack(x)), inbox.read(outbox.pack(x), copy=True)
+    outbox.pack(2 * x)
+    assert torch.equal(view, 2 * x)
+    assert torch.equal(own, x)
+
+
+def test_without_shared_memory_letters_lie_in_the_temporary_directory(monkeypatch, tmp_path):
+    monkeypatch.setattr(letters, "SHARED_MEMORY", str(tmp_path / "none"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    outbox = Outbox("test", sole=False)
+    letter = outbox.pack(torch.ones(3))
+    assert os.path.dirname(letter.path) == str(tmp_path)
+    assert torch.equal(Inbox().read(letter), torch.ones(3))
+    outbox.settle()
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(RunFailed, match="No room"):
+        Outbox("test").pack(torch.ones(3))
+
+
+# -- workers against the loop ---------------------------------------------------------------------------------------
+CASES = {
+    "fedavg": ["global", "global/batch", "unseen/batch:3", "unseen"],
+    "scaffold + fedbn": ["personal", "unseen"],
+    "hbn": ["personal"],  # passes before training and before a test
+    "fedrdn": ["global"],  # a pass before the first round
+    "ditto": ["personal"],
+    "fedrep": ["adapted"],
+}
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_workers_give_the_bits_of_the_loop(pool, text):
+    task = task_of(text)
+    loop, workers = engines(Workers, pool, task)
+    modes = [Mode.read(m).resolved(task) for m in CASES[text]]
+    one, two = play(loop, modes=modes), play(workers, modes=modes)
+    assert same(one[0].model, two[0].model)
+    assert one[0].parts.keys() == two[0].parts.keys()
+    assert all(same(tree, two[0].parts[k]) for k, tree in one[0].parts.items())
+    assert [u.client for u in two[1].uploads] == ["d", "a", "c"]
+    for a, b in zip(one[1].uploads, two[1].uploads, strict=True):
+        assert same(a.model, b.model)
+        assert {k: float(v) for k, v in a.metrics.items()} == {k: float(v) for k, v in b.metrics.items()}
+    assert one[1].after_local == two[1].after_local
+    assert one[2] == two[2]
+    assert loop.store.names() == workers.store.names()
+    for name in loop.store.names():
+        a, b = loop.store[name], workers.store[name]
+        assert a.round == b.round
+        assert same(a.local, b.local)
+        assert all(same(tree, b.parts[k]) for k, tree in a.parts.items())
+    assert pool.board.size < FEDERATION.site("a").train.x.nbytes  # the data are not sent again
+
+
+def test_divergence_is_reported_as_by_the_loop(pool):
+    task = task_of("fedavg", lr=1e30)
+    cohort = ["e", "b", "a", "c"]
+    messages = []
+    for engine in engines(Workers, pool, task):
+        with pytest.raises(Diverged) as found:
+            engine.train(broadcast(task, initial_state(task)), cohort)
+        messages.append(str(found.value))
+    assert messages[0] == messages[1]
+    assert 'Client "e"' in messages[0]
+    loop, workers = engines(Workers, pool, task, "skip")
+    one, two = (engine.train(broadcast(task, initial_state(task)), cohort) for engine in (loop, workers))
+    assert one.diverged == two.diverged
+    assert list(one.diverged) == list(two.diverged) == cohort
+    assert not two.uploads
+
+
+class Stretching(Part):
+    name = "stretching"  # as `part` would set it, in worker processes as well
+
+    def grad(self, g, s):
+        return g.map(torch.mean)
+
+
+class Crashing(Part):
+    name = "crashing"
+
+    def grad(self, g, s):
+        return g * (1 / 0)
+
+
+@pytest.mark.parametrize(("kind", "error"), [(Stretching, BadInput), (Crashing, ZeroDivisionError)])
+def test_mistakes_of_own_parts_are_told_as_by_the_loop(kind, error, pool, monkeypatch):
+    monkeypatch.setitem(REGISTRY, kind.name, kind)
+    task = task_of(Method((kind(),)))
+    told = []
+    for engine in engines(Workers, pool, task):
+        with pytest.raises(error) as found:
+            engine.train(broadcast(task, initial_state(task)), ["b", "a"])
+        told.append((str(found.value), place(found.value) if error is ZeroDivisionError else ""))
+    assert told[0] == told[1]
+    if error is BadInput:
+        assert told[0][0].startswith("stretching: grad returns the gradient, a Tree, got a tensor of () as the entry")
+    else:
+        assert told[0][1].startswith('part "crashing", hook grad (test_workers.py, line ')
+
+
+def broken_loss(logits, y):
+    if len(y) == 3:  # the last batch of "a" and "b" only
+        raise ZeroDivisionError("a loss of one's own")
+    return torch.nn.functional.cross_entropy(logits, y)
+
+
+def test_an_exception_of_the_users_is_raised_here_and_the_workers_go_on(pool):
+    task = task_of("fedavg", loss=broken_loss)
+    _, workers = engines(Workers, pool, task)
+    sent = broadcast(task, initial_state(task))
+    with pytest.raises(ZeroDivisionError, match="one's own") as found:
+        workers.train(sent, list(NAMES))
+    assert "broken_loss" in "".join(found.value.__notes__)
+    assert [u.client for u in workers.train(sent, ["d", "c"]).uploads] == ["d", "c"]
+
+
+# -- devices against the loop ---------------------------------------------------------------------------------------
+# Uploads that are weighted, uniform with an even mean, stacked, summed or listed.
+DEVICE_CASES = ["fedavg", "scaffold + fedbn", "feddyn", "feddc", "hbn", "fbn", "fednova", "ditto", "fedplvm"]
+
+
+@pytest.mark.parametrize("text", DEVICE_CASES)
+def test_devices_add_up_to_the_loop(ranks, text):
+    task = task_of(text, torch.float64)
+    modes = [Mode("personal" if task.personal else "global").resolved(task)]
+    loop, devices = engines(Devices, ranks, task)
+    one, two = play(loop, modes=modes), play(devices, modes=modes)
+    assert [u.client for u in two[1].uploads] == ["d", "a", "c"]
+    assert [u.model.nbytes() for u in one[1].uploads] == [u.model.nbytes() for u in two[1].uploads]
+    for a, b in ((one[0].model, two[0].model), *((t, two[0].parts[k]) for k, t in one[0].parts.items())):
+        assert list(a) == list(b)
+        for name in a:
+            assert a[name].dtype == b[name].dtype
+            torch.testing.assert_close(a[name], b[name], rtol=1e-12, atol=1e-12)
+    for mode, scores in one[2].items():
+        assert {k: s.accuracy for k, s in scores.sites.items()} == {
+            k: s.accuracy for k, s in two[2][mode].sites.items()
+        }
+    for name in loop.store.names():
+        a, b = loop.store[name], devices.store[name]
+        for x, y in ((a.local, b.local), *((t, b.parts[k]) for k, t in a.parts.items())):
+            assert x.keys() == y.keys()
+            assert all(torch.allclose(x[k], y[k], rtol=1e-12, atol=1e-12) for k in x)
+
+
+def test_a_device_without_clients_and_one_whose_clients_diverge_do_not_stop_the_others(ranks):
+    task = task_of("scaffold", torch.float64)
+    loop, devices = engines(Devices, ranks, task)
+    sent = broadcast(task, initial_state(task))
+    one, two = loop.train(sent, ["b"]), devices.train(sent, ["b"])
+    assert two.combined.sampled == 1
+    for name, tensor in one.uploads[0].model.items():
+        torch.testing.assert_close(two.combined.model[name], tensor, rtol=1e-14, atol=0)
+    wild = task_of("fedavg", torch.float64, lr=1e200)
+    for on_divergence in ("stop", "skip"):
+        loop, devices = engines(Devices, ranks, wild, on_divergence)
+        if on_divergence == "stop":
+            with pytest.raises(Diverged, match='Client "c"'):
+                devices.train(broadcast(wild, initial_state(wild)), ["c", "a", "b"])
+        else:
+            done = devices.train(broadcast(wild, initial_state(wild)), ["c", "a", "b"])
+            assert list(done.diverged) == ["c", "a", "b"]
+            assert done.combined is None
+
+
+def test_shares_have_about_as_many_images(ranks):
+    _, devices = engines(Devices, ranks, task_of("fedavg", torch.float64))
+    shares = devices._shares(list(NAMES))
+    assert sorted(n for share in shares for n in share) == list(NAMES)
+    assert all(share == sorted(share) for share in shares)
+    load = [sum(len(devices.data[n]) for n in share) for share in shares]
+    assert max(load) - min(load) <= max(SIZES)
+
+
+# -- ends -----------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_a_worker_that_dies_is_reported_and_nothing_is_left():
+    engine = Workers(task_of("fedavg"), FEDERATION, FEDERATION, ClientStore(2**30), workers=2)
+    sent = broadcast(engine.task, initial_state(engine.task))
+    pool = engine._open()
+    pids = [w.process.pid for w in pool.workers]
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(RunFailed, match=r"died \(exit code -9"):
+        engine.train(sent, list(NAMES))
+    assert all(gone(pid) for pid in pids)
+    assert not left_behind(pool)
+    engine.close()
+    assert len(engine.train(sent, ["a", "b"]).uploads) == 2  # here, one after the other
+    assert engine.pool is None
+
+
+def test_an_interruption_ends_all_workers(monkeypatch):
+    pool = Pool(Desk, ["cpu"])
+    pids = [w.process.pid for w in pool.workers]
+    monkeypatch.setattr(pool, "_heard", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        list(pool.share(deque(["a"]), lambda name: ("post", [])))
+    assert all(gone(pid) for pid in pids)
+    assert pool.interrupted
+
+
+@pytest.mark.slow
+def test_a_run_in_workers_is_the_run_in_the_loop(tmp_path):
+    before = set(multiprocessing.active_children())
+    settings = {"rounds": 2, "threads": 1, "evaluate": ["auto", "unseen"], "training": {"batch_size": 4}}
+    results = [
+        run("fedbn", FEDERATION, tiny_net(dtype=torch.float32), recipe=Recipe(engine=e, workers=2, **settings), out=out)
+        for e, out in (("loop", None), ("workers", tmp_path / "run"))
+    ]
+    one, two = (copy.deepcopy(r.history) for r in results)
+    for row in (*one, *two):
+        del row["seconds"]
+    assert one == two
+    models = [r.model("a").state_dict() for r in results]
+    assert same(*models)
+    assert set(multiprocessing.active_children()) <= before
+
+
+# -- choices, without a process -------------------------------------------------------------------------------------
+def test_what_cannot_travel_is_refused_and_auto_stays_with_the_loop():
+    task = replace(task_of("fedavg"), loss=lambda logits, y: logits.sum())
+    with pytest.raises(BadInput, match=r"loss cannot be sent to worker processes.*engine=.loop"):
+        Workers(task, FEDERATION, FEDERATION, ClientStore(2**30))
+    for t in (task, task_of("fedtan")):
+        assert type(loop_or_workers(t, FEDERATION, FEDERATION, ClientStore(2**30), 1, "stop", 2)) is Loop
+    kind = type(loop_or_workers(task_of("fedavg"), FEDERATION, FEDERATION, ClientStore(2**30), 1, "stop", 2))
+    assert kind is Measured
+
+
+def test_the_engine_that_measures_takes_the_faster(monkeypatch):
+    def engine(rounds, speeds, opens=lambda self: None):
+        """Rounds of given seconds, by where they run; returns where each ran."""
+        made = Measured(task_of("fedavg", rounds=rounds), FEDERATION, FEDERATION, ClientStore(0), workers=2)
+        monkeypatch.setattr(Measured, "_open", opens)
+        clock = [0.0]
+        monkeypatch.setattr("fednorms.engines.measured.time.perf_counter", lambda: clock[0])
+
+        def train(self, sent, cohort, *, score=False):
+            used.append(self.using)
+            clock[0] += speeds[self.using] * len(cohort)
+
+        monkeypatch.setattr(Workers, "train", train)
+        used = []
+        for t in range(rounds):
+            made.train(Broadcast(t, Tree(), {}), list(NAMES))
+        return used, made.notes
+
+    fast, slow = {"loop": 2.0, "workers": 1.0}, {"loop": 2.0, "workers": 3.0}
+    assert engine(8, fast) == (["loop"] * 2 + ["workers"] * 6, [])
+    used, notes = engine(8, slow)
+    assert used == ["loop"] * 2 + ["workers"] * 2 + ["loop"] * 4
+    assert "slower" in notes[0]
+    assert engine(4, {"loop": 0.1, "workers": 0.01})[0] == ["loop"] * 4  # not worth the start
+
+    def refuse(self):
+        raise RunFailed("no main guard")
+
+    used, notes = engine(8, fast, refuse)
+    assert used == ["loop"] * 8
+    assert "no main guard" in notes[0]
+
+
+def test_a_recipe_names_workers_with_one_thread_each():
+    assert Recipe(engine="workers").resolved().threads == 1
+    assert Recipe(engine="workers", threads=2).resolved().threads == 2
+    assert Recipe(engine="auto", threads=2).resolved().engine == "loop"
+    assert Recipe(engine="auto", threads=1).resolved().engine == "auto"

@@ -1,0 +1,387 @@
+"""Analyses of runs: each against numbers made by hand from the run's models, and nothing of the run is changed."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import fednorms as fn
+from fednorms.core.errors import BadInput
+from fednorms.core.round import base_phases, begin, broadcast, draws, local_update, server_update, step
+from fednorms.core.sampling import Participation
+from fednorms.methods.registry import names
+from fednorms.papers.analysis.analyse import analyse
+from fednorms.papers.analysis.kept import Kept
+from fednorms.papers.analysis.measures import ANALYSES
+from fednorms.papers.analysis.picture import png
+from fednorms.papers.analysis.subject import activated
+from fednorms.runs.store.directory import RunDirectory
+from tests.support.kept import SMALL, kept
+
+BY_ROUND = ["norms", "bn-variance", "training-gap", "smallest-probability"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Three rounds of FedAvg with two of five clients, tested in two ways, of which every round is kept."""
+    folder = tmp_path_factory.mktemp("analyses")
+    return kept(folder / "run", evaluate=["global", "global/batch"], participation="fixed:2")
+
+
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory):
+    """Eleven rounds: round 10 is there."""
+    return kept(tmp_path_factory.mktemp("analyses") / "longer", rounds=11)
+
+
+def contents(path):
+    return {p: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(Path(path).rglob("*")) if p.is_file()}
+
+
+def module_of(opened, tensors):
+    module = copy.deepcopy(opened.task.net.module).eval()
+    module.load_state_dict(tensors)
+    return module
+
+
+def seen_by(opened, tensors, site):
+    """Features and logits of a site's test images, with a module of torch alone."""
+    module, data = module_of(opened, tensors), opened.session.federation.site(site).test
+    features = []
+    module.get_submodule(opened.task.net.heads[0]).register_forward_pre_hook(lambda _, args: features.append(args[0]))
+    with torch.no_grad():
+        logits = module((data.x.float() / 255 - 0.5) / 0.5)
+    return features[0], logits, data.y
+
+
+def uploads_after(opened):
+    sent = broadcast(opened.task, opened.state)
+    return [local_update(opened.task, sent, opened.session.engine.client(c))[0] for c in opened.next_cohort]
+
+
+@pytest.mark.parametrize("name", [n for n in ANALYSES if n != "drift-embedding"])
+def test_every_analysis_finds_something_draws_it_and_leaves_the_run_alone(run, name):
+    before = contents(run)
+    found = analyse(run, name)
+    assert contents(run) == before
+    assert found.scalars or found.arrays
+    assert all(math.isfinite(v) or name == "norms" for v in found.scalars.values())
+    assert analyse(run, name).plain() == found.plain()
+    assert png(ANALYSES[name], {"FedAvg": [found, found], "again": [found]}, "A run").startswith(b"\x89PNG")
+
+
+def test_four_factors_of_the_last_model(run):
+    opened = fn.open_run(run)
+    sites = [seen_by(opened, opened.state.model, s.name) for s in opened.session.federation.clients]
+    f, y = torch.cat([s[0] for s in sites]), torch.cat([s[2] for s in sites])
+    found = analyse(run, "four-factors")
+    means = torch.stack([f[y == c].mean(0) for c in range(10)])
+    expected = functional.cosine_similarity(means, opened.state.model["head.weight"])
+    assert found.arrays["alignment"] == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-5)
+
+
+def test_norms_are_those_of_clients_right_after_training_and_of_the_server_after_averaging(tmp_path):
+    path = kept(tmp_path / "run", data={**SMALL["data"], "partition": "sharding(clients=5, shards=2)"})
+    opened = fn.open_run(path, which=1)
+    uploads = uploads_after(opened)
+    seen, unseen = [], []
+    for u in uploads:
+        rows = u.model["head.weight"].norm(dim=1)
+        mine = opened.session.engine.data[u.client].y.unique()
+        seen.append(rows[mine].mean())
+        unseen.append(np.delete(rows.numpy(), mine.numpy()).mean())
+    found = analyse(path, "norms").series
+    assert [t for t, _ in found["W seen"]] == [2, 3]
+    assert found["W seen"][0][1] == pytest.approx(float(np.mean(seen)), rel=1e-5)
+    assert found["W unseen"][0][1] == pytest.approx(float(np.mean(unseen)), rel=1e-5)
+    server = server_update(opened.task, opened.state, uploads).model
+    assert found["W global"][0][1] == pytest.approx(float(server["head.weight"].norm(dim=1).mean()), rel=1e-5)
+    tested = [seen_by(opened, server, s.name)[0] for s in opened.session.federation.clients if s.test]
+    assert found["F global"][0][1] == pytest.approx(float(torch.cat(tested).norm(dim=1).mean()), rel=1e-4)
+    gap = found["F seen"][0][1] - found["F global"][0][1]
+    assert found["F seen - global"][0][1] == pytest.approx(gap)
+
+
+def test_variance_and_statistics_of_normalisation_layers(run):
+    opened = fn.open_run(run, which=2)
+    means = torch.stack([u.model["norm1.running_mean"] for u in uploads_after(opened)])
+    found = analyse(run, "bn-variance")
+    assert [t for t, _ in found.series["mean, norm1"]] == [2, 3]
+    assert found.series["mean, norm1"][1][1] == pytest.approx(float(means.var(0, unbiased=False).mean()), rel=1e-5)
+    statistics = analyse(run, "bn-statistics")
+    last = fn.open_run(run)
+    uploads = {u.client: u.model for u in uploads_after(last)}
+    _, b, server = statistics.words["models"]
+    assert server == "server"
+    values = statistics.arrays["variance, norm1"]
+    assert values[1] == pytest.approx(uploads[b.removeprefix("client ")]["norm1.running_var"].numpy(), rel=1e-5)
+    assert values[2] == pytest.approx(values[:2].mean(0), rel=1e-2)  # two clients of about the same size
+
+
+def test_the_gap_of_test_losses_is_that_of_the_metrics(run):
+    rows = fn.open_run(run).directory.metrics()
+    sites = {mode: rows[-1]["scores"][f"global/{mode}/test"]["sites"] for mode in ("global", "batch")}
+    gaps = [sites["global"][s]["loss"] - sites["batch"][s]["loss"] for s in sites["batch"]]
+    assert analyse(run, "test-gap").series["global/batch"][-1] == (3, pytest.approx(sum(gaps) / len(gaps)))
+
+
+def test_the_walk_through_training_sees_what_training_sees(run):
+    subject = Kept(run).at(2)
+    opened = subject.run
+    steps = list(subject.training())
+    losses = {u.client: float(u.metrics["loss"]) for u in uploads_after(opened)}
+    for client in opened.next_cohort:
+        mine = [float(functional.cross_entropy(by_batch, y)) for name, y, by_batch, _ in steps if name == client]
+        assert sum(mine) / len(mine) == pytest.approx(losses[client], rel=1e-5)  # before each step, as the run's loss
+        total = sum(len(y) for name, y, *_ in steps if name == client)
+        assert total == len(opened.session.engine.data[client])
+    # At the first step the model is the server's: its own statistics are the test-time ones.
+    name, y, _, by_server = steps[0]
+    x = next(iter(opened.session.engine.data[name].batches(1)))[0]
+    assert by_server.shape == (len(y), 10)
+    assert x.shape[1:] == opened.session.federation.shape
+    gap = analyse(run, "training-gap").series["gap"][-1]
+    means = []
+    for client in opened.next_cohort:
+        terms = [
+            (functional.cross_entropy(s, y, reduction="sum") - functional.cross_entropy(b, y, reduction="sum"), len(y))
+            for who, y, b, s in steps
+            if who == client
+        ]
+        means.append(float(sum(t for t, _ in terms)) / sum(n for _, n in terms))
+    assert gap == (3, pytest.approx(sum(means) / len(means), rel=1e-4))
+    least = min(float(b.softmax(1).gather(1, y[:, None]).min()) for _, y, b, _ in steps)
+    assert analyse(run, "smallest-probability").series["batch statistics"][-1] == (3, pytest.approx(least, rel=1e-4))
+
+
+def test_a_model_without_batch_normalisation_has_no_gap(tmp_path):
+    path = kept(tmp_path / "run", "gn")
+    assert analyse(path, "training-gap").scalars["gap, last"] == pytest.approx(0, abs=1e-9)
+    with pytest.raises(BadInput, match="no layer with stored statistics"):
+        analyse(path, "bn-variance")
+
+
+def test_divergence_between_clients_test_images(run):
+    opened = fn.open_run(run)
+    names = [s.name for s in opened.session.federation.clients]
+    found = analyse(run, "divergence")
+    assert found.words["clients"] == names
+    a, b = (seen_by(opened, opened.state.model, n)[0].double() for n in names[:2])
+    normals = [torch.distributions.Normal(x.mean(0), (x.var(0, unbiased=False) + 1e-5).sqrt()) for x in (a, b)]
+    kl = torch.distributions.kl_divergence
+    both = kl(*normals) + kl(*reversed(normals))
+    assert found.arrays["divergence"][0, 1] == pytest.approx(float(both.mean()), rel=1e-3)
+
+
+class Shared(nn.Module):
+    """One activation for all layers, a pooling in between, and a convolution that nothing follows."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Conv2d(2, 3, 3)
+        self.act, self.pool, self.head = nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Linear(3, 2)
+
+    def forward(self, x):
+        x = self.second(self.act(self.norm(self.first(x))))
+        return self.head(self.act(self.pool(x).flatten(1)))
+
+
+def test_maps_are_those_behind_the_activation_and_before_pooling():
+    model, x = Shared().eval(), torch.rand(4, 1, 6, 6)
+    with torch.no_grad(), activated(model, ["first", "second"]) as seen:
+        model(x)
+    expected = model.norm(model.first(x)).relu()
+    assert torch.equal(seen["first"], expected)
+    assert torch.equal(seen["second"], model.second(expected))
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_identical_models_see_alike(run):
+    found = analyse(run, "feature-maps")
+    assert all(0 < v < 1 for v in found.scalars.values())
+    still = Kept(run).last
+    a, *others = still.sites  # each of a domain of its own
+    server, one, two, *rest = found.words["lines"]
+    clients = sorted(still.next_round.models)[:2]
+    assert [server, one, two] == [f"{name} at {a.name}" for name in ("server", *(f"client {c}" for c in clients))]
+    assert rest == [f"server at {site.name}" for site in others[:5]]
+    last_layer = found.words["layer"]
+    for line in found.words["lines"]:
+        assert found.arrays[f"image, {line}"].shape == (32, 32, 3)
+        assert found.arrays[f"{last_layer}, {line}"].shape == (32, 32)
+    assert (found.arrays[f"{last_layer}, {server}"] != found.arrays[f"{last_layer}, {rest[0]}"]).any()
+    same = {name: still.tensors(still.server) for name in still.next_round.models}
+    still.__dict__["next_round"] = replace(still.next_round, models=same, tested=still.server)
+    kept_run = Kept(run)
+    kept_run.__dict__["last"] = still
+    alike = ANALYSES["feature-maps"].measure(kept_run).scalars
+    assert alike == {"server and clients": pytest.approx(1), "clients": pytest.approx(1)}
+
+
+@pytest.mark.parametrize("text", ["fedavg", "nonorm", "fedwon", "gn"])
+def test_maps_lie_behind_the_activation_whatever_stands_before_it(tmp_path, text):
+    last = Kept(kept(tmp_path / "run", text, rounds=1)).last
+    maps = last.first_maps(last.server, last.sites[0])
+    assert list(maps) == [n for n, m in last.run.task.net.module.named_modules() if isinstance(m, nn.Conv2d)]
+    assert all(m.min() >= 0 and m.max() > 0 for m in maps.values())
+    every = last.outputs(last.server, last.sites[:1], list(maps)).maps
+    assert all(torch.allclose(every[n][:1], maps[n], atol=1e-5) for n in maps)
+
+
+def test_maps_of_a_network_that_shares_its_activation(tmp_path):
+    path = kept(tmp_path / "run", rounds=1, model="lenet", data={"size": 32, "val": 0.1, "test": 0.8})
+    assert 0 < analyse(path, "feature-maps").scalars["clients"] < 1
+
+
+def test_an_embedding_holds_as_many_images_of_every_site(run):
+    found = analyse(run, "embedding")
+    sites, counts = np.unique(found.arrays["site"], return_counts=True)
+    assert len(sites) == 5
+    assert counts.max() <= 400
+    assert found.arrays["points of server"].shape == (counts.sum(), 2)
+
+
+def test_drift_is_that_of_round_ten(longer):
+    found = analyse(longer, "drift-embedding")
+    server, client = found.words["models"]
+    before = fn.open_run(longer, which=9)
+    assert client.removeprefix("client ").removesuffix(" in round 10") == min(before.next_cohort)
+    assert found.scalars["shift of features"] > 0
+    assert found.arrays[f"points of {server}"].shape == found.arrays[f"points of {client}"].shape
+    assert png(ANALYSES["drift-embedding"], {"FedAvg": [found]}, "Drift").startswith(b"\x89PNG")
+
+
+def test_in_a_round_of_one_client_nothing_drifts_and_the_next_of_several_stands_in(longer, tmp_path):
+    clients, often = fn.open_run(longer).session.engine.clients, Participation.read("bernoulli:0.3")
+    cohorts = {seed: [len(often.cohort(clients, seed, t)) for t in (9, 10, 11)] for seed in range(99)}
+    seed = next(s for s, (tenth, next_one, third) in cohorts.items() if tenth == 1 == next_one and third > 1)
+    path = kept(tmp_path / "run", rounds=12, participation="bernoulli:0.3", seed=seed)
+    assert analyse(path, "drift-embedding").words["models"][1].endswith(" in round 12")
+
+
+def test_a_run_of_one_client_a_round_shows_no_drift(tmp_path):
+    path = kept(tmp_path / "run", rounds=10, participation="fixed:1")
+    with pytest.raises(BadInput, match="no round from the tenth on in which several clients trained"):
+        analyse(path, "drift-embedding")
+
+
+INSTALLING = ["hbn", "fbn", "adabn", "fednn", "fedrdn", "fixbn"]  # methods whose tests are not of the plain model
+OTHERS = sorted(
+    (n for n in names() if n not in INSTALLING and n not in ("local", "fednorm")),
+    key=lambda n: hashlib.sha256(n.encode()).digest(),
+)
+
+
+@pytest.mark.parametrize("text", [*INSTALLING, *OTHERS[:14]])
+def test_the_servers_model_is_the_one_that_the_run_tested(tmp_path, text):
+    """Losses of every site, from the analysis's logits, against the run's own metrics."""
+    path = kept(tmp_path / "run", text, rounds=2, **({"evaluate": ["global"]} if text in INSTALLING else {}))
+    subject = Kept(path).last
+    scores = RunDirectory(path).metrics()[-1]["scores"]
+    tested = next((s for name, s in scores.items() if name.startswith("global/") and name.endswith("/test")), None)
+    if tested is None:
+        assert text not in INSTALLING
+        pytest.skip(f"{text} tests no global model")
+    seen = subject.outputs(subject.server)
+    for number, site in enumerate(subject.sites):
+        mine = seen.sites == number
+        loss = functional.cross_entropy(seen.logits[mine].double(), seen.labels[mine])
+        if not any(p.evaluation().predict for p in subject.run.task.method.having("evaluation")):
+            assert float(loss) == pytest.approx(tested["sites"][site.name]["loss"], rel=1e-4), site.name
+
+
+def test_layers_that_clients_keep_are_their_mean_after_the_round(tmp_path):
+    subject = Kept(kept(tmp_path / "run", "fedbn")).at(2)
+    after = Kept(tmp_path / "run").at(3)
+    mean = sum(s.local["norm1.running_mean"] for s in after.run.clients.values()) / len(after.run.clients)
+    assert torch.allclose(subject.tensors(subject.server_after)["norm1.running_mean"], mean, atol=1e-6)
+    assert torch.allclose(after.tensors(after.server)["norm1.running_mean"], mean, atol=1e-6)
+
+
+def test_pooled_data_are_compared_with_running_statistics_of_the_moment(tmp_path):
+    path = kept(tmp_path / "run", "centralised")
+    subject = Kept(path).at(1)
+    task, engine = subject.run.task, subject.run.session.engine
+    [name] = engine.clients
+    carry, _ = begin(task, broadcast(task, subject.run.state), engine.client(name))
+    expected = []
+    for batches, phase in draws(task, carry, base_phases(task, carry.context)):
+        x, _ = batches[0]
+        module = module_of(subject.run, carry.model())
+        with torch.no_grad():
+            expected.append(module((x.float() / 255 - 0.5) / 0.5))
+        step(task, carry, batches, phase)
+    found = [by_server for *_, by_server in subject.training()]
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(found, expected, strict=True))
+
+
+def test_models_and_losses_of_ones_own_are_asked_for(tmp_path):
+    def odd(logits, y):
+        return functional.cross_entropy(2 * logits, y)
+
+    recipe = fn.Recipe.make(SMALL | {"method": "fedavg", "rounds": 2, "keep_checkpoints": "all"})
+    fn.run(recipe=recipe, loss=odd, out=tmp_path / "loss")
+    with pytest.raises(BadInput, match="pass the same as loss="):
+        analyse(tmp_path / "loss", "norms")
+    with pytest.raises(BadInput, match="pass the same as loss="):
+        analyse(tmp_path / "loss", "training-gap")
+    assert analyse(tmp_path / "loss", "norms", loss=odd).series
+    model = Own()
+    fn.run(recipe=recipe.model_copy(update={"model": "custom:own"}), model=copy.deepcopy(model), out=tmp_path / "model")
+    with pytest.raises(BadInput, match="pass the same as"):
+        analyse(tmp_path / "model", "divergence")
+    assert analyse(tmp_path / "model", "divergence", model=model).scalars["mean over pairs"] > 0
+
+
+class Own(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 10))
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("fednova", "norms", "fednova changes updates before they are sent"),
+        ("fedtan", "training-gap", "fedtan trains clients together"),
+        ("centralised", "feature-maps", "one client alone"),
+        ("centralised", "bn-variance", "never trained two clients"),
+    ],
+)
+def test_what_a_method_cannot_give_is_said(tmp_path, text, name, said):
+    path = kept(tmp_path / "run", text, rounds=2)
+    with pytest.raises(BadInput, match=said):
+        analyse(path, name)
+
+
+def test_gaps_of_several_models_stay_apart_and_without_statistics_there_is_none(tmp_path):
+    modes = ["global", "personal", "global/batch", "personal/batch"]
+    found = analyse(kept(tmp_path / "ditto", "ditto", rounds=2, evaluate=modes), "test-gap").series
+    assert {name: [t for t, _ in s] for name, s in found.items()} == {"global/batch": [1, 2], "personal/batch": [1, 2]}
+    assert analyse(kept(tmp_path / "gn", "gn", rounds=1), "test-gap").scalars == {"no layer with statistics, last": 0.0}
+
+
+@pytest.mark.parametrize("text", ["fedbn", "silobn", "scaffold", "hbn", "fedfn", "fedwon"])
+def test_analyses_of_methods_with_states_and_tensors_of_their_own(tmp_path, text):
+    path = kept(tmp_path / "run", text, rounds=2)
+    chosen = ["four-factors", "divergence", "norms", "feature-maps"]
+    assert all(np.isfinite(list(analyse(path, n).scalars.values())).any() for n in chosen)
+
+
+def test_what_cannot_be_analysed_is_said(tmp_path):
+    fn.run(recipe=fn.Recipe.make(SMALL | {"method": "fedavg", "rounds": 1}), out=tmp_path / "run")
+    for name in BY_ROUND:
+        with pytest.raises(BadInput, match="has kept no round but its last"):
+            analyse(tmp_path / "run", name)
+    with pytest.raises(BadInput, match="not tested with both kinds of statistics"):
+        analyse(tmp_path / "run", "test-gap")
+    with pytest.raises(BadInput, match=r'no analysis "t-sne"'):
+        analyse(tmp_path / "run", "t-sne")

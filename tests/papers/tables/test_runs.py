@@ -1,0 +1,430 @@
+"""Reproducing a small table: what is written, what is not run again, what is stale, and going on after a stop."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+import fednorms as fn
+from fednorms.core.errors import BadInput, RunFailed
+from fednorms.papers.tables.observer import Observer
+from fednorms.papers.tables.record import plain, same_run
+from fednorms.papers.tables.summary import order, standing, winners_of
+from fednorms.papers.tables.table import Printed
+from tests.support.tables import MINI, fails_while_running, stored, table
+
+
+class Heard(Observer):
+    """Remembers everything, and stops at the round that it is told to."""
+
+    def __init__(self, stop_at=None):
+        self.said, self.rounds, self.stop_at = [], [], stop_at
+
+    def say(self, text):
+        self.said.append(text)
+
+    def watch(self, event):
+        if event.outcome is None:
+            self.rounds.append((event.label, event.seed, event.round))
+            if len(self.rounds) == self.stop_at:
+                raise KeyboardInterrupt
+
+
+def heard(folder, out, **options):
+    ears = Heard()
+    return fn.reproduce(folder, out=out, device="cpu", observer=ears, **options), ears
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The small table, run once."""
+    root = tmp_path_factory.mktemp("table")
+    folder = table(root / "mini")
+    done, ears = heard(folder, root / "out")
+    return folder, root / "out", done, ears
+
+
+def test_every_run_is_one_file_and_its_directory_is_gone(finished):
+    _, out, done, ears = finished
+    files = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
+    results = {f"results/shift/{row}/seed-0.json" for row in ("fedavg", "fedbn")}
+    assert files == results | {"RESULTS.md", "results.csv", "results.png"}
+    assert done.ran == 2
+    assert done.files == [out / name for name in ("RESULTS.md", "results.csv", "results.png")]
+    assert [r for *_, r in ears.rounds] == [1, 2, 1, 2]
+
+
+def test_a_setting_without_its_data_is_skipped_and_named(finished):
+    *_, done, ears = finished
+    assert done.skipped == {"pictures": "pacs"}
+    assert any("pictures" in text and "pacs" in text for text in ears.said)
+
+
+def test_the_result_is_that_of_a_plain_run_with_the_same_recipe(finished):
+    _, out, *_ = finished
+    values = json.loads((out / "results/shift/fedbn/seed-0.json").read_text())
+    alone = fn.run(recipe=fn.Recipe.make(values["recipe"]))
+    kept = values["last"][values["headline"]]
+    assert kept["clients"]["accuracy"]["mean"] == pytest.approx(alone.accuracy, abs=1e-6)
+    assert {d: s["accuracy"] for d, s in kept["domains"].items()} == pytest.approx(alone.domains, abs=1e-6)
+    assert values["recipe"]["fingerprint"] == values["data"]["fingerprint"] != ""
+    assert values["data"]["domains"]["clean"]["test"] > values["data"]["domains"]["clean"]["train"] > 0
+    assert values["status"] == "done"
+
+
+def test_no_path_of_this_machine_is_written(finished, tmp_path):
+    folder, out, *_ = finished
+    for file in [*out.rglob("*.json"), out / "RESULTS.md", out / "results.csv"]:
+        text = file.read_text()
+        assert '"root"' not in text
+        assert str(out) not in text
+        assert str(folder) not in text
+
+
+def test_verdicts_in_markdown_and_csv(finished):
+    _, out, done, _ = finished
+    lines = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
+    verdicts = {(r["setting"], r["row"], r["column"]): r["verdict"] for r in lines}
+    assert verdicts["shift", "FedAvg", "Avg"] == "miss"  # print is 100 %
+    assert verdicts["shift", "FedBN", "Avg"] == "better"  # print is 0.1 %
+    assert verdicts["shift", "FedBN", "Clean"] == "not comparable"
+    assert verdicts["pictures", "FedBN", "Avg"] == "missing"
+    row = next(r for r in lines if (r["row"], r["column"]) == ("FedAvg", "Avg"))
+    assert float(row["difference"]) == pytest.approx(float(row["ours"]) - 100.0, abs=1e-3)
+    text = (out / "RESULTS.md").read_text()
+    assert "1 of 2 printed cells within 3 points of print or better, 1 of them better by more than 3" in text
+    assert "drawn by hand" in text
+    assert "A note of the table." in text
+    assert "Not run yet: pictures" in text
+    assert done.summary.score == (1, 2)
+    assert done.summary.sections[0].order is not None  # Avg
+    assert (out / "results.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_calling_again_runs_nothing_and_writes_the_same_report(finished):
+    folder, out, *_ = finished
+    before = {p: p.read_bytes() for p in out.rglob("*.json")}
+    report = (out / "RESULTS.md").read_text()
+    done, ears = heard(folder, out)
+    assert done.ran == 0
+    assert not ears.rounds
+    assert {p: p.read_bytes() for p in out.rglob("*.json")} == before
+    assert (out / "RESULTS.md").read_text() == report
+
+
+def test_interrupted_in_the_middle_of_a_run_and_continued_equals_uninterrupted(finished, tmp_path):
+    folder, whole, *_ = finished
+    for stop in (1, 3):  # in the first run, in the second
+        out = tmp_path / str(stop) / "out"  # with no neighbour to borrow from
+        with pytest.raises(KeyboardInterrupt, match=f"{stop // 2} of 2 runs finished; continue with the same command"):
+            fn.reproduce(folder, out=out, device="cpu", observer=Heard(stop_at=stop))
+        assert (out / "RESULTS.md").exists() == (stop == 3)
+        _, ears = heard(folder, out)
+        assert ears.rounds[0][2] == 2  # goes on after the checkpoint of round 1
+        assert stored(out) == stored(whole)
+        assert not (out / "runs").exists()
+
+
+@pytest.mark.slow  # starts two processes; the quick tests do so once, in tests/cli/test_reproduce.py
+def test_side_by_side_equals_one_after_the_other(finished, tmp_path):
+    folder, whole, *_ = finished
+    heard(folder, tmp_path / "out", jobs=2)
+    assert stored(tmp_path / "out") == stored(whole)
+
+
+def test_results_of_another_recipe_are_named_not_used_and_run_anew(finished, tmp_path):
+    _, whole, *_ = finished
+    out = tmp_path / "out"
+    for file in (whole / "results").rglob("*.json"):
+        copy = out / file.relative_to(whole)
+        copy.parent.mkdir(parents=True)
+        copy.write_bytes(file.read_bytes())
+    changed = table(
+        tmp_path / "mini",
+        change=('method = "fedbn"', 'method = "fedbn"\nrecipe.training.lr = 0.01'),
+        machine=("rounds = 2", "rounds = 2\nstate_limit_mb = 7"),  # which changes no result
+    )
+    done, ears = heard(changed, out, only=["FedAvg"])
+    assert done.ran == 0
+    assert any("1 results are of another recipe" in t and "shift/fedbn/seed-0.json" in t for t in ears.said)
+    [section, _] = done.summary.sections
+    assert section.rows["FedBN"]["Avg"].ours is None
+    assert section.rows["FedAvg"]["Avg"].ours is not None
+    assert "of another recipe" in (out / "RESULTS.md").read_text()
+    done, _ = heard(changed, out)
+    assert done.ran == 1
+    assert json.loads((out / "results/shift/fedbn/seed-0.json").read_text())["recipe"]["training"]["lr"] == 0.01
+
+
+def test_what_the_machine_decides_does_not_make_a_result_stale():
+    then = plain(fn.Recipe(rounds=3, device="cuda:0", engine="graphs", threads=4, fingerprint="ab", checkpoint_every=2))
+    assert same_run(then, fn.Recipe(rounds=3))
+    assert "root" not in then["data"]
+    assert not same_run(then, fn.Recipe(rounds=3, training={"lr": 0.2}))
+    assert not same_run(then, fn.Recipe(rounds=3, data={"size": 9}))
+    assert same_run(then | {"loss": "focal"}, fn.Recipe(rounds=3))  # "auto" was written out
+    assert not same_run(then | {"loss": "focal"}, fn.Recipe(rounds=3, loss="cross_entropy"))
+    assert not same_run(then | {"gone": 1}, fn.Recipe(rounds=3))
+
+
+def test_a_run_that_diverges_is_a_result_and_one_that_fails_is_tried_again(finished, tmp_path, monkeypatch):
+    text = "recipe.training.lr = 1e30\n"
+    folder = table(tmp_path / "mini", change=('method = "fedbn"', f'method = "nonorm"\n{text}'))
+    out = tmp_path / "out"
+    done, _ = heard(folder, out, only=["FedBN"])
+    assert not done.failed
+    assert json.loads((out / "results/shift/fedbn/seed-0.json").read_text())["status"] == "diverged"
+    assert done.summary.sections[0].rows["FedBN"]["Avg"].verdict == "miss"
+    assert "diverged" in (out / "RESULTS.md").read_text()
+    assert not (out / "runs").exists()
+    assert heard(folder, out, only=["FedBN"])[0].ran == 0
+
+    folder = table(tmp_path / "broken")
+    fails_while_running(monkeypatch)
+    done, _ = heard(folder, tmp_path / "o2")
+    assert list(done.failed) == ["shift / FedBN, seed 0"]
+    assert done.summary.sections[0].rows["FedBN"]["Avg"].verdict == "failed"
+    assert done.summary.sections[0].rows["FedAvg"]["Avg"].ours is not None
+    assert "the disk is full" in (tmp_path / "o2" / "RESULTS.md").read_text()
+    again, ears = heard(folder, tmp_path / "o2")
+    assert again.ran == 1
+    assert "2 runs: 1 finished, 1 to go" in ears.said
+
+
+def test_a_broken_result_file_is_named(finished, tmp_path):
+    folder, *_ = finished
+    file = tmp_path / "out" / "results" / "shift" / "fedavg" / "seed-0.json"
+    file.parent.mkdir(parents=True)
+    for text in ("{", "[]", "{}"):
+        file.write_text(text)
+        with pytest.raises(RunFailed, match=r"seed-0\.json"):
+            heard(folder, tmp_path / "out")
+
+
+def test_no_data_at_all_is_bad_input_that_says_what_is_needed(finished, tmp_path):
+    folder, *_ = finished
+    with pytest.raises(BadInput, match=r"(?s)needs data.*pacs: .*--data ROOT"):
+        heard(folder, tmp_path / "out", settings=["pictures"])
+    with pytest.raises(BadInput, match="no such folder"):
+        heard(folder, tmp_path / "out", data=tmp_path / "nothing")
+    with pytest.raises(BadInput, match=r"pacs: .* does not hold this data set"):  # the only one it can be meant for
+        heard(folder, tmp_path / "out", data=tmp_path, settings=["pictures"])
+
+
+@pytest.mark.parametrize("below", [(), ("results",)])
+def test_a_file_in_the_place_of_the_folder_is_refused_before_the_first_run(finished, tmp_path, below):
+    folder, *_ = finished
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(BadInput, match=r"taken is a file; choose another folder"):
+        heard(folder, tmp_path.joinpath("taken", *below))
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_a_column_that_names_a_domain_the_data_do_not_have_is_found_before_the_first_run(tmp_path):
+    folder = table(tmp_path / "mini", change=('"domain:clean"', '"domain:clear"'))
+    with pytest.raises(BadInput, match=r'column "Clean".*did you mean "clean"'):
+        heard(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cell_that_stays_empty_is_said_before_the_first_run(tmp_path):
+    text = 'Avg = "mean"\nOwn = "mean@personal"\nSeconds = "seconds"\n[settings.incomparable]'
+    folder = table(tmp_path / "mini", change=('Avg = "mean"\n[settings.incomparable]', text))
+    done, ears = heard(folder, tmp_path / "out")
+    assert 'shift, column "Own": not tested as "personal", so that there is no number: FedAvg' in ears.said
+    assert done.summary.sections[0].rows["FedAvg"]["Own"].ours is None
+    assert done.summary.sections[0].rows["FedBN"]["Own"].ours is not None
+
+
+def test_the_report_of_a_table_that_nobody_printed_does_not_explain_print(tmp_path):
+    published = [line for line in MINI.splitlines() if line.startswith("published")]
+    folder = table(tmp_path / "mini", **{f"{i}": (line, "") for i, line in enumerate(published)})
+    done, _ = heard(folder, tmp_path / "out")
+    text = (tmp_path / "out" / "RESULTS.md").read_text()
+    assert "**Ours alone: the table has no printed numbers.**" in text
+    assert "Every cell: ours (mean ± sample standard deviation over seeds). † is not comparable." in text
+    assert "✗" not in text
+    assert repr(done).endswith("ours alone: the table has no printed numbers")
+
+
+def test_models_and_curves_are_kept_where_a_setting_asks_for_them(tmp_path):
+    change = ('title = "Digits that', 'store = ["curve", "model"]\ntitle = "Digits that')
+    folder = table(tmp_path / "mini", change=change)
+    out = tmp_path / "out"
+    heard(folder, out, only=["FedAvg"])
+    values = json.loads((out / "results/shift/fedavg/seed-0.json").read_text())
+    curve = values["curve"][values["headline"]]
+    assert [t for t, *_ in curve] == [1, 2]
+    last = values["last"][values["headline"]]["clients"]["accuracy"]
+    assert curve[-1][1:] == [last["mean"], last["pooled"]]
+    run = fn.open_run(out / "runs/shift/fedavg/seed-0", which="last")
+    assert run is not None
+    assert (out / "results.png").exists()
+
+
+def judged(folder, tmp_path, *change_of):
+    """The report of a finished folder after its files were changed by functions of a record."""
+    out = tmp_path / "changed"
+    shutil.copytree(folder[1] / "results", out / "results")
+    for number, change in enumerate(change_of):
+        file = out / "results/shift/fedbn" / f"seed-{number}.json"
+        values = json.loads((folder[1] / "results/shift/fedbn/seed-0.json").read_text())
+        values["recipe"]["seed"] = values["seed"] = number
+        file.write_text(json.dumps(change(values)))
+    return heard(folder[0], out, report=True)[0].summary
+
+
+def test_a_seed_that_diverged_makes_a_miss_of_the_others_mean(finished, tmp_path):
+    alike = judged(finished, tmp_path / "a", lambda r: r, lambda r: r)
+    assert alike.sections[0].rows["FedBN"]["Avg"].verdict == "better"
+    lost = judged(finished, tmp_path / "b", lambda r: r, lambda r: r | {"status": "diverged"})
+    entry = lost.sections[0].rows["FedBN"]["Avg"]
+    assert (entry.verdict, entry.diverged, entry.seeds) == ("miss", 1, 1)
+
+
+def test_print_that_failed_is_met_by_divergence_and_by_guessing(finished, tmp_path):
+    printed = ("published.shift = { Clean = 2.0, Avg = 0.1 }", 'published.shift = { Avg = "failed" }')
+    folder = table(tmp_path / "failed", change=printed)
+
+    def share(value):
+        def change(record):
+            record["last"][record["headline"]]["clients"]["accuracy"]["mean"] = value
+            return record
+
+        return change
+
+    changes = {"lost": lambda r: r | {"status": "diverged"}, "guesses": share(0.12), "trains": share(0.6)}
+    found = {name: judged((folder, finished[1]), tmp_path / name, change) for name, change in changes.items()}
+    entries = {name: summary.sections[0].rows["FedBN"]["Avg"] for name, summary in found.items()}
+    assert {name: e.verdict for name, e in entries.items()} == {
+        "lost": "within",
+        "guesses": "within",
+        "trains": "better",
+    }
+    assert all(e.difference is None for e in entries.values())
+    text = (tmp_path / "lost/changed/RESULTS.md").read_text()
+    assert "diverged<br>failed" in text
+    assert ",failed," in (tmp_path / "lost/changed/results.csv").read_text()
+
+
+def test_results_of_other_data_are_named_and_run_again(finished, tmp_path):
+    folder, *_ = finished
+    out = tmp_path / "out"
+    shutil.copytree(finished[1] / "results", out / "results")
+    file = out / "results/shift/fedbn/seed-0.json"
+    values = json.loads(file.read_text())
+    values["recipe"]["fingerprint"] = values["data"]["fingerprint"] = "0" * 32
+    file.write_text(json.dumps(values))
+    shown, ears = heard(folder, out, report=True)
+    assert shown.summary.foreign == ["shift/fedbn/seed-0.json"]
+    assert shown.summary.sections[0].rows["FedBN"]["Avg"].verdict == "missing"
+    assert any("1 results are of other data" in text for text in ears.said)
+    assert heard(folder, out)[0].ran == 1
+    assert heard(folder, out)[0].ran == 0
+
+
+def test_ctrl_c_while_data_are_opened_reports_what_is_there_and_opens_nothing_more(finished, tmp_path, monkeypatch):
+    out, opened = tmp_path / "out", []
+    shutil.copytree(finished[1] / "results", out / "results")
+
+    def interrupted(recipe):
+        opened.append(recipe)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fednorms.papers.tables.reproduce.look", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="Interrupted with 0 of 0 runs finished"):
+        heard(finished[0], out)
+    assert len(opened) == 1
+    assert "FedBN" in (out / "RESULTS.md").read_text()
+
+
+def test_rows_and_columns_that_print_does_not_have_are_judged_and_not_counted(finished, tmp_path):
+    row = table(tmp_path / "row", change=('name = "FedBN"\n', 'name = "FedBN"\ncounts = false\n'))
+    column = table(tmp_path / "column", change=('title = "Digits that', 'derived = ["Avg"]\ntitle = "Digits that'))
+    beside = table(tmp_path / "beside", change=('title = "Digits that', 'counts = false\ntitle = "Digits that'))
+    counted = {}
+    for folder in (finished[0], row, column, beside):
+        out = tmp_path / "out" / folder.name
+        shutil.copytree(finished[1] / "results", out / "results")
+        summary = heard(folder, out, report=True)[0].summary
+        assert summary.sections[0].rows["FedBN"]["Avg"].verdict == "better"
+        counted[folder.name] = summary.score, summary.sections[0].order
+    assert counted["row"] == ((0, 1), None)
+    assert counted["column"][0] == counted["beside"][0] == (0, 0)
+    assert counted["column"][1] == counted[finished[0].name][1] is not None
+
+
+def test_what_has_not_run_stands_in_the_headline(finished, tmp_path):
+    shown = ("published.shift = { Clean = 2.0, Avg = 0.1 }", "published.pictures = { Avg = 80.0 }")
+    folder, out = table(tmp_path / "more", change=shown), tmp_path / "out"
+    shutil.copytree(finished[1] / "results", out / "results")
+    assert heard(folder, out, report=True)[0].summary.verdict == (
+        "0 of 1 printed cells within 3 points of print or better; 1 more have not run"
+    )
+
+
+def test_a_result_says_which_files_of_the_library_made_it(finished):
+    _, out, *_ = finished
+    values = json.loads((out / "results/shift/fedbn/seed-0.json").read_text())
+    assert len(values["sources"]) == 10
+    text = (out / "RESULTS.md").read_text()
+    assert f"(sources {values['sources']})" in text
+    assert "float32" in text
+
+
+def test_order_counts_pairs_of_rows_that_stand_as_printed(finished):
+    *_, done, _ = finished
+    section = done.summary.sections[0]
+    entry = section.rows["FedAvg"]["Avg"]
+
+    def rows(*pairs):
+        return {str(i): {"Avg": replace(entry, printed=Printed(p), ours=o)} for i, (p, o) in enumerate(pairs)}
+
+    selector = section.selectors["Avg"]
+    assert order(rows((1, 10), (2, 20), (3, 15)), "Avg", selector) == (2, 3)
+    assert order(rows((1, 10), (1, 20)), "Avg", selector) is None
+    assert order(rows((1, 10), (2, None), (3, 9)), "Avg", selector) == (0, 1)
+    lost = {"x": {"Avg": replace(entry, printed=Printed(2), ours=None, diverged=3)}}
+    assert order(rows((1, 10), (3, 30)) | lost, "Avg", selector) == (2, 3)  # a row that diverged stands last
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_ranked_setting_has_its_best_row_first_and_says_what_wins(finished, swapped):
+    *_, done, _ = finished
+    section = done.summary.sections[0]
+    numbers = {"FedAvg": (30.0, 80.0), "FedBN": (70.0, 60.0), "FedProx": (None, None), "FedWon": (40.0, 90.0)}
+    numbers |= {"FixBN": (75.0, 90.0)}  # of the seeds that did not diverge
+    entry = section.rows["FedAvg"]["Avg"]
+    rows = {
+        name: {"Avg": replace(entry, ours=avg), "Clean": replace(entry, ours=clean)}
+        for name, (avg, clean) in (reversed(numbers.items()) if swapped else numbers.items())
+    }
+    rows["FixBN"]["Avg"] = replace(rows["FixBN"]["Avg"], diverged=2)
+    setting = section.setting.model_copy(update={"ranked": "Avg"})
+    places = sorted(rows, key=lambda name: standing(rows[name]["Avg"], setting))
+    assert places == ["FedBN", "FedWon", "FedAvg", "FixBN", "FedProx"]
+    text = winners_of(replace(section, setting=setting, rows={name: rows[name] for name in places}))
+    assert text.startswith('ranked by "Avg": FedBN (70.0), FedWon (40.0), FedAvg (30.0); ')
+    assert text.endswith("first elsewhere: Clean: FedWon and FixBN (90.0)")
+
+
+def test_a_ranked_table_numbers_the_rows_that_ran(finished, tmp_path):
+    _, out, *_ = finished
+    folder = table(tmp_path / "mini", change=('title = "Digits', 'ranked = "Avg"\ntitle = "Digits'))
+    shutil.copytree(out, tmp_path / "out")
+    for row, mean in (("fedavg", 0.2), ("fedbn", 0.9)):  # the file has FedAvg first
+        path = tmp_path / f"out/results/shift/{row}/seed-0.json"
+        values = json.loads(path.read_text())
+        next(iter(values["last"].values()))["clients"]["accuracy"]["mean"] = mean
+        path.write_text(json.dumps(values))
+    done, _ = heard(folder, tmp_path / "out")
+    first, second = done.summary.sections[0].rows
+    assert (first, second) == ("FedBN", "FedAvg")
+    text = (tmp_path / "out/RESULTS.md").read_text()
+    assert f"| 1. {first} |" in text
+    assert f"| 2. {second} |" in text
+    assert f'- ranked by "Avg": {first} (' in text

@@ -1,0 +1,35 @@
+"""A method, a tiny network and an engine on a given federation, in float64: what tests of engines start from."""
+
+from __future__ import annotations
+
+import torch
+
+from fednorms.core.net import Net
+from fednorms.core.states import Task
+from fednorms.core.training import Training
+from fednorms.methods.registry import method
+from fednorms.runs.store.clients import ClientStore
+from tests.support.tiny import TinyNet
+
+FITTING = {"gn": "gn(groups=2)", "fedfa": 'fedfa(after="pool")'}  # what these need on a network this small
+
+
+def engine_of(kind, text, fed, *, training=None, model=TinyNet, **options):
+    """The task and the engine of that kind, with its options."""
+    chosen = method(text)
+    arranged = fed
+    for p in chosen.parts:
+        arranged = p.arrange(arranged)
+    torch.manual_seed(0)
+    net = Net(model(), chosen, name="tiny", dtype=torch.float64)
+    task = Task(
+        net=net,
+        training=training or Training(batch_size=8, lr=0.05, schedule="exp", decay=0.9),
+        rounds=4,
+        seed=0,
+        clients=len(arranged.clients),
+        samples=sum(len(s.train) for s in arranged.clients),
+        preprocessing=fed.preprocessing,
+        needs_two=net.probe(fed.shape, 3),
+    )
+    return task, kind(task, arranged, fed, ClientStore(2**30, None), **options)
