@@ -299,7 +299,7 @@ def test_file_names_that_are_no_text_do_not_stop_a_table(trained, capsys, tmp_pa
 def test_a_place_that_is_not_there_is_found_before_the_work(trained, sites, capsys, tmp_path):
     code, _, err = ask(capsys, "predict", trained, sites / "north", "--out", tmp_path / "no" / "p.csv")
     assert code == 2
-    assert "make it first" in err
+    assert "does not exist" in err
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("x")
     code, _, err = ask(capsys, "adapt", trained, sites / "north", "--epochs", "100000", "--out", tmp_path / "full")

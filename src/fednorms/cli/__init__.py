@@ -1,4 +1,4 @@
-"""The command line. This file imports nothing heavy, so that help and mistyped commands are answered at once."""
+"""The command line. This file imports nothing heavy: help and mistyped commands are answered at once."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ _GROUPS = {
         "run": "train one method on a federation, and test it",
         "compare": "train several methods over several seeds, and print one table",
         "resume": "continue a run that was interrupted",
-        "reproduce": "run a published table, and set ours beside print",
+        "reproduce": "run a published table, and show our numbers next to the paper's",
     },
-    "Use what was trained": {
+    "Use a trained model": {
         "evaluate": "test a run's models in any mode",
         "predict": "classify images",
-        "export": "write a model as plain weights with its classes and preprocessing",
+        "export": "write a model as plain weights, with its classes and preprocessing",
         "adapt": "give a new site a model that fits its images",
-        "analyse": "measure in a run what a figure of the papers shows",
+        "analyse": "measure what a figure of the papers shows, in your run",
     },
     "Data": {
-        "data": "check data sets on disk, and pack them into one file",
+        "data": "check data sets on disk, show them, and pack them into one file",
     },
     "Train across machines": {
         "deploy": "write a Flower project, and check a site's data against it",
     },
     "Look up": {
-        "list": "show all methods, models, federations, analyses, ...",
+        "list": "list methods, models, federations, analyses, ...",
         "describe": "show what a method does to a model: routes, bytes, state, passes",
     },
 }
-_MODULES = {"evaluate": "after", "predict": "after", "export": "after", "adapt": "after", "list": "catalogue"}
 
 
 def usage() -> str:
@@ -56,7 +55,7 @@ def usage() -> str:
         "",
         "`fednorms COMMAND --help` shows a command's options, `fednorms --version` the version.",
         "Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted (continue with `fednorms resume`).",
-        "Set FEDNORMS_TRACEBACK=1 to see where in the code an error comes from.",
+        "Set FEDNORMS_TRACEBACK=1 to see the traceback of an error.",
     ]
     return "\n".join(lines)
 
@@ -86,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(file=sys.stderr)  # below the ^C
         _say(str(interrupt) or "Interrupted.")
         return 130
-    except BrokenPipeError:  # the reader (`| head`) has gone
+    except BrokenPipeError:  # the reader has gone, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -97,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _as_note(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning in one line, without the place in the sources that a programmer would look for."""
+    """A warning in one line, without the place in the sources."""
     print(f"note: {' '.join(str(message).split())}", file=sys.stderr)
 
 
@@ -113,10 +112,10 @@ def _dispatch(args: list[str]) -> int:
         return 0
     command = args[0]
     if command not in names:
-        _say(f'no command "{command}": {nearest(command, names)}. See `fednorms --help`.')
+        _say(f'Unknown command "{command}": {nearest(command, names)}. See `fednorms --help`.')
         return 2
-    module = import_module(f"fednorms.cli.{_MODULES.get(command, command)}")
-    return int(getattr(module, command.replace("list", "list_"))(args[1:]))
+    name = "list_" if command == "list" else command  # a module `list` would hide Python's own in this file
+    return int(getattr(import_module(f"fednorms.cli.{name}"), name)(args[1:]))
 
 
 def _say(text: str) -> None:

@@ -21,27 +21,27 @@ from fednorms.runs.recipe import Recipe
 
 @dataclass
 class Compare:
-    """Train several methods over several seeds on the same cohorts and batches, and print one table.
+    """Train several methods over several seeds, with the same cohorts and batches, and print one table.
 
-    The same command continues an interrupted comparison; finished runs are not repeated.
+    The same command continues an interrupted comparison. Finished runs are not repeated.
     """
 
     methods: Annotated[list[str], tyro.conf.arg(metavar="METHOD [METHOD ...]")]
-    """What is compared; quote sums of parts: fedavg fedbn "scaffold + fedfn"."""
+    """Methods to compare; quote sums: fedavg fedbn "scaffold + fedfn"."""
     seeds: int = 3
-    """How many seeds: 0, 1, 2, ..."""
+    """Number of seeds: 0, 1, 2, ..."""
     lrs: Annotated[list[str], tyro.conf.arg(metavar="METHOD=LR [METHOD=LR ...]", help_behavior_hint="")] = field(
         default_factory=list
     )
-    """Learning rates of single methods, as their papers tune them; the others use --lr."""
+    """Learning rates of single methods; the others use --lr."""
     recipe: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """A recipe in TOML for everything but method and seed; options win over it."""
+    """A recipe in TOML for everything except method and seed; options override it."""
     out: Annotated[
         Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/compare-FEDERATION)")
     ] = None
-    """Directory of the table, the picture and all runs."""
+    """Directory for the table, the picture and all runs."""
     jobs: int = 1
-    """How many runs at a time, each in a process of its own."""
+    """Number of runs at a time, each in its own process."""
     runs: CompareOptions = field(default_factory=CompareOptions)
     training: TrainingOptions = field(default_factory=TrainingOptions)
     data: DataOptions = field(default_factory=DataOptions)
@@ -72,7 +72,7 @@ def compare(args: Sequence[str]) -> int:
             )
         except KeyboardInterrupt:
             done = f"{watch.finished} of {len(given.methods) * given.seeds} runs"
-            raise KeyboardInterrupt(f"Interrupted with {done} finished; continue with the same command.") from None
+            raise KeyboardInterrupt(f"Interrupted with {done} finished. Continue with the same command.") from None
     if given.output.json:
         print_json(comparison.to_dict())
     else:
@@ -107,5 +107,5 @@ def _rates(texts: list[str]) -> dict[str, float]:
         except ValueError:
             name = ""
         if not name:
-            raise BadInput(f'--lrs: cannot read "{text}"; write METHOD=LR, as in fedfn=0.4.')
+            raise BadInput(f'--lrs: cannot read "{text}". Write METHOD=LR, as in fedfn=0.4.')
     return rates

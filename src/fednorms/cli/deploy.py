@@ -21,33 +21,33 @@ from fednorms.runs.recipe import Recipe
 
 _USAGE = """usage: fednorms deploy COMMAND [OPTIONS]
 
-Train across machines with Flower; data stay where they are.
+Train across machines with Flower. Data stay at their sites.
 
-  init     write a Flower project: apps, recipe, README of five commands, script for certificates
+  init     write a Flower project: apps, recipe, README with five commands, certificate script
   check    check a site's data folder against a project, without sending anything
-  export   at a site: write its own model, from the server's run and the state on its disk
+  export   at a site: write its personal model, from the server's run and the site's state
 
 `fednorms deploy COMMAND --help` shows a command's options."""
 
 
 @dataclass
 class Init:
-    """Write a Flower project: apps, recipe, a README of five commands, and a script that makes certificates."""
+    """Write a Flower project: apps, recipe, a README with five commands, and a script that creates certificates."""
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
     """A new folder for the project."""
     sites: Annotated[list[str], tyro.conf.arg(metavar="SITE [SITE ...]")]
     """Names of the sites."""
     classes: Annotated[list[str], tyro.conf.arg(metavar="CLASS [CLASS ...]")]
-    """Names of the classes: what the folders of images are called at every site."""
+    """Names of the classes, which are the names of the image folders at every site."""
     host: str = "server.example"
-    """Name or address under which the sites reach the server."""
+    """Host name or address of the server, as the sites reach it."""
     channels: int = 3
     """Channels of the images: 3 (RGB), 1 (grey) or 4 (RGBA)."""
     minimum: int = 1
-    """How many sites must answer for a round to count."""
+    """Number of sites that must answer for a round to count."""
     deadline: float = 3600.0
-    """Seconds that sites have for their part of a round."""
+    """Seconds that sites have to answer in a round."""
     recipe: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="", metavar="FILE")] = None
     """A recipe in TOML."""
     run: RecipeOptions = field(default_factory=RecipeOptions)
@@ -59,7 +59,7 @@ class Init:
 
 @dataclass
 class Check:
-    """Check a site's data folder against a project, before it joins; nothing is sent."""
+    """Check a site's data folder against a project before it joins. Nothing is sent."""
 
     project: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="PROJECT")]
     """The project's folder."""
@@ -73,7 +73,7 @@ class Check:
 
 @dataclass
 class Export:
-    """At a site: write its own model, from a copy of the server's run and the state on the site's disk."""
+    """At a site: write its personal model, from a copy of the server's run and the state on the site's disk."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The server's run directory, or a copy of it."""
@@ -81,7 +81,7 @@ class Export:
     """The site's name."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """A new directory for the model."""
-    state: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: where nodes keep it)")] = (
+    state: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: the nodes' folder)")] = (
         None
     )
     """The state folder of the site's node config."""
@@ -96,7 +96,8 @@ def deploy(args: Sequence[str]) -> int:
         print(_USAGE)
         return 0 if args else 2
     if args[0] not in commands:
-        raise BadInput(f'no command "deploy {args[0]}": {nearest(args[0], commands)}. See `fednorms deploy --help`.')
+        known = nearest(args[0], commands)
+        raise BadInput(f'Unknown command "deploy {args[0]}": {known}. See `fednorms deploy --help`.')
     return commands[args[0]](args[1:])
 
 
@@ -107,7 +108,7 @@ def _init(args: Sequence[str]) -> int:
     given = parse(Init, "deploy init", args)
     recipe = merged(Recipe.read(given.recipe) if given.recipe else Recipe(), given.run, given.training, given.data)
     if recipe.data.size is None:
-        raise BadInput("Sites have images of different sizes: say to which size they are brought, with --size PIXELS.")
+        raise BadInput("Sites may have images of different sizes. Set a common size with --size PIXELS.")
     if given.run.federation is None and given.recipe is None:
         recipe = recipe.model_copy(update={"federation": AT_THE_SITES})
     deployment = Deployment(
@@ -127,14 +128,14 @@ def _init(args: Sequence[str]) -> int:
 
 
 def _check_request(recipe: Recipe, deployment: Deployment, host: str) -> None:
-    """What would be found out at the sites only, all at once."""
+    """Find problems that would otherwise appear only at the sites, and report all of them at once."""
     from fednorms.core.net import Net
     from fednorms.models import build
 
     sites, classes = deployment.site_names, deployment.class_names
     weights, data = recipe.class_weights, recipe.data
     wrong = {
-        "--sites names nobody": not sites,
+        "--sites is empty": not sites,
         f"--minimum is 1 to {len(sites)}, as many as there are sites; got {deployment.minimum}": bool(sites)
         and not 1 <= deployment.minimum <= len(sites),
         f"--deadline is a number of seconds above 0; got {deployment.deadline}": not 0 < deployment.deadline < math.inf,
@@ -142,7 +143,7 @@ def _check_request(recipe: Recipe, deployment: Deployment, host: str) -> None:
         f"--host is a name or an address; got {host!r}": not re.fullmatch(r"[A-Za-z0-9._:\[\]-]+", host),
         f"--class-weights needs {len(classes)} numbers, one per class": isinstance(weights, list)
         and len(weights) != len(classes),
-        "--hold-out and --partition divide data that lie together; here every site trains on its own": bool(
+        "--hold-out and --partition are for data in one place; here every site trains on its own data": bool(
             data.hold_out or data.partition
         ),
     }
@@ -170,7 +171,7 @@ def _check(args: Sequence[str]) -> int:
     given = parse(Check, "deploy check", args)
     recipe, deployment = read_project(given.project)
     if given.site and given.site not in deployment.site_names:
-        raise BadInput(f'no site "{given.site}" in {given.project}: {nearest(given.site, deployment.site_names)}')
+        raise BadInput(f'No site "{given.site}" in {given.project}: {nearest(given.site, deployment.site_names)}')
     node: dict[str, Any] = {"data": str(given.data)} | ({"site": given.site} if given.site else {})
     found = open_site(recipe, deployment, node)
     site = found.sites[0]

@@ -15,16 +15,16 @@ from fednorms.explain.describe import describe as describe_method
 
 @dataclass
 class Describe:
-    """Show what a method does to a model: routes of tensors, bytes sent and kept, forward passes, round trips."""
+    """Show what a method does to a model: who owns each tensor, bytes sent and kept, forward passes, round trips."""
 
     method: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="METHOD")]
     """Parts joined by +, as in "scaffold + fedbn"."""
     model: str = "cnn-small"
     """A name (see `fednorms list models`), torchvision:NAME or timm:NAME."""
     classes: int = 10
-    """Classes the model tells apart."""
+    """Number of classes."""
     privacy: bool = False
-    """Show what leaves a site instead: which tensors, which of them are statistics of the data, how many bytes."""
+    """Show what leaves a site instead: which tensors, which of them are statistics of the data, and how many bytes."""
     json: bool = False
     """Print one JSON object and nothing else."""
 

@@ -1,4 +1,4 @@
-"""What commands print: results to stdout, progress and remarks to stderr."""
+"""What commands print: results to stdout, progress and notes to stderr."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rich.text import Text
 
 
 def stdout() -> Console:
-    """Where results go; a file or a pipe gets wide lines without control characters."""
+    """The console for results; a file or a pipe gets wide lines without control characters."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 
 
 def stderr() -> Console:
-    """Where progress goes."""
+    """The console for progress."""
     return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 200)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """One JSON object; numbers that are not finite become null.
+    """Print one JSON object; numbers that are not finite become null.
 
     >>> print_json({"loss": float("nan"), "rounds": 3})
     {
@@ -55,7 +55,7 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, numbers
 
 
 def per_cent(share: float) -> str:
-    """A share as per cent.
+    """A share as a percentage.
 
     >>> per_cent(0.815)
     '81.5 %'
@@ -64,7 +64,7 @@ def per_cent(share: float) -> str:
 
 
 def domains_line(domains: Mapping[str, float], most: int = 8) -> str:
-    """Accuracies per domain in one line; of many domains the worst.
+    """Accuracies per domain in one line; only the worst if there are many domains.
 
     >>> domains_line({"clean": 0.91, "faint": 0.4})
     'clean 91  faint 40'

@@ -35,7 +35,7 @@ def parse(cls: type[C], command: str, args: Sequence[str]) -> C:
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
-    """The strings that stand below the fields of a class.
+    """The docstrings below the fields of a class.
 
     >>> attribute_docs(Output)["quiet"]
     'Print the result only, no progress.'
@@ -52,7 +52,7 @@ def attribute_docs(cls: type) -> dict[str, str]:
 def _options(
     name: str, doc: str, cls: type, defaults: object, omit: Sequence[str] = (), rename: Mapping[str, str] | None = None
 ) -> type:
-    """A dataclass with the fields of `cls`, all None: what the user did not give stays as the recipe has it."""
+    """A dataclass with the fields of `cls`, all None: options that were not given keep the recipe's values."""
     docs, hints = attribute_docs(cls), get_type_hints(cls)
     fields: list[tuple[str, Any, Any]] = []
     for field in _field_names(cls):
@@ -65,7 +65,7 @@ def _options(
             help=docs.get(field, field),
             help_behavior_hint="" if default in (None, "", []) else f"(default: {_shown(default)})",
         )
-        # True and False are written out, so that a file's `true` can be taken back.
+        # True and False are written out: an option can set a recipe's `true` back to false.
         flags = (option, tyro.conf.FlagConversionOff) if kind is bool else (option,)
         fields.append((field, Annotated[(kind | None, *flags)], dataclasses.field(default=None)))  # type: ignore[valid-type]
     return dataclasses.make_dataclass(name, fields, namespace={"__doc__": doc})
@@ -96,16 +96,16 @@ _METAVARS = {
     "weights": "FILE",
 }
 _NOT_OPTIONS = ("training", "data", "version", "fingerprint", "own_parts")
-_WHAT = "What is trained, on what, and how it is tested."
+_WHAT = "What to train, on which data, and how to test it."
 
 RecipeOptions: Any = _options("RecipeOptions", _WHAT, Recipe, Recipe(), omit=_NOT_OPTIONS)
 CompareOptions: Any = _options(
     "CompareOptions", _WHAT, Recipe, Recipe(threads=1), omit=(*_NOT_OPTIONS, "method", "seed")
 )
-TrainingOptions: Any = _options("TrainingOptions", "How a client trains between two exchanges.", Training, Training())
+TrainingOptions: Any = _options("TrainingOptions", "How a client trains in a round.", Training, Training())
 DataOptions: Any = _options(
     "DataOptions",
-    "How images are divided.",
+    "How images become sites and splits.",
     Data,
     Data(),
     rename={"seed": "data-seed"},  # --seed is the run's
@@ -113,7 +113,7 @@ DataOptions: Any = _options(
 
 
 def merged(base: Recipe, options: object, training: object, data: object) -> Recipe:
-    """A recipe with the options that were given; everything else is as `base` has it.
+    """`base` with the given options in place of its own values.
 
     >>> merged(Recipe(rounds=7), RecipeOptions(seed=3), TrainingOptions(lr=0.5), DataOptions()).training.lr
     0.5
@@ -122,7 +122,7 @@ def merged(base: Recipe, options: object, training: object, data: object) -> Rec
     values["training"] = vars(base.training) | _given(training)
     values["data"] = base.data.model_dump() | _given(data)
     if _given(data) or getattr(options, "federation", None):
-        values["fingerprint"] = ""  # other data than those the file's run has seen
+        values["fingerprint"] = ""  # the data may differ from those of the recipe's run
     return Recipe.make(values, "the options")
 
 

@@ -1,4 +1,4 @@
-"""Progress: a live bar on a terminal, a line now and then elsewhere, nothing when asked to be quiet."""
+"""Progress: a live bar on a terminal, a few lines elsewhere, nothing if quiet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fednorms.cli.output import domains_line, per_cent, stderr
 from fednorms.papers.tables.estimate import duration
 from fednorms.runs.cells import CellEvent
 
-LINES = 10  # how many lines a run prints where there is no terminal
+LINES = 10  # lines that a run prints where there is no terminal
 
 
 class _Bars(Progress):
@@ -30,14 +30,14 @@ class _Bars(Progress):
 
 
 class Reporter:
-    """Shows how far `total` rounds have come; `round_done` after each of them."""
+    """Shows progress over `total` rounds; call `round_done` after each."""
 
     def __init__(self, title: str, total: int, *, silent: bool = False) -> None:
         self.title, self.total, self.silent = title, total, silent
         self.console: Console = stderr()
         self.done = 0
-        self.newest: dict[str, tuple[str, str]] = {}  # accuracies, for rounds without a test
-        self.clock: tuple[float, int] | None = None  # when the first report came, and how far it was then
+        self.newest: dict[str, tuple[str, str]] = {}  # latest accuracies, shown in rounds without a test
+        self.clock: tuple[float, int] | None = None  # time and round of the first report
         self.bars: _Bars | None = None
 
     def __enter__(self) -> Reporter:
@@ -60,12 +60,12 @@ class Reporter:
             self.bars.stop()
 
     def say(self, text: str) -> None:
-        """A remark of its own."""
+        """Print a line of its own."""
         if not self.silent:
             self.console.print(text, markup=False, soft_wrap=True)
 
     def round_done(self, done: int, row: Mapping[str, Any], name: str = "") -> None:
-        """So many rounds are done in all; `row` is the newest one (of the run `name`, if there are several)."""
+        """Report that `done` rounds are finished; `row` is the latest one (of run `name`, if there are several)."""
         scores = next((s for key, s in row["scores"].items() if key.endswith("/test")), None)
         if scores:
             self.newest[name] = (f"accuracy {per_cent(scores['mean'])}", f"({domains_line(scores['domains'])})")
@@ -76,7 +76,7 @@ class Reporter:
         self.advance(done, f"{name}: {said}" if name else said)
 
     def advance(self, done: int, text: str) -> None:
-        """So many rounds are done in all, and this is how it looks."""
+        """Report that `done` rounds are finished, with a line of text."""
         before, self.done = self.done, done
         self.clock = self.clock or (time.monotonic(), done)
         if self.silent or done == before:
@@ -107,17 +107,17 @@ class CellWatch:
         self.finished = 0
 
     def __call__(self, event: CellEvent) -> None:
-        """Take in one event."""
+        """Handle one event."""
         name = f"{event.label}, seed {event.seed}"
         if event.outcome is None:
             self.done[name] = event.round
             self.reporter.round_done(sum(self.done.values()), event.row, name)
             return
         self.finished += 1
-        self.done[name] = event.rounds  # also when it failed: nothing more comes
+        self.done[name] = event.rounds  # a failed run has no more rounds, either
         status = event.outcome.status
         self.reporter.advance(sum(self.done.values()), f"{name}: {status}")
         if status != "done":
             self.reporter.say(f"{name} {status}: {event.outcome.error}")
-        if event.outcome.details:  # not one of our errors: say where it came from
+        if event.outcome.details:  # an unexpected error: show where it arose
             self.reporter.say(event.outcome.details.rstrip())

@@ -17,7 +17,7 @@ from fednorms.runs.store.directory import RunDirectory
 
 @dataclass
 class Resume:
-    """Continue a run from its last checkpoint; it ends as if it had never been interrupted."""
+    """Continue a run from its last checkpoint. The result equals that of an uninterrupted run, bit for bit."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The run's directory."""

@@ -24,14 +24,14 @@ from fednorms.runs.store.directory import RunDirectory
 class Run:
     """Train one method on a federation, and test it.
 
-    The recipe comes from a TOML file, from options, or from both: an option given here wins over the file. A directory
-    that holds the same run, unfinished, is continued.
+    The recipe comes from a TOML file, from options, or from both; options override the file. If the directory already
+    holds the same run, unfinished, it is continued.
     """
 
     file: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="[RECIPE]", help_behavior_hint="")] = None
     """A recipe in TOML, such as the recipe.toml of another run."""
     recipe: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="", metavar="FILE")] = None
-    """The same, as an option."""
+    """The same as an option."""
     out: Annotated[
         Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/METHOD-FEDERATION-SEED)")
     ] = None
@@ -46,11 +46,11 @@ def run(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Run, "run", args)
     if given.file and given.recipe:
-        raise BadInput(f"two recipes are given, {given.file} and {given.recipe}: keep one of them.")
+        raise BadInput(f'Two recipes were given, "{given.file}" and "{given.recipe}". Keep one of them.')
     file = given.file or given.recipe
     base = Recipe.read(file) if file else Recipe()
     recipe = merged(base, given.run, given.training, given.data)
-    written = given.run.method or recipe.method  # "fedwon" names a directory better than its parts
+    written = given.run.method or recipe.method  # "fedwon" is a better name for a directory than the sum of its parts
     out = given.out or Path("runs") / default_name(written, recipe)
     return carry_out(recipe, out, written, given.output)
 
@@ -66,7 +66,7 @@ def default_name(method: str, recipe: Recipe) -> str:
 
 
 def carry_out(recipe: Recipe, out: Path, title: str, output: Output) -> int:
-    """Run or continue a recipe in a directory, with progress, and print what came out."""
+    """Run or continue a recipe in a directory, show progress, and print the result."""
     silent = output.quiet or output.json
     reached = 0
     with Reporter(title, recipe.rounds, silent=silent) as reporter:
@@ -83,7 +83,7 @@ def carry_out(recipe: Recipe, out: Path, title: str, output: Output) -> int:
     for note in result.notes:
         reporter.say(f"note: {note}")
     if not reached and result.rounds:
-        reporter.say(f"{out} already holds this run, finished; nothing was trained.")
+        reporter.say(f"{out} already holds this run, finished. Nothing was trained.")
     show(result, out, output)
     return 0
 
@@ -106,5 +106,5 @@ def _interrupted(out: Path, reached: int) -> str:
         return "Interrupted before the run began."
     rows = directory.metrics()
     reached = reached or (int(rows[-1]["round"]) if rows else 0)
-    when = f"after round {reached}" if reached else "before the first round was done"
+    when = f"after round {reached}" if reached else "before the first round was finished"
     return f"Interrupted {when}; continue with: {directory.resume_command}"

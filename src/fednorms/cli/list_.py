@@ -16,10 +16,10 @@ from fednorms.cli.parsing import parse
 
 @dataclass
 class List:
-    """Show all methods, models, federations, partition rules, chains of transforms or analyses."""
+    """List all methods, models, federations, partition rules, transform chains or analyses."""
 
     what: tyro.conf.Positional[Literal["methods", "models", "federations", "partitions", "transforms", "analyses"]]
-    """What to show."""
+    """What to list."""
     json: bool = False
     """Print one JSON object and nothing else."""
 
@@ -48,11 +48,11 @@ def list_(args: Sequence[str]) -> int:
 
 
 _USE = {
-    "partitions": 'Used as --partition "dirichlet(beta=0.3, clients=100)"; within=domain divides every domain by '
-    "itself, test=deal|alike|personal|whole says what becomes of test data.",
-    "transforms": "Used as --augment flip_rotate; by default a data set's papers decide. Tests see no transform.",
-    "analyses": "Used as `fednorms analyse RUN four-factors`; those by round have a point for every kept "
-    'round (keep_checkpoints="all"); test-gap needs a run tested with global and batch statistics.',
+    "partitions": 'Use: --partition "dirichlet(beta=0.3, clients=100)". within=domain divides every domain '
+    "separately; test=deal|alike|personal|whole says how test data are divided.",
+    "transforms": "Use: --augment flip_rotate. By default the data set's papers decide. Tests use none.",
+    "analyses": "Use: `fednorms analyse RUN four-factors`. Curves have one point per kept round "
+    '(keep_checkpoints="all"); test-gap needs a run tested with global and batch statistics.',
 }
 
 
@@ -64,11 +64,11 @@ def _methods(*, as_json: bool) -> None:
         return
     console = stdout()
     console.print(grid(["name", "idea", "paper", "options"], [list(vars(entry).values()) for entry in entries()]))
-    console.print("\nMeasured on the model cnn-small (a few seconds):\n")
+    console.print("\nMeasured with the model cnn-small (takes a few seconds):\n")
     console.print(grid(["name", *COLUMNS], [[entry.name, *facts.values()] for entry, facts in overview()]))
     console.print()
     console.print(grid(["column", "meaning"], [[title, meaning] for title, (meaning, _) in COLUMNS.items()]))
-    console.print('\nAny of them combine: "scaffold + greg(alpha=1.0) + fedfn".', markup=False)
+    console.print('\nMethods combine with +: "scaffold + greg(alpha=1.0) + fedfn".', markup=False)
 
 
 def _models() -> tuple[list[str], list[list[str]]]:
@@ -95,7 +95,7 @@ def _partitions() -> tuple[list[str], list[list[str]]]:
     for name, what in rules().items():
         options = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(RULES[name]))  # type: ignore[arg-type]
         rows.append([name, what, options])
-    rows.append(["file:PATH", "a division that `Partition.save` wrote, with its hash", ""])
+    rows.append(["file:PATH", "a partition written by `Partition.save`, checked by its hash", ""])
     return ["name", "what it does", "options"], rows
 
 

@@ -1,0 +1,45 @@
+"""`fednorms export`: write a model as plain weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from fednorms.cli.output import print_json, stdout
+from fednorms.cli.parsing import parse
+from fednorms.runs.use.export import export as export_run
+
+Which = Literal["last", "best"]
+
+
+@dataclass
+class Export:
+    """Write a model as plain weights (safetensors) with its classes and preprocessing, for use without the run."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """The run's directory."""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """A new directory for the model."""
+    site: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: the global model)")] = None
+    """Export the personal model of this site."""
+    which: Which = "last"
+    """The last round, or the round with the best validation accuracy."""
+    onnx: bool = False
+    """Also write it as ONNX."""
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+def export(args: Sequence[str]) -> int:
+    """The command."""
+    given = parse(Export, "export", args)
+    done = export_run(given.run, given.out, site=given.site, which=given.which, onnx=given.onnx)
+    if given.json:
+        print_json(done.to_dict())
+    else:
+        stdout().print(repr(done), markup=False, soft_wrap=True)
+    return 0
