@@ -1,4 +1,4 @@
-# Everything runs in a virtual environment that is made on first use; a machine needs Python 3.11, make and git.
+# Everything runs in a virtual environment, created on first use. A machine needs Python 3.11, make and git.
 # Another Python:             make test PYTHON=python3.12
 # Another environment:        make test VENV=/path/to/venv
 # Small CPU-only torch build: make test UV_TORCH_BACKEND=cpu
@@ -13,29 +13,37 @@ READY := $(VENV)/.fednorms-installed
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench clean
+.PHONY: help demo test test-all check format docs-pages bench clean
 
-help:  ## show this list
+help:  ## list all targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 
-demo: $(READY)  ## compare seven methods on a federation whose sites look different
+demo: $(READY)  ## compare seven methods on sites whose images look different, in about two minutes
 	$(PY) examples/demo.py
 
-test: check  ## check, then the quick tests and every doctest
+test: check  ## check, then run the quick tests and all doctests
 	$(PYTEST) -m "not slow"
 
-test-all: check  ## check, then all tests, the slow ones too
+test-all: check  ## check, then run all tests, including the slow ones
 	$(PYTEST)
 
-check: $(READY)  ## format, lint and types
+check: $(READY)  ## check format, lint and types
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
-bench: $(READY)  ## time the loop against plain PyTorch
+format: $(READY)  ## format the code and fix what the linter can fix
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+docs-pages: $(READY)  ## write the generated pages docs/methods.md and docs/commuting.md
+	$(PY) docs/make_methods_page.py
+	$(PY) docs/make_commuting_page.py
+
+bench: $(READY)  ## time the loop engine against plain PyTorch
 	$(PY) benchmarks/loop_overhead.py
 
-clean:  ## remove .venv, caches and builds; run directories stay
+clean:  ## remove .venv, caches and builds, but no run directories
 	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
