@@ -16,7 +16,7 @@ PYTEST = $(PY) -m pytest -n $(JOBS) --dist worksteal --durations=10
 .PHONY: help demo test test-all check format docs-pages bench clean
 
 help:  ## list all targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
 demo: $(READY)  ## compare seven methods on sites whose images look different, in about two minutes
 	$(PY) examples/demo.py
@@ -38,7 +38,7 @@ format: $(READY)  ## format the code and fix what the linter can fix
 
 docs-pages: $(READY)  ## write the generated pages docs/methods.md and docs/commuting.md
 	$(PY) docs/make_methods_page.py
-	$(PY) docs/make_commuting_page.py
+	PYTHONPATH=. $(PY) docs/make_commuting_page.py
 
 bench: $(READY)  ## time the loop engine against plain PyTorch
 	$(PY) benchmarks/loop_overhead.py
