@@ -6,8 +6,8 @@ is the difference between a long and a short run, divided by their difference in
 link and the nodes, counted by a proxy.
 
 Flower starts a process for every message, and the first use of torch.optim in a process imports all of torch._dynamo.
-Our optimiser does without, which says nothing about Flower; so FedAvg runs a second time with SGD written by hand. In
-the end all three must have trained the same model, bit for bit.
+Our optimizer does not need it, which says nothing about Flower. FedAvg therefore runs a second time with SGD written by
+hand. All three must end with the same model, bit for bit.
 
 PYTHONPATH=. python benchmarks/flower_fedavg.py [--repeats 3] [--long 6] [--width 1] [--sites 2]
 """
@@ -114,16 +114,16 @@ def train(msg: Message, context: Context):
     net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     found = load(context.node_config["data"])
     x, y = torch.from_numpy(found["x"]), torch.from_numpy(found["y"])
-    optimiser = torch.optim.SGD(net.parameters(), lr=msg.content["config"]["lr"])
+    optimizer = torch.optim.SGD(net.parameters(), lr=msg.content["config"]["lr"])
     criterion = nn.CrossEntropyLoss()
     net.train()
     running = 0.0
     batches = found[f"plan_{msg.content['config']['server-round'] - 1}"]
     for rows in torch.from_numpy(batches):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = criterion(net(x[rows]), y[rows])
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         running += loss.item()
     metrics = MetricRecord({"train_loss": running / len(batches), "num-examples": len(x)})
     content = RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics})
@@ -206,10 +206,10 @@ def write_data(path: Path, site: str, number: int, rounds: int) -> None:
 
 
 BY_HAND = (
-    THEIRS.replace("        optimiser.zero_grad()\n", "        net.zero_grad()\n")
-    .replace('    optimiser = torch.optim.SGD(net.parameters(), lr=msg.content["config"]["lr"])\n', "")
+    THEIRS.replace("        optimizer.zero_grad()\n", "        net.zero_grad()\n")
+    .replace('    optimizer = torch.optim.SGD(net.parameters(), lr=msg.content["config"]["lr"])\n', "")
     .replace(
-        "        optimiser.step()\n",
+        "        optimizer.step()\n",
         "        with torch.no_grad():\n"
         "            for p in net.parameters():\n"
         '                p.add_(p.grad, alpha=-msg.content["config"]["lr"])\n',

@@ -1,7 +1,7 @@
 """One round of our loop against a plain hand-written PyTorch loop of the same job, in one process, taking turns.
 
 Jobs: LeNet+GN, 10 clients x 500 images, batch 50; and a small model (under 50,000 parameters), batch 10. The plain loop
-gets images that are already normalised floats on the device; ours starts from bytes. Then the peak memory of FedAvg
+gets images that are already normalized floats on the device; ours starts from bytes. Then the peak memory of FedAvg
 over 1,000 clients against 10 clients with the same cohort and the same data in total, and of a stateful method whose
 client states go to disk.
 
@@ -66,7 +66,7 @@ def our_round(federation: Federation, name: str, batch: int, threads: int):
 
 
 def plain_round(federation: Federation, module: nn.Module, batch: int):
-    """What one writes by hand: one model, torch's optimiser, a mean of state dicts."""
+    """What one writes by hand: one model, torch's optimizer, a mean of state dicts."""
     model = copy.deepcopy(module)
     for m in model.modules():
         m._forward_pre_hooks.clear()
@@ -79,12 +79,12 @@ def plain_round(federation: Federation, module: nn.Module, batch: int):
         total = None
         for x, y in data:
             model.load_state_dict(weights)
-            optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             for rows in torch.randperm(len(y)).split(batch):
                 loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 loss.backward()
-                optimiser.step()
+                optimizer.step()
             state = model.state_dict()
             if total is None:
                 total = {k: v / len(data) for k, v in state.items()}

@@ -2,8 +2,8 @@
 
 For each number of clients in a round: peak GPU memory and milliseconds per round, for FedAvg, which leaves one model
 per client until the round is over, and SCAFFOLD, which leaves three (model, variate up, variate kept). Then the same
-job with a low limit on what may wait and on client states in memory, so that they go to the host and to disk: memory
-must stay where it is, and the result the same.
+job with a low limit on waiting results and on client states in memory: these go to the host and to disk. Memory
+must not grow, and the result must be the same.
 
     python benchmarks/memory.py [--device cuda] [--clients 8,64,256] [--rounds 3] [--room-mb 1024] [--out FILE]
 """

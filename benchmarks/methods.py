@@ -112,7 +112,7 @@ class Steps:
         return sum(seen) / carry.steps, (len(seen) - sum(seen)) / carry.steps
 
     def one_pass(self) -> float:
-        """Seconds of one forward and backward pass of the network alone."""
+        """Seconds of one forward and backward pass of the network only."""
         net = self.task.net
         x, y = self.client.data.batch(torch.arange(self.task.training.batch_size))
         x = self.task.preprocessing(x)
@@ -125,7 +125,7 @@ class Steps:
 
 
 def turns(ours: Callable[[], float], plain: Callable[[], float], repeats: int) -> float:
-    """The median of the ratios of neighbours in time, so that a busy machine slows both."""
+    """The median ratio of measurements next to each other in time: a busy machine slows both."""
     ours(), plain()
     return statistics.median(ours() / plain() for _ in range(repeats))
 
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="local steps in a turn")
     parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", nargs="*", help="these methods alone")
+    parser.add_argument("--only", nargs="*", help="only these methods")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     federation = synthetic(2, args.steps * args.batch)

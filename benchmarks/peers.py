@@ -142,7 +142,7 @@ def ours(job: Job, federation: Federation, kind: type[Loop], precision: str):
 
 
 def plain(job: Job, federation: Federation):
-    """What one writes by hand: one model, torch's optimiser, a mean of state dicts; everything on the device."""
+    """What one writes by hand: one model, torch's optimizer, a mean of state dicts; everything on the device."""
     net = Net(model_of(job), method(job.method), name=job.model, device="cuda")
     model = net.plain(net.initial).train()
     data = [(federation.preprocessing(s.train.x.cuda()), s.train.y.cuda()) for s in federation.clients]
@@ -156,12 +156,12 @@ def plain(job: Job, federation: Federation):
         for k in torch.randperm(len(data), generator=generator)[: job.cohort].tolist():
             x, y = data[k]
             model.load_state_dict(weights)
-            optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
             for rows in torch.randperm(len(y), device="cuda").split(job.batch):
                 loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 loss.backward()
-                optimiser.step()
+                optimizer.step()
             state = model.state_dict()
             if total is None:
                 total = {n: v / job.cohort if v.is_floating_point() else v.clone() for n, v in state.items()}

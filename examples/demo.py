@@ -1,7 +1,7 @@
 """What `make demo` runs: seven methods on five sites that see the same task through different cameras.
 
-About two minutes on two CPU cores; nothing is downloaded. A second call is done at once: finished runs stay in
-runs/demo.
+Takes about two minutes on two CPU cores and downloads nothing. A second call ends at once, because finished runs are
+kept in runs/demo.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fednorms.runs import report
 
 METHODS = ["fedavg", "fedfn", "fednn", "greg", "fedbn", "gn", "fedwon"]
 ROUNDS, SEEDS = 30, 3
-# One learning rate for all; only unit-norm features want a larger one, as FedFN's paper says.
+# One learning rate for all, except a larger one for unit-norm features, as in FedFN's paper.
 LR = {**dict.fromkeys(METHODS, 0.2), "fedfn": 0.8}
 
 
@@ -37,7 +37,7 @@ def main() -> int:
             jobs=min(2, os.cpu_count() or 1),
             watch=CellWatch(reporter),
         )
-    report.write(comparison, out, federation)  # once more, with images of every site: these are public
+    report.write(comparison, out, federation)  # again, now with images of every site, which are public here
     show(comparison)
     return 1 if comparison.failed else 0
 
@@ -48,5 +48,5 @@ if __name__ == "__main__":
     except fn.FednormsError as error:
         sys.exit(f"demo: {error}")
     except KeyboardInterrupt:
-        print("\nInterrupted; run it again to go on.", file=sys.stderr)
+        print("\nInterrupted. Run it again to continue.", file=sys.stderr)
         sys.exit(130)
