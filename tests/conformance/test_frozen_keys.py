@@ -736,6 +736,33 @@ def test_public_names_and_arguments():
         assert [n for n in found if n in arguments.split()] == arguments.split(), name
 
 
+ATTRIBUTES = {
+    "Comparison": "about best columns curve failed files methods path rows seeds table to_dict",
+    "Federation": "classes clients domains fingerprint hold_out name num_classes pooled preprocessing protocol shape "
+    "site sites source stored_shape to_dict unseen without",
+    "Findings": "arrays of plain scalars series words",
+    "Method": "evaluation having parts path phases weighting",
+    "Part": "keeps_all_local name needs_plain_updates normalises_input paper reduction requires uploads uses_even_mean "
+    "uses_mean_gradient weighting",
+    "Recipe": "from_toml make read resolved to_toml whole_method",
+    "Reproduction": "failed files out ran skipped summary table to_dict",
+    "Result": "accuracy best curve domains headline history method model notes path privacy recipe rounds scores "
+    "to_dict",
+    "RoundEvent": "round rounds row scores state",
+    "Site": "attributes counts domain name splits test train unseen val",
+    "Split": "batch batches shape stream subset x y",
+    "Training": "rate without_effect",
+    "Tree": "clone detach dot finite map nbytes pick sqnorm to zeros",
+}
+
+
+def test_attributes_that_users_read():
+    for name, told in ATTRIBUTES.items():
+        kinds = [c for c in getattr(fn, name).__mro__ if c.__module__.startswith("fednorms")]
+        found = {k for c in kinds for k in (*vars(c), *getattr(c, "__annotations__", {}))}
+        assert [word for word in words(told) if word not in found] == [], name
+
+
 def test_exit_codes():
     kinds = (fn.FednormsError, fn.BadInput, fn.RunFailed, fn.Diverged)
     assert [(k.__name__, k.exit_code) for k in kinds] == [
