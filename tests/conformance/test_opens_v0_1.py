@@ -17,7 +17,7 @@ from PIL import Image
 
 import fednorms as fn
 from tests.fixtures import material
-from tests.moved import find
+from tests.support.moved import find
 
 # -- where things are: the new place first, then that of version 0.1 ------------------------------------------------
 export_at_site = find("fednorms.flower.collect:export_at_site")
