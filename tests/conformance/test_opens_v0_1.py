@@ -207,7 +207,7 @@ def test_a_sites_state_is_where_it_was(here):
 
 def test_a_run_across_machines_is_continued(here):
     pytest.importorskip("flwr")
-    from tests.flower.desk import Desk
+    from tests.support.flower_in_process import Desk
 
     config = {"recipe": fn.Recipe.read("flower/run/recipe.toml").to_toml(), "deploy.sites": ",".join(material.SITES)}
     config |= {"deploy.out": "flower/run", "deploy.wait": 5.0, "deploy.deadline": 5.0}
