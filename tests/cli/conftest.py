@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +16,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.waiting import HANG, wait_until
+
 SRC = Path(__file__).parents[2] / "src"
 ENV = {**os.environ, "PYTHONPATH": str(SRC), "PYTHONWARNINGS": "error", "COLUMNS": "120"}
 FEDNORMS = (sys.executable, "-m", "fednorms")
+HELD = (sys.executable, str(Path(__file__).with_name("held.py")))
 
 
 @dataclass(frozen=True)
@@ -33,20 +38,35 @@ class Said:
 
 
 def fednorms(*args, cwd=None) -> Said:
-    done = subprocess.run([*FEDNORMS, *map(str, args)], capture_output=True, text=True, env=ENV, cwd=cwd, timeout=120)
+    done = subprocess.run([*FEDNORMS, *map(str, args)], capture_output=True, text=True, env=ENV, cwd=cwd, timeout=HANG)
     assert "\x1b" not in done.stdout + done.stderr, "control characters without a terminal"
     return Said(done.returncode, done.stdout, done.stderr)
 
 
-def start(*args, cwd=None) -> subprocess.Popen:
-    command = [*FEDNORMS, *map(str, args)]
+@contextmanager
+def started(*args, program=FEDNORMS) -> Iterator[subprocess.Popen]:
+    """A command under way; whatever happens to the test, its process does not stay."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     before = signal.getsignal(signal.SIGINT)  # ignored, if the suite runs in the background, and inherited so
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return subprocess.Popen(command, text=True, env=ENV, cwd=cwd, **pipes)
+        process = subprocess.Popen([*program, *map(str, args)], text=True, env=ENV, **pipes)
     finally:
         signal.signal(signal.SIGINT, before)
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def held(*args, run: Path, number: int) -> Iterator[subprocess.Popen]:
+    """A command that has written the row of this round of this run, and stays there until a signal comes."""
+    metrics = run / "metrics.jsonl"
+    with started(run, number, *args, program=HELD) as process:
+        wait_until(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") == number, process)
+        yield process
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,13 @@ import csv
 import json
 import os
 import signal
-import time
 
 import pytest
 
 import fednorms as fn
 from fednorms.cli import main
-from tests.cli.conftest import fednorms, start
+from tests.cli.conftest import fednorms, held
+from tests.support.waiting import HANG
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 
@@ -21,14 +21,9 @@ def test_interrupted_and_continued_by_the_same_command(folder, tmp_path):
     out = tmp_path / "table"
     command = ["compare", "--methods", "fedavg", "fedbn", "--seeds", "2", "--rounds", "25", "--federation", folder]
     command += ["--batch-size", "4", "--lrs", "fedbn=0.1", "--out", out]
-    process = start(*command)
-    for _ in range(1200):
-        if (out / "fedavg-0" / "summary.json").exists():
-            break
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    with held(*command, run=out / "fedavg-1", number=1) as process:  # the first of four runs has ended
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=HANG)
     assert process.returncode == 130
     assert "with the same command" in err
     assert "Traceback" not in err

@@ -13,7 +13,8 @@ import fednorms as fn
 from fednorms import _moved
 from fednorms.cli import main
 from fednorms.methods.registry import names
-from tests.cli.conftest import ENV, fednorms, start
+from tests.cli.conftest import ENV, fednorms, started
+from tests.support.waiting import HANG
 
 COMMANDS = ("run", "compare", "resume", "reproduce", "evaluate", "predict", "export", "adapt", "list", "describe")
 
@@ -27,7 +28,7 @@ def ask(capsys, *args):
 
 def test_help_names_every_command_on_a_line_of_its_own_and_does_not_load_torch():
     probe = "import sys; from fednorms.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, env=ENV, timeout=60)
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, env=ENV, timeout=HANG)
     assert done.returncode == 0, done.stderr
     starts = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
     assert all(starts.count(command) == 1 for command in COMMANDS)
@@ -141,11 +142,10 @@ def test_a_bug_keeps_its_traceback_and_a_user_can_ask_for_one(monkeypatch):
 
 
 def test_a_reader_that_goes_away_is_no_traceback():
-    writer = start("--help")
-    writer.stdout.close()
-    assert "Traceback" not in writer.stderr.read()
-    writer.stderr.close()
-    assert writer.wait(60) in (0, 1)
+    with started("--help") as writer:
+        writer.stdout.close()
+        assert "Traceback" not in writer.stderr.read()
+        assert writer.wait(HANG) in (0, 1)
 
 
 def test_exit_codes_reach_the_shell():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 
 import pytest
 
@@ -13,8 +12,9 @@ import fednorms as fn
 from fednorms.cli import main
 from fednorms.cli.reproduce import _blocks
 from fednorms.papers.tables.summary import said
-from tests.cli.conftest import fednorms, start
+from tests.cli.conftest import fednorms, held
 from tests.support.tables import MINI, fails_while_running, stored, table
+from tests.support.waiting import HANG
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -22,14 +22,9 @@ def test_interrupted_and_continued_by_the_same_command(tmp_path):
     folder = table(tmp_path / "mini", change=("rounds = 2", "rounds = 20"))
     out = tmp_path / "out"
     command = ["reproduce", folder, "--out", out, "--seeds", "1", "--device", "cpu"]
-    process = start(*command)
-    for _ in range(2000):
-        if (out / "runs/shift/fedbn").exists():  # the first run has ended and is put away
-            break
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    with held(*command, run=out / "runs/shift/fedbn/seed-0", number=1) as process:  # the first run is put away
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=HANG)
     assert process.returncode == 130
     assert "runs finished; continue with the same command" in err
     assert "Traceback" not in err

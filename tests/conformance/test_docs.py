@@ -70,7 +70,6 @@ def test_a_page_can_be_read_back():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_the_page_of_commuting_pairs_is_current():
     page = make_commuting_page.page(make_commuting_page.orders())
     assert page == make_commuting_page.PAGE.read_text(encoding="utf-8")

@@ -17,8 +17,7 @@ from fednorms.data.ahead import read_ahead
 from fednorms.data.pack import pack, unpacked
 from tests.data.test_protocols import tiny
 from tests.support.tiny import TinyNet, same, tiny_task
-
-PATIENCE = 20.0  # seconds after which a thread that should have started counts as not started
+from tests.support.waiting import HANG
 
 
 class Slow(MappedImages):
@@ -68,7 +67,7 @@ def test_the_next_batch_is_read_while_this_one_trains(slow):
             step = sum(entry[0] == "step" for entry in images.log)
             images.log.append(("step", step))
             if step < 2:
-                assert images.started[step + 1].wait(PATIENCE), "the next batch is not being read"
+                assert images.started[step + 1].wait(HANG), "the next batch is not being read"
             assert not images.started[step + 2].is_set(), "and no more than the next"
             return base(logits, y)
 

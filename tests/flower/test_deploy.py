@@ -18,6 +18,7 @@ from fednorms.core.errors import BadInput
 from fednorms.explain.leaves import what_leaves
 from fednorms.flower.settings import Deployment, flat, read
 from fednorms.runs.recipe import Recipe
+from tests.support.waiting import HANG
 
 INIT = ["--sites", "north", "south", "--classes", "cat", "dog", "--size", "8"]
 
@@ -132,7 +133,7 @@ def test_without_flower_the_library_imports_and_says_what_to_install():
         "except BadInput as error:\n    print(error)\n"
     )
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert "pip install 'fednorms[flower]'" in done.stdout
 

@@ -33,6 +33,7 @@ from fednorms.runs.identity import code_hash, model_hash, own_parts
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session
 from tests.support.tiny import TinyNet, close, play, rounds, same, tiny_data, tiny_net, tiny_task
+from tests.support.waiting import HANG
 
 
 @pytest.fixture(autouse=True)  # before any other fixture, which may make parts as well
@@ -339,7 +340,7 @@ def test_hashes_do_not_depend_on_the_process():
     said = set()
     for seed in "12":
         env = {**os.environ, "PYTHONPATH": here, "PYTHONHASHSEED": seed}
-        done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=HANG)
         assert done.returncode == 0, done.stderr
         said.add(done.stdout)
     assert len(said) == 1

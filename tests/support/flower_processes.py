@@ -1,4 +1,4 @@
-"""SuperLink, SuperNodes and apps as real processes on the loopback interface, bounded and always ended."""
+"""SuperLink, SuperNodes and apps as real processes on the loopback interface, watched and always ended."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from fednorms.flower.project import write_project
 from fednorms.flower.settings import read
+from tests.support.waiting import HANG
 
 BIN = Path(sys.executable).parent
+HERE = Path(__file__).parent
 
 
 def free_port() -> int:
@@ -26,12 +29,15 @@ def free_port() -> int:
 
 
 class Cluster:
-    """A SuperLink and its nodes; as a context manager it ends every process it started."""
+    """A SuperLink and its nodes; as a context manager it ends every process it started.
 
-    def __init__(self, folder: Path) -> None:
+    A patient one never takes a process for dead, however long it is silent.
+    """
+
+    def __init__(self, folder: Path, *, patient: bool = True) -> None:
         self.folder, self.port = folder, free_port()
         self.started: list[subprocess.Popen] = []
-        self.nodes: dict[str, subprocess.Popen] = {}
+        self.needed: dict[str, subprocess.Popen] = {}  # "link" and the sites: without them a run cannot go on
         self.certificates: Path | None = None
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("FLWR_")} | {
             "FLWR_HOME": str(folder / "flwr"),
@@ -40,7 +46,7 @@ class Cluster:
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
+            "PYTHONPATH": os.pathsep.join(map(str, [HERE / "patient"] * patient + [HERE.parents[1] / "src"])),
             "NO_COLOR": "1",
         }
 
@@ -55,7 +61,8 @@ class Cluster:
         """End a process and the children that it started (they share its group)."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=20)
+        process.wait(HANG)
+        self.needed = {name: other for name, other in self.needed.items() if other is not process}
 
     def _start(self, name: str, *command: str) -> subprocess.Popen:
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -83,7 +90,8 @@ class Cluster:
         )  # fmt: skip
         command = [str(BIN / "flower-superlink"), *tls, "--host", "127.0.0.1", "--port", str(self.port)]
         process = self._start("link", *command, "--disable-runtime-dependency-installation", *options)
-        self.wait(lambda: self._listening(), 60, "the SuperLink does not listen")
+        self.needed["link"] = process
+        self.wait(self._listening, "the SuperLink does not listen")
         self._configure()
         return process
 
@@ -110,7 +118,7 @@ class Cluster:
         command = [str(BIN / "flower-supernode"), *(self.secured() if tls is None else tls)]
         command += ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", str(free_port())]
         process = self._start(name or f"node-{site}", *command, "--node-config", text, *options)
-        self.nodes[site] = process
+        self.needed[site] = process
         return process
 
     def project(self, config: dict) -> Path:
@@ -120,10 +128,10 @@ class Cluster:
         write_project(folder, recipe, deployment)
         return folder
 
-    def flwr(self, *arguments: str, timeout: float = 60) -> str:
+    def flwr(self, *arguments: str) -> str:
         done = subprocess.run(
             [str(BIN / "flwr"), *arguments],
-            env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=timeout, check=False,
+            env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=HANG, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -137,28 +145,45 @@ class Cluster:
         """What the ServerApp of a run has logged."""
         return self.flwr("log", run, "--show")
 
-    def finish(self, config: dict, timeout: float = 240, *options: str) -> Path:
+    def finish(self, config: dict, *options: str) -> Path:
         """Run a config to its end; the run's directory."""
         out = Path(config["deploy.out"])
         run = self.submit(config, *options)
-        self.wait_for_run(run, out, timeout)
+        self.wait_for_run(run, out)
         return out
 
-    def wait_for_run(self, run: str, out: Path, timeout: float = 240) -> None:
-        def ended() -> bool:
-            if (out / "summary.json").exists():
+    def wait_for_run(self, run: str, out: Path) -> None:
+        self.wait_in_run(run, (out / "summary.json").exists, f"run {run} did not end")
+
+    def wait_in_run(self, run: str, happened: Callable[[], bool], what: str) -> None:
+        """Wait for something that a run does; fail if it ends without."""
+        link = self.folder / "link.log"
+
+        def done() -> bool:
+            over = re.search(rf"Finished task \d+ of run {run}", link.read_text(errors="replace"))
+            if happened():
                 return True
-            over = re.search(rf"Finished task \d+ of run {run}", (self.folder / "link.log").read_text(errors="replace"))
-            assert not over or (out / "summary.json").exists(), self.said(run) + self.logs()
+            assert not over, what + "\n" + self.said(run) + self.logs()
             return False
 
-        self.wait(ended, timeout, f"run {run} did not end")
+        self.wait(done, what)
 
-    def wait(self, done, timeout: float, what: str) -> None:
-        end = time.monotonic() + timeout
+    def wait(self, done: Callable[[], bool], what: str, hang: float = HANG) -> None:
+        """Wait as long as the processes get on; fail when one that is needed ends, or when no log grows any more.
+
+        Every step of a run is a line in a log. CPU time would not do: idle processes of Flower poll, and use some, too.
+        """
+        sizes, moved = self._sizes(), time.monotonic()
         while not done():
-            assert time.monotonic() < end, what + "\n" + self.logs()
+            ended = [name for name, process in self.needed.items() if process.poll() is not None]
+            assert not ended or done(), f"{what}: {', '.join(ended)} ended\n{self.logs()}"
+            before, sizes = sizes, self._sizes()
+            moved = moved if sizes == before else time.monotonic()
+            assert time.monotonic() - moved < hang, f"{what}: no line in any log for {hang:g} s\n{self.logs()}"
             time.sleep(0.25)
+
+    def _sizes(self) -> list[int]:
+        return [log.stat().st_size for log in sorted(self.folder.glob("*.log"))]
 
     def logs(self) -> str:
         return "\n".join(f"== {p.name}\n{p.read_text(errors='replace')[-2500:]}" for p in self.folder.glob("*.log"))

@@ -22,6 +22,7 @@ from fednorms.runs.store import checkpoint
 from fednorms.runs.store.atomic import write_atomic
 from fednorms.runs.store.checkpoint import load, load_best, save, save_best
 from fednorms.runs.store.packing import pack_client, pack_server, unpack_client, unpack_server
+from tests.support.waiting import HANG
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
@@ -554,7 +555,7 @@ def test_a_file_size_limit_stops_the_run_but_loses_nothing(tmp_path):
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        timeout=120,
+        timeout=HANG,
     )
     assert done.returncode == 0, done.stderr
     assert "server.safetensors: the file would be larger than" in done.stdout
