@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fednorms.core import checks, noise
+from fednorms.core.batches import batch_plan
 from fednorms.core.norms import tests_by_batch
 from fednorms.core.part import Part, Pass, Phase
 from fednorms.core.states import Batch, Broadcast, Client, Task, context_of
-from fednorms.core.training import batch_plan
 from fednorms.core.tree import Tree
 from fednorms.core.views import Context, Step
 

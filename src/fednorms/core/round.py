@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from fednorms.core import checks, noise
+from fednorms.core.batches import batch_plan
 from fednorms.core.errors import BadInput, Diverged
+from fednorms.core.optim import Optimizer, clipped
 from fednorms.core.part import Part, Phase
 from fednorms.core.passes import LocalView, passes
 from fednorms.core.protection import protected, released
@@ -31,7 +33,6 @@ from fednorms.core.states import (
     context_of,
 )
 from fednorms.core.step import full_gradient, gradient_functions, seen_by, step_view, watch
-from fednorms.core.training import Optimiser, batch_plan, clipped
 from fednorms.core.tree import Tree, branch, join
 from fednorms.core.views import NOT_ASKED_FOR, Begin, Context, End, Round
 
@@ -136,8 +137,8 @@ def enter(task: Task, carry: Carry, phase: Phase) -> None:
         training = replace(training, optimiser="sgd", momentum=0.0, weight_decay=0.0, keep_momentum=False)
     elif phase.weight_decay is not None:
         training = replace(training, weight_decay=phase.weight_decay)
-    carry.optimiser = Optimiser.fresh(training, moving, rate_of(carry.context, phase), task.like)
-    for name, moment in carry.optimiser.first_moment.items():
+    carry.optimizer = Optimizer.fresh(training, moving, rate_of(carry.context, phase), task.like)
+    for name, moment in carry.optimizer.first_moment.items():
         if name in carry.velocity:
             moment.copy_(carry.velocity[name])
 
@@ -151,13 +152,13 @@ def rate_of(context: Context, phase: Phase) -> float:
 def _velocity(task: Task, carry: Carry) -> Tree:
     if not task.training.keep_momentum:
         return Tree()
-    return Tree({**carry.velocity, **(carry.optimiser.first_moment if carry.optimiser else {})})
+    return Tree({**carry.velocity, **(carry.optimizer.first_moment if carry.optimizer else {})})
 
 
 # -- one step -------------------------------------------------------------------------------------------------------
 def step(task: Task, carry: Carry, batches: list[Batch], phase: Phase) -> None:
     """One local step: gradient (loss, oracle), corrections (grad), clipping, optimiser; advances the carry in place."""
-    assert carry.optimiser is not None
+    assert carry.optimizer is not None
     carry.key[1] += 1
     views = [step_view(task, carry, batch, draw) for draw, batch in enumerate(batches)]
     gradf, views[0].hessian = gradient_functions(task, carry, views, phase)
@@ -178,7 +179,7 @@ def step(task: Task, carry: Carry, batches: list[Batch], phase: Phase) -> None:
             g = clipped(g, task.training.clip)
         for p in task.hooks["decay"]:
             g = g + _looked_at(carry, p, "decay", p.decay(seen_by(p, views[0], carry)), carry.params)
-        carry.optimiser.update(carry.params, g)
+        carry.optimizer.update(carry.params, g)
     carry.fresh = False
     carry.steps += 1
     carry.exchanged_steps += not set(carry.active).isdisjoint(task.net.sent_params)

@@ -15,9 +15,10 @@ from fednorms.core.checks import kind
 from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
 from fednorms.core.net import Net
+from fednorms.core.optim import Optimizer
 from fednorms.core.part import Part, Weighting
 from fednorms.core.preprocessing import Preprocessing
-from fednorms.core.training import Optimiser, Training
+from fednorms.core.training import Training
 from fednorms.core.tree import Tree
 from fednorms.core.views import Context
 
@@ -207,7 +208,7 @@ class Carry:
     key: Tensor  # (hash of seed, round and client; step number): all randomness inside a step
     loss_sum: Tensor
     active: list[str] = field(default_factory=list)
-    optimiser: Optimiser | None = None
+    optimizer: Optimizer | None = None
     velocity: Tree = field(default_factory=Tree)  # what earlier phases and rounds left, where momentum is kept
     grad_sum: Tree = field(default_factory=Tree)
     grad_steps: dict[str, int] = field(default_factory=dict)
