@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fednorms.core import noise
 from fednorms.core.surgery import Change
-from fednorms.layers.carry import place
+from fednorms.layers.like import place
 
 NAME = "fraug"
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from fednorms.core.errors import BadInput
 from fednorms.core.norm_act import keep_act
-from fednorms.layers.carry import keep_parameters, place, width
+from fednorms.layers.like import keep_parameters, place, width
 
 
 def paper_groups(channels: int) -> int:

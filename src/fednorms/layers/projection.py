@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fednorms.core import noise
-from fednorms.layers.carry import place
+from fednorms.layers.like import place
 
 
 def with_projection(linear: nn.Linear, width: int) -> nn.Sequential:

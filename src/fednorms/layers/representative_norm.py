@@ -10,7 +10,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.moments import affine, per_channel
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, Tensors, norm_layer, unbiased_batch_moments
-from fednorms.layers.carry import keep_parameters, keep_statistics, place, width
+from fednorms.layers.like import keep_parameters, keep_statistics, place, width
 
 
 def pooled(x: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fednorms.core import noise
-from fednorms.layers.carry import place
 from fednorms.layers.convolution import PaddingMode, StandardisedConv2d, geometry
+from fednorms.layers.like import place
 
 Form = Literal["listing", "formula"]
 Init = Literal["keep", "xavier"]

@@ -7,8 +7,8 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from fednorms.layers.carry import place
 from fednorms.layers.convolution import PaddingMode, StandardisedConv2d, geometry
+from fednorms.layers.like import place
 
 Variant = Literal["paper", "author"]
 
