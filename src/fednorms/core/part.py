@@ -21,7 +21,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.options import did_you_mean, text_of, with_options
 from fednorms.core.options import option as option
 from fednorms.core.tree import Tree
-from fednorms.core.views import Begin, Context, End, Gradient, Local, Mechanism, Round, Step
+from fednorms.core.views import Begin, Context, End, Gradient, Local, Mechanism, Round, Step, Weights
 
 if TYPE_CHECKING:
     from fednorms.core.method import Method
@@ -197,8 +197,8 @@ class Part:
         return None
 
     # -- wire -------------------------------------------------------------------------------------------------
-    def init(self, w: Tree) -> tuple[Tree, Tree]:
-        """Own state at the start: (server's, client's)."""
+    def init(self, w: Weights) -> tuple[Tree, Tree]:
+        """Own state at the start: (server's, client's). `w` is a Tree; `w.names` selects tensors by module."""
         return Tree(), Tree()
 
     def down(self, mine: Tree) -> Tree:

@@ -34,7 +34,7 @@ from fednorms.core.states import (
 )
 from fednorms.core.step import full_gradient, gradient_functions, seen_by, step_view, watch
 from fednorms.core.tree import Tree, branch, join
-from fednorms.core.views import NOT_ASKED_FOR, Begin, Context, End, Round
+from fednorms.core.views import NOT_ASKED_FOR, Begin, Context, End, Round, Weights
 
 
 # -- the start of a round -------------------------------------------------------------------------------------------
@@ -45,7 +45,9 @@ def initial_state(task: Task) -> ServerState:
 
 
 def _first_state(task: Task, p: Part, model: Tree) -> tuple[Tree, Tree]:
-    return checks.two_trees(p, "init", p.init(model.pick(task.net.seen_by(p))))
+    seen = model.pick(task.net.seen_by(p))
+    server, client = checks.two_trees(p, "init", p.init(Weights(seen, task.net.slots)))
+    return Tree(server), Tree(client)  # a part may return the very tree that it got, whose slots are not state
 
 
 def broadcast(task: Task, state: ServerState) -> Broadcast:

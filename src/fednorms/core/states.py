@@ -188,6 +188,7 @@ def context_of(task: Task, t: int, client: Client | None, *, evaluating: bool = 
         seed=task.seed,
         cohort=task.cohort or task.clients,
         deployed=task.deployed,
+        slots=task.net.slots,
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,28 @@ from torch import Tensor, nn
 from fednorms.core import noise
 from fednorms.core.errors import BadInput
 from fednorms.core.tree import Tree
+
+if TYPE_CHECKING:
+    from fednorms.core.part import Slot
+
+
+def names_where(slots: Mapping[str, Slot], wanted: Callable[[Slot], bool]) -> tuple[str, ...]:
+    """The names of the tensors whose slots are wanted, in the model's order."""
+    return tuple(name for name, slot in slots.items() if wanted(slot))
+
+
+class Weights(Tree):
+    """The tree that `Part.init` gets: it can also name its tensors by the modules that hold them."""
+
+    __slots__ = ("slots",)
+
+    def __init__(self, tensors: Mapping[str, Tensor], slots: Mapping[str, Slot]) -> None:
+        super().__init__(tensors)
+        self.slots = {name: slots[name] for name in tensors}
+
+    def names(self, wanted: Callable[[Slot], bool]) -> tuple[str, ...]:
+        """The names of these tensors whose slots are wanted, as `Context.names` gives those of the whole model."""
+        return names_where(self.slots, wanted)
 
 
 @dataclass(frozen=True)
@@ -35,6 +57,15 @@ class Context:
     seed: int = 0  # the run's
     cohort: float = 1.0  # how many clients a round is expected to have
     deployed: bool = False  # across machines, where somebody may know the seed
+    slots: Mapping[str, Slot] = field(default_factory=dict, repr=False, compare=False)  # of the whole model
+
+    def names(self, wanted: Callable[[Slot], bool]) -> tuple[str, ...]:
+        """The names of the model's tensors whose slots are wanted: `names(lambda slot: is_batchnorm(slot.module))`.
+
+        `Tree.pick` takes them and leaves out names that a tree does not have. This looks at modules, never at values,
+        so it costs microseconds and works in every engine.
+        """
+        return names_where(self.slots, wanted)
 
     def check_momentum(self) -> None:
         """Refuse momentum of earlier rounds, for parts that divide an update by what this round's gradients weigh."""
