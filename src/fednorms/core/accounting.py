@@ -49,18 +49,16 @@ class Guarantee:
         cls, method: Method, participation: Participation, clients: Sequence[str], seed: int, *, secret: bool = True
     ) -> Guarantee | None:
         """The guarantee of a method; None if it has no noise."""
-        for p in method.having("mechanism"):
-            mechanism = p.mechanism()
-            if mechanism is None or not mechanism.noise:
-                continue
-            if mechanism.delta * len(clients) >= 1:
-                raise BadInput(
-                    f"{p.name}: delta must be well below one in {len(clients)} clients, got {mechanism.delta}: a "
-                    "mechanism that publishes one client in the clear would satisfy that."
-                )
-            _package()
-            return cls(p.name, mechanism, participation, tuple(clients), seed, secret)
-        return None
+        name, mechanism = _mechanism(method)
+        if mechanism is None or not mechanism.noise:
+            return None
+        if mechanism.delta * len(clients) >= 1:
+            raise BadInput(
+                f"{name}: delta must be well below 1/{len(clients)}, one over the number of clients, got "
+                f"{mechanism.delta}. Publishing one client's data would satisfy a larger delta."
+            )
+        _package()
+        return cls(name, mechanism, participation, tuple(clients), seed, secret)
 
     @property
     def relation(self) -> str:
@@ -144,22 +142,28 @@ def example(method: Method) -> str:
     Epsilon at delta 1e-05, every client in every round: 1.99 after 1 round, 7... after 10 rounds, 3... after 100 rounds
     (a client's update left out or not).
     """
-    for p in method.having("mechanism"):
-        found = p.mechanism()
-        if found is None:
-            continue
-        where = "each, added at the site" if found.where == "client" else "their sum, added by the server"
-        said = f"{p.name}: updates no longer than {found.clip}, noise of std {found.noise * found.clip:g} on {where}."
-        if not found.noise:
-            return f"{p.name}: updates no longer than {found.clip}, no noise: no differential privacy."
-        guarantee = Guarantee(p.name, found, Participation(), ("a", "b"))
-        try:
-            after = [f"{guarantee.epsilon(t):.3g} after {t} round{'s' * (t > 1)}" for t in (1, 10, 100)]
-        except BadInput as error:
-            return f"{said}\n{error}"
-        every = f"Epsilon at delta {found.delta:g}, every client in every round: {', '.join(after)}"
-        return f"{said}\n{every}\n({guarantee.relation})."
-    return ""
+    name, found = _mechanism(method)
+    if found is None:
+        return ""
+    if not found.noise:
+        return f"{name}: updates no longer than {found.clip}, no noise: no differential privacy."
+    where = "each, added at the site" if found.where == "client" else "their sum, added by the server"
+    said = f"{name}: updates no longer than {found.clip}, noise of std {found.noise * found.clip:g} on {where}."
+    guarantee = Guarantee(name, found, Participation(), ("a", "b"))
+    try:
+        after = [f"{guarantee.epsilon(t):.3g} after {t} round{'s' * (t > 1)}" for t in (1, 10, 100)]
+    except BadInput as error:
+        return f"{said}\n{error}"
+    every = f"Epsilon at delta {found.delta:g}, every client in every round: {', '.join(after)}"
+    return f"{said}\n{every}\n({guarantee.relation})."
+
+
+def _mechanism(method: Method) -> tuple[str, Mechanism | None]:
+    """The part that protects what clients send, by name, and its mechanism."""
+    if method.privacy is None:
+        return "", None
+    part, privacy = method.privacy
+    return part.name, privacy.mechanism
 
 
 def _package() -> Any:  # noqa: ANN401

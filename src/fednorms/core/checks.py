@@ -37,6 +37,7 @@ _RETURNS = {
     "down": ("a Tree, what clients are sent of the server's state", "Return fn.Tree() to send nothing"),
     "finish": ("two Trees, the new state and what is sent", "Return e.mine, fn.Tree() to change and send nothing"),
     "send": ("the update, a Tree", "Return delta where nothing changes"),
+    "privacy": ("a Privacy, or None", "Return fn.Privacy(protect=...)"),
     "protect": ("the update, a Tree", "Return update where nothing changes"),
     "release": ("the update, a Tree", "Return update where nothing changes"),
     "server": ("two Trees, the update and the new state", "Return delta, r.mine where nothing changes"),

@@ -21,7 +21,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.options import did_you_mean, text_of, with_options
 from fednorms.core.options import option as option
 from fednorms.core.tree import Tree
-from fednorms.core.views import Begin, Context, End, Gradient, Local, Mechanism, Round, Step, Weights
+from fednorms.core.views import Begin, Context, End, Gradient, Local, Privacy, Round, Step, Weights
 
 if TYPE_CHECKING:
     from fednorms.core.method import Method
@@ -213,15 +213,11 @@ class Part:
         """Change the update of the parameters before it leaves; in order."""
         return delta
 
-    def protect(self, update: Tree, e: End) -> Tree:
-        """Change all that is sent of the model, parameters and statistics, after every `send`; at most one part."""
-        return update
+    def privacy(self) -> Privacy | None:
+        """Change all that is sent of the model, after every `send`, and its mean on the server; at most one part."""
+        return None
 
     # -- server -----------------------------------------------------------------------------------------------
-    def release(self, update: Tree, r: Round) -> Tree:
-        """Change the mean of what was protected, before every server step, even if nobody came; at most one part."""
-        return update
-
     def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
         """Transform the mean update of the parameters and the own state; a chain in order."""
         return delta, r.mine
@@ -234,14 +230,6 @@ class Part:
     def passes(self) -> list[Pass]:
         """Extra client computations."""
         return []
-
-    def mechanism(self) -> Mechanism | None:
-        """What differential privacy `protect` and `release` give, for the accountant."""
-        return None
-
-    def trips(self, net: Net) -> tuple[int, int]:
-        """Exchanges of a round beside the model's own, and the bytes they carry each way; for `describe`."""
-        return 0, 0
 
     def evaluation(self) -> Eval:
         """How to test."""
@@ -258,6 +246,12 @@ class Part:
 
 
 HOOKS = tuple(k for k, v in vars(Part).items() if callable(v) and not k.startswith("_"))
+REMOVED = {  # hooks of version 0.1, and what to write instead
+    "protect": "Return fn.Privacy(protect=...) from the hook privacy",
+    "release": "Return fn.Privacy(protect=..., release=...) from the hook privacy",
+    "mechanism": "Return fn.Privacy(protect=..., mechanism=...) from the hook privacy",
+    "trips": "Leave it out: fednorms describe takes exchanges of a joint step from the engine",
+}
 REGISTRY: dict[str, type[Part]] = {}
 SUMS: dict[str, Callable[..., tuple[Part, ...]]] = {}
 
@@ -315,9 +309,10 @@ def _check_declared(name: str, cls: type[Part]) -> None:
         said = getattr(cls, what)
         if not isinstance(said, property) and said not in words:  # a property depends on options
             raise BadInput(f'Part "{name}": {what} = {said!r} is none of {", ".join(map(repr, words))}.')
-    hooks = [k for k, v in vars(Part).items() if inspect.isfunction(v) and k[0] != "_"]
     for own in [k for k, v in vars(cls).items() if inspect.isfunction(v) and k[0] != "_" and not hasattr(Part, k)]:
-        if question := did_you_mean(own, hooks, alike=0.66):  # a helper's name may look a little like a hook's
+        if own in REMOVED:
+            raise BadInput(f'Part "{name}": the hook {own} was removed in version 0.2. {REMOVED[own]}.')
+        if question := did_you_mean(own, HOOKS, alike=0.66):  # a helper's name may look a little like a hook's
             text = f'Part "{name}": {own} is no hook, so that nothing calls it; {question.rstrip()}'
             warnings.warn(text, stacklevel=3)
 

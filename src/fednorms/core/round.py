@@ -248,8 +248,8 @@ def finish(
             changed = checks.update(p, "send", p.send(changed, ends[p.name]), start)
         if not changed.is_as(untouched):
             model.update(start + changed)
-        for p in task.method.having("protect"):
-            model = protected(task, carry, model, uploads, p, ends[p.name])
+        if found := task.method.privacy:
+            model = protected(task, carry, model, uploads, *found, ends[found[0].name])
     metrics: dict[str, float | Tensor] = {
         "loss": carry.loss_sum / max(carry.steps, 1),
         "steps": carry.steps,
@@ -371,8 +371,8 @@ def server_update(task: Task, state: ServerState, uploads: list[Upload] | Combin
         if p in riding:
             parts[p.name] = checks.tree(p, "server of a pass", riding[p].server(up, views[p.name]))
             views[p.name] = Round(state.model, up, parts[p.name], got.sampled, task.clients, context, even)
-    for p in task.method.having("release"):
-        got = released(task, state, got, p, views[p.name])
+    if found := task.method.privacy:
+        got = released(task, state, got, *found, views[found[0].name])
     new = Tree({**state.model, **got.model})
     for hook, names in (("server", task.net.sent_params), ("stats", task.net.statistics)):
         before = state.model.pick(names)

@@ -223,6 +223,20 @@ class Mechanism:
     where: Literal["server", "client"]
 
 
+@dataclass(frozen=True)
+class Privacy:
+    """How a part protects what clients send of the model: parameters and statistics together, as one update.
+
+    `protect(update, e)` changes it last, at the client. `release(update, r)` changes the mean of the protected updates
+    before any other step of the server, also in a round without clients. `mechanism` tells the accountant which
+    differential privacy this gives; without one, none is claimed.
+    """
+
+    protect: Callable[[Tree, End], Tree]
+    release: Callable[[Tree, Round], Tree] | None = None
+    mechanism: Mechanism | None = None
+
+
 class Local(Protocol):
     """A client's data and the broadcast model, as an extra pass sees them; nothing in it changes a model."""
 

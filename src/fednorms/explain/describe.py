@@ -34,6 +34,7 @@ from fednorms.core.training import Training
 from fednorms.core.tree import Tree
 from fednorms.core.views import Round
 from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines.joint import exchanges
 from fednorms.engines.loop import Loop
 from fednorms.methods.registry import method as read_method
 from fednorms.models import build, models
@@ -54,11 +55,9 @@ ACTS_ON = {
     "grad": "gradient",
     "decay": "loss",
     "send": "sent update",
-    "protect": "sent update",
-    "release": "server step",
+    "privacy": "sent update",
     "server": "server step",
     "stats": "server statistics",
-    "trips": "exchanges",
     "evaluation": "test",
 }
 UNSEEN = {
@@ -288,12 +287,12 @@ def describe(
                 name=p.name,
                 acts_on=_acts_on(p, task, state, uploads),
                 layers_changed=len(net.changes.get(p.name, [])),
-                bytes_down=sent.parts[p.name].nbytes() + p.trips(net)[1],
-                bytes_up=upload.parts.get(p.name, Tree()).nbytes() + p.trips(net)[1],
+                bytes_down=sent.parts[p.name].nbytes() + _joint(p, net)[1],
+                bytes_up=upload.parts.get(p.name, Tree()).nbytes() + _joint(p, net)[1],
                 client_state=kept.parts[p.name].nbytes(),
                 server_state=after.parts[p.name].nbytes(),
                 setup_trips=sum(job.when == "setup" for job in p.passes()),
-                round_trips=p.trips(net)[0],
+                round_trips=_joint(p, net)[0],
                 test_trips=sum(job.when == "evaluate" for job in p.passes()),
                 averaged_only=all(job.reduce in AVERAGED for job in p.passes()) and p.reduction in AVERAGED,
             )
@@ -312,6 +311,10 @@ def describe(
         lost_statistics=tuple(n for n in lost if n not in weights),
         unseen=_unseen(task, sent, client),
     )
+
+
+def _joint(p: Part, net: Net) -> tuple[int, int]:
+    return exchanges(net) if "joint" in p.requires else (0, 0)
 
 
 def _kept(before: torch.Tensor, after: torch.Tensor | None) -> bool:
@@ -340,7 +343,10 @@ def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> 
         here = context_of(task, state.round, None)
         seen = Round(state.model, up, state.parts[p.name], len(uploads), task.clients, here, delta)
         acts -= {"server"} if p.server(delta, seen)[0] is delta else set()
-    return tuple(dict.fromkeys(what for hook, what in ACTS_ON.items() if hook in acts))
+    if (privacy := p.privacy()) and privacy.release:
+        acts.add("server")
+    found = [what for hook, what in ACTS_ON.items() if hook in acts] + ["exchanges"] * ("joint" in p.requires)
+    return tuple(dict.fromkeys(found))
 
 
 @torch.no_grad()

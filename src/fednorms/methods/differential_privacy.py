@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from fednorms.core.part import Part, option, part
 from fednorms.core.tree import Tree
-from fednorms.core.views import Context, End, Mechanism, Round
+from fednorms.core.views import Context, End, Mechanism, Privacy, Round
 
 if TYPE_CHECKING:
     from fednorms.core.net import Net
@@ -50,15 +50,13 @@ class CentralDP(Part):
         return None if net.exchanged else "tensor that is sent"
 
     @override
-    def mechanism(self) -> Mechanism | None:
-        return Mechanism(self.clip, self.noise, self.delta, "server")
+    def privacy(self) -> Privacy:
+        return Privacy(self._protect, self._release, Mechanism(self.clip, self.noise, self.delta, "server"))
 
-    @override
-    def protect(self, update: Tree, e: End) -> Tree:
+    def _protect(self, update: Tree, e: End) -> Tree:
         return _clipped(update, self.clip)
 
-    @override
-    def release(self, update: Tree, r: Round) -> Tree:
+    def _release(self, update: Tree, r: Round) -> Tree:
         if math.isinf(self.clip):
             return update
         m = r.context.cohort
@@ -93,11 +91,10 @@ class LocalDP(Part):
         return None if net.exchanged else "tensor that is sent"
 
     @override
-    def mechanism(self) -> Mechanism | None:
-        return Mechanism(self.clip, self.noise, self.delta, "client")
+    def privacy(self) -> Privacy:
+        return Privacy(self._protect, mechanism=Mechanism(self.clip, self.noise, self.delta, "client"))
 
-    @override
-    def protect(self, update: Tree, e: End) -> Tree:
+    def _protect(self, update: Tree, e: End) -> Tree:
         return _noisy(_clipped(update, self.clip), self.noise * self.clip, e.context, self.draws)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from fednorms.core.norms import is_batchnorm
@@ -39,8 +37,3 @@ class FedTAN(Part):
     @override
     def missing(self, net: Net) -> str | None:
         return None if any(is_batchnorm(m) for m in net.module.modules()) else "BatchNorm layer"
-
-    @override
-    def trips(self, net: Net) -> tuple[int, int]:
-        channels = [m.num_features for m in net.module.modules() if isinstance(m, _BatchNorm)]
-        return 3 * len(channels), 4 * sum(channels) * torch.float32.itemsize
