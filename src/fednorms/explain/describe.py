@@ -13,7 +13,7 @@ from fednorms.core import noise
 from fednorms.core.method import Method
 from fednorms.core.net import Net
 from fednorms.core.options import few
-from fednorms.core.part import Eval, Part, Route, overrides
+from fednorms.core.part import HOOKS, Eval, Part, Route, overrides
 from fednorms.core.passes import passes
 from fednorms.core.reductions import reduce_uploads
 from fednorms.core.round import (
@@ -58,6 +58,7 @@ ACTS_ON = {
     "privacy": "sent update",
     "server": "server step",
     "stats": "server statistics",
+    "joint": "exchanges",  # no hook: a step that clients take together
     "evaluation": "test",
 }
 UNSEEN = {
@@ -326,7 +327,7 @@ def _kept(before: torch.Tensor, after: torch.Tensor | None) -> bool:
 
 def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> tuple[str, ...]:
     """What a part changes: the hooks it implements, less those that change nothing here."""
-    acts = {hook for hook in ACTS_ON if overrides(p, hook)}
+    acts = {hook for hook in ACTS_ON if hook in HOOKS and overrides(p, hook)} | (p.requires & {"joint"})
     phase, one = [recipe_phase(task)], Client("a", Split(torch.zeros(1), torch.zeros(1)))
     idle = {
         "surgery": p.name not in task.net.changes,
@@ -345,8 +346,7 @@ def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> 
         acts -= {"server"} if p.server(delta, seen)[0] is delta else set()
     if (privacy := p.privacy()) and privacy.release:
         acts.add("server")
-    found = [what for hook, what in ACTS_ON.items() if hook in acts] + ["exchanges"] * ("joint" in p.requires)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(what for hook, what in ACTS_ON.items() if hook in acts))
 
 
 @torch.no_grad()

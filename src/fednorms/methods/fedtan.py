@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
+from fednorms.core.errors import BadInput
 from fednorms.core.norms import is_batchnorm
 from fednorms.core.part import Part, part
 
@@ -36,4 +38,11 @@ class FedTAN(Part):
 
     @override
     def missing(self, net: Net) -> str | None:
-        return None if any(is_batchnorm(m) for m in net.module.modules()) else "BatchNorm layer"
+        layers = {name: m for name, m in net.module.named_modules() if is_batchnorm(m)}
+        for name, m in layers.items():
+            if not isinstance(m, _BatchNorm):
+                raise BadInput(
+                    f'fedtan computes shared statistics in the BatchNorm layers of torch; layer "{name}" of model '
+                    f'"{net.name}" is a {type(m).__name__}. Replace it with nn.BatchNorm2d, or leave out fedtan.'
+                )
+        return None if layers else "BatchNorm layer"
