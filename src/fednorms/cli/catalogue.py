@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import tyro
+from rich.text import Text
 
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import parse
@@ -63,7 +64,10 @@ def _methods(*, as_json: bool) -> None:
         print_json({"methods": [{**vars(entry), **facts} for entry, facts in overview()]})
         return
     console = stdout()
-    console.print(grid(["name", "idea", "paper", "options"], [list(vars(entry).values()) for entry in entries()]))
+    rows: list[list[str | Text]] = [
+        [e.name, e.idea, Text(e.paper, f"link {e.link}" if e.link else ""), e.options] for e in entries()
+    ]
+    console.print(grid(["name", "idea", "paper", "options"], rows))
     console.print("\nMeasured on the model cnn-small (a few seconds):\n")
     console.print(grid(["name", *COLUMNS], [[entry.name, *facts.values()] for entry, facts in overview()]))
     console.print()

@@ -1,4 +1,4 @@
-"""The base of the two weight-standardising convolutions: geometry of nn.Conv2d, weight changed before use."""
+"""The base of the two weight-standardizing convolutions: nn.Conv2d whose weight is changed before use."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def pad_same(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilati
 class StandardisedConv2d(nn.Conv2d):
     """A Conv2d that convolves with `effective_weight()` instead of its stored weight.
 
-    The stored (and averaged) tensor is always the raw weight, so state-dict keys and shapes are those of
-    Conv2d.
+    The stored (and averaged) tensor is always the raw weight, so state-dict keys and shapes are those of Conv2d.
 
     >>> import torch
     >>> conv = StandardisedConv2d(1, 1, 3)
@@ -61,8 +60,7 @@ class StandardisedConv2d(nn.Conv2d):
 
 
 def geometry(conv: nn.Conv2d, name: str = "") -> dict[str, Any]:
-    """The constructor arguments that rebuild a convolution's geometry (on the meta device: no numbers are
-    drawn).
+    """The constructor arguments that rebuild a convolution's geometry, on the meta device: no numbers are drawn.
 
     >>> geometry(nn.Conv2d(2, 4, 3, stride=2))["stride"]
     (2, 2)

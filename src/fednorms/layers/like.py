@@ -29,7 +29,7 @@ def width(norm: nn.Module, name: str = "") -> int:
 
 
 def tensor(module: nn.Module, name: str) -> Tensor | None:
-    """A parameter or buffer of `module`, or None where it has none of that name.
+    """A parameter or buffer of `module`, or None if it has none of that name.
 
     >>> tensor(nn.Linear(2, 2, bias=False), "bias") is None
     True
@@ -51,8 +51,7 @@ def place(module: nn.Module) -> dict[str, Any]:
 
 
 def keep_parameters(old: nn.Module, new: nn.Module, *names: str) -> None:
-    """Give `new` the very Parameter objects of `old`, so dtype, device, requires_grad and tying stay; and its
-    flag.
+    """Give `new` the Parameter objects of `old`, so dtype, device, requires_grad and tying stay; and its mode.
 
     >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> keep_parameters(a, b, "weight", "bias")
@@ -65,7 +64,7 @@ def keep_parameters(old: nn.Module, new: nn.Module, *names: str) -> None:
 
 
 def keep_statistics(old: nn.Module, mean: Tensor, var: Tensor, batches: Tensor | None = None) -> None:
-    """Copy the stored statistics of `old`, where it has any, and its counter of batches.
+    """Copy the stored statistics of `old`, if it has any, and its counter of batches.
 
     >>> bn, mean, var = nn.BatchNorm1d(1), torch.ones(1), torch.zeros(1)
     >>> keep_statistics(bn, mean, var)

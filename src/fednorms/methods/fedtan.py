@@ -17,21 +17,24 @@ if TYPE_CHECKING:
 
 @part("fedtan")
 class FedTAN(Part):
-    """Share batch-normalisation statistics and their gradients among all participants in a round's first step.
+    """Share batch normalization statistics and their gradients among all participants in a round's first step.
 
-    Layer by layer, m = sum p_i mean(x_i) and v = sum p_i mean((x_i - m)^2) normalise every client's batch, and the
-    gradient flows through both; with one local step the averaged update is that of one network on all batches together.
-    Later steps are local, then everything is averaged. Paper: Wang et al., Why batch normalization damage federated
-    learning on non-IID data?, 2024. Acts on the engine: a simulation that needs all participants at once (`joint`). No
-    client state; 3 exchanges and 4C floats per BatchNorm layer beside the model: 3L + 1 exchanges a round.
+    Paper: Why Batch Normalization Damage Federated Learning on Non-IID Data? Wang, Shi and Chang. IEEE Transactions on
+    Neural Networks and Learning Systems 2023. https://arxiv.org/abs/2301.02982
+
+    Layer by layer, m = sum p_i mean(x_i) and v = sum p_i mean((x_i - m)^2) normalize every client's batch, and the
+    gradient flows through both. With one local step, the averaged update is that of one network on all batches
+    together. Later steps are local, then everything is averaged. Acts on the engine: a simulation that needs all
+    participants at once (`joint`). No client state. Communication: 3 exchanges and 4C floats per BatchNorm layer
+    besides the model, 3L + 1 exchanges a round.
     Divergence: running variances have the factor M / (M - 1), M values per channel in the local batch; the public code
-    B / (B - 1).
+    has B / (B - 1).
 
     >>> sorted(FedTAN().requires)
     ['joint']
     """
 
-    paper = "Wang et al. 2024"
+    paper = "Wang et al. 2023"
     uploads = True  # statistics of every layer, while all clients step together
     weighting = "uniform"
     requires = frozenset({"joint"})

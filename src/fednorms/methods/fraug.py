@@ -1,4 +1,4 @@
-"""FRAug, reduced: train the classifier also on features that a shared generator and a private network make."""
+"""FRAug, reduced: train the classifier also on features from a shared generator and a private network."""
 
 from __future__ import annotations
 
@@ -42,14 +42,18 @@ def kernel_discrepancy(a: Tensor, b: Tensor) -> Tensor:
 class FRAug(Part):
     """Train the head on real and synthetic features: (1 - r) CE(real) + r CE(synthetic); reduced form, experimental.
 
-    A generator G(z, y), shared, makes features for everybody; a private network turns them into a residual on the
-    client's class means m: f = ratio (m + FT(G, y)) + (1 - ratio) m, ratio = exp(gamma (t - T)), r = min(1/2, ratio).
-    f moves the head alone. G descends CE(head(G)) - lam_g dist(G, m) and FT descends -entropy(head(m + FT)) + lam_ft
-    dist(m + FT, m), each with `factor` times the learning rate and everything else held fixed. Distances are mean L2
-    norms, or for G a kernel discrepancy (distance="mmd"; lam_g=10 as the authors for PACS). Paper: Chen et al., FRAug,
-    ICCV 2023. Acts on the loss. Client state: FT, class means, BN statistics. Communication: G on top of the model.
-    Divergence: reduced. One combined gradient per step instead of three in turn; class means are measured at the start
-    of a round (momentum 0.3) instead of batch by batch; the authors' numbers are not a target.
+    Paper: FRAug: Tackling Federated Learning with Non-IID Features via Representation Augmentation. Chen et al. ICCV
+    2023. https://arxiv.org/abs/2205.14900
+
+    A shared generator G(z, y) makes features for everybody; a private network turns them into a residual on the
+    client's class means m: f = ratio (m + FT(G, y)) + (1 - ratio) m, ratio = exp(gamma (t - T)), r = min(1/2, ratio). f
+    trains only the head. G descends CE(head(G)) - lam_g dist(G, m) and FT descends -entropy(head(m + FT)) + lam_ft
+    dist(m + FT, m), each with `factor` times the learning rate and everything else fixed. Distances are mean L2 norms,
+    or for G a kernel discrepancy (distance="mmd"; the authors use lam_g=10 for PACS). Acts on the loss. Client state:
+    FT, class means, BatchNorm statistics. Communication: G besides the model.
+    Divergence: this is a reduced form. There is one combined gradient per step instead of three in turn. Class means
+    are measured at the start of a round (momentum 0.3) instead of batch by batch. The authors' numbers are not a
+    target.
 
     >>> FRAug(distance="mmd", lam_g=10.0)
     fraug(lam_g=10.0, distance='mmd')
