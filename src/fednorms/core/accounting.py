@@ -1,4 +1,8 @@
-"""How much differential privacy a run has used up: epsilon after each round, by the package dp-accounting."""
+"""How much differential privacy a run has used: epsilon after each round, by the package dp-accounting.
+
+Paper: Rényi Differential Privacy of the Sampled Gaussian Mechanism. Mironov, Talwar and Zhang. arXiv 2019.
+https://arxiv.org/abs/1908.10530
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ ANY_UPDATE = "any two updates of one client"
 class Guarantee:
     """(epsilon, delta)-differential privacy at the level of clients, after each round of a run.
 
-    `secret` says whether nobody knows who took part in a round: only then does drawing clients at random add to their
+    `secret` is whether nobody knows who took part in a round: only then does drawing clients at random add to their
     privacy. Otherwise the client that took part most often decides.
 
     >>> g = Guarantee("dpcentral", Mechanism(1.0, 2.0, 1e-5, "server"), Participation.read("all"), ("a", "b"))
@@ -62,7 +66,7 @@ class Guarantee:
 
     @property
     def relation(self) -> str:
-        """Between which two worlds nobody can tell the difference."""
+        """The two situations that nobody can tell apart."""
         if self.mechanism.where == "client":
             return ANY_UPDATE
         return REPLACED if self._drawn else LEFT_OUT
@@ -79,7 +83,7 @@ class Guarantee:
         return self._gaussian(z, self._most(t))
 
     def to_dict(self, t: int) -> dict[str, Any]:
-        """What a summary says of it."""
+        """The entry in a summary."""
         return {
             "part": self.part,
             "epsilon": self.epsilon(t),
@@ -95,7 +99,7 @@ class Guarantee:
         return self.mechanism.where == "server" and self.secret and some and self.participation.kind == "fixed"
 
     def _gaussian(self, multiplier: float, times: int) -> float:
-        """Exact for Gaussian noise, so many times: as one time with less noise."""
+        """Epsilon of Gaussian noise applied several times: exactly that of one time with less noise."""
         if not times:
             return 0.0
         return float(_package().get_epsilon_gaussian(multiplier / math.sqrt(times), self.mechanism.delta))
@@ -120,7 +124,7 @@ class Guarantee:
         return accountant.compose(event).rdp
 
     def _most(self, t: int) -> int:
-        """How many of the first t rounds the client that came most often took part in."""
+        """How many of the first t rounds the most frequent client took part in."""
         if self.participation.kind == "all":
             return t
         if t < self._counted:
@@ -132,7 +136,7 @@ class Guarantee:
 
 
 def example(method: Method) -> str:
-    """What a method's differential privacy is, in words, with epsilon for runs in which every client takes part.
+    """Describe a method's differential privacy, with epsilon for runs in which every client takes part.
 
     >>> from fednorms.methods.registry import method
     >>> example(method("fedprox"))
@@ -167,7 +171,7 @@ def _mechanism(method: Method) -> tuple[str, Mechanism | None]:
 
 
 def _package() -> Any:  # noqa: ANN401
-    """dp-accounting, or a word about how to get it."""
+    """The package dp-accounting, or an error with the command that installs it."""
     if find_spec("dp_accounting") is None:
         raise BadInput(
             "Differential privacy needs the package dp-accounting, which computes epsilon. "

@@ -14,8 +14,8 @@ def batch_plan(
 ) -> tuple[list[Tensor], int]:
     """Which rows make up each batch of a phase, and how many rows were dropped.
 
-    Every epoch is one permutation cut into batches. The short last one is kept, dropped, or filled up from the start
-    of the same permutation; a last batch of one that batch normalisation cannot take is always dropped.
+    Every epoch is one permutation, split into batches. The short last one is kept, dropped, or filled up from the start
+    of the same permutation; a last batch of one image that batch normalization cannot take is always dropped.
 
     >>> [len(b) for b in batch_plan(10, Training(batch_size=4), Phase(epochs=2), seed=0)[0]]
     [4, 4, 2, 4, 4, 2]

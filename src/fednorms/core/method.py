@@ -42,7 +42,7 @@ class Method:
                 ("decide with which statistics to test", [p.name for p in self.parts if p.evaluation().statistics]),
                 ("decide how to predict", [p.name for p in self.parts if p.evaluation().predict]),
                 ("train a second model per client", [p.name for p in self.having("twin")]),
-                ("normalise the input", [p.name for p in self.parts if p.normalises_input]),
+                ("normalize the input", [p.name for p in self.parts if p.normalises_input]),
                 ("protect what is sent", [p.name for p in self.parts if p.privacy()]),
             ]
             if len(rivals) > 1
@@ -61,7 +61,7 @@ class Method:
             raise BadInput(f'Method "{self}": ' + "; ".join(problems) + ".")
 
     def _unprotected(self, p: Part, privacy: Privacy) -> list[str]:
-        """What stands against the promise of a part that protects what is sent."""
+        """Why this method cannot keep the promise of a part that protects what is sent."""
         found = [
             f"{q.name} sends tensors of its own, which {p.name} does not protect: keep one of them"
             for q in self.parts
@@ -83,7 +83,7 @@ class Method:
 
     @property
     def changing(self) -> list[str]:
-        """The parts by which a client sends something else than its model as it trained it.
+        """The parts that change what a client sends of its trained model.
 
         >>> from fednorms.methods.registry import method
         >>> method("fednova").changing, method("fedprox").changing
@@ -103,7 +103,7 @@ class Method:
 
     @property
     def moves_without_clients(self) -> bool:
-        """Whether the server changes its model even in a round without clients, so that noise hides who came."""
+        """Whether the server changes its model even in a round without clients, because noise must hide who came."""
         return self.privacy is not None and self.privacy[1].release is not None
 
     def having(self, hook: str) -> list[Part]:
@@ -142,7 +142,7 @@ class Method:
         )
 
     def weighting(self, chosen: Weighting | None = None) -> Weighting:
-        """How client models are weighted: the recipe's choice, else the parts' own, else by size.
+        """How client models are weighted: the recipe's choice, otherwise the parts' own, otherwise by size.
 
         >>> from fednorms.methods.registry import method
         >>> method("fedbn").weighting(), method("fedprox").weighting(), method("fedbn").weighting("size")
@@ -165,7 +165,7 @@ class Method:
 
 
 def _check_part(p: Part) -> None:
-    """What every part needs to be one, and what is asked of it at once."""
+    """Check that a part is registered, and what its hooks without arguments return."""
     if not hasattr(p, "name"):
         raise nameless(p)
     checks.one(p, "evaluation", p.evaluation(), Eval)
@@ -175,13 +175,13 @@ def _check_part(p: Part) -> None:
 
 
 def nameless(p: Part) -> BadInput:
-    """The error of a part whose class was not registered with `@fn.part`."""
+    """The error for a part whose class was not registered with `@fn.part`."""
     kind = type(p).__name__
     return BadInput(f'{kind} has no name to be called by. Put @fn.part("{kind.lower()}") above its class.')
 
 
 def _riding_problems(p: Part) -> list[str]:
-    """What cannot ride together in one training call."""
+    """Why a part's passes cannot run in one training call."""
     riding = [job for job in p.passes() if job.when in ("before", "after")]
     if len(riding) > 1:
         return [f"{p.name} has {len(riding)} passes before or after training, of which a part may have one"]

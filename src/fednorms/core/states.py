@@ -1,4 +1,4 @@
-"""The values that cross a round: the task, the messages, the states, and a client's training in flight."""
+"""The values of a round: the task, the messages, the states, and a client's training in progress."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Task:
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     weighting: Weighting | None = None
-    needs_two: bool = False  # batch normalisation cannot take a batch of one
+    needs_two: bool = False  # batch normalization cannot take a batch of one
     second: bool = False  # trains the clients' second models: see `Part.twin`
     cohort: float = 0.0  # how many clients a round is expected to have; 0: all
     deployed: bool = False  # across machines: see `Context`
@@ -70,7 +70,7 @@ class Task:
         return replace(self, second=True)
 
     def loss_of(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The recipe's loss, which may be of the user's own."""
+        """The recipe's loss, which may be a custom function."""
         found: object = self.loss(logits, y)
         if not isinstance(found, Tensor) or found.dim():
             raise BadInput(
@@ -97,7 +97,7 @@ class Task:
 
 
 def loss_name(loss: Callable[..., Tensor]) -> str:
-    """A loss as errors name it.
+    """A loss as error messages name it.
 
     >>> loss_name(nn.functional.cross_entropy), loss_name(nn.CrossEntropyLoss())
     ('"cross_entropy"', '"CrossEntropyLoss"')
@@ -127,7 +127,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Combined:
-    """All that the server needs of a round's uploads: mean models, and what clients sent for each part, reduced."""
+    """What the server needs from a round's uploads: mean models, and what clients sent for each part, reduced."""
 
     model: Tree
     parts: dict[str, Tree]
@@ -194,7 +194,7 @@ def context_of(task: Task, t: int, client: Client | None, *, evaluating: bool = 
 
 @dataclass
 class Carry:
-    """A client's training in flight. `begin` copies everything into it, so `step` may work in place."""
+    """A client's training in progress. `begin` copies everything into it, so `step` may work in place."""
 
     client: Client
     context: Context

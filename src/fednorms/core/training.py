@@ -11,7 +11,7 @@ from fednorms.core.errors import BadInput
 
 @dataclass(frozen=True)
 class Training:
-    """The recipe of local training. The optimiser starts fresh in every round and phase unless momentum is kept.
+    """The recipe of local training. The optimizer starts fresh in every round and phase unless momentum is kept.
 
     >>> Training(lr=0.1, schedule="exp").rate(10, 100) == 0.1 * 0.998**10
     True
@@ -30,7 +30,7 @@ class Training:
     decay: float = 0.998
     """Factor per round of the schedule exp."""
     optimiser: Literal["sgd", "adamw"] = "sgd"
-    """Local optimiser."""
+    """Local optimizer."""
     momentum: float = 0.0
     """Momentum of SGD."""
     weight_decay: float = 0.0
@@ -60,7 +60,7 @@ class Training:
 
     @property
     def without_effect(self) -> list[str]:
-        """Settings that were changed and do nothing beside the others, in words.
+        """Settings that were changed and have no effect with the others, in words.
 
         >>> Training(decay=0.9).without_effect
         ['decay 0.9 has no effect: the schedule is const']

@@ -115,7 +115,7 @@ class AdaptiveGroupNorm(nn.Module):
         self.eval_mode: EvalMode = eval_mode
         self.eps, self.keep, self.stream = eps, keep, stream
         self.sampling: bool | None = None
-        """Whether the share is drawn; None: in training mode. Which statistics normalise is another question: a test
+        """Whether the share is drawn; None: in training mode. Which statistics normalize is another question: a test
         may use those of the batch, and training (GReg's second pass, FixBN) stored ones.
         """
         ones = torch.ones(channels, device=device, dtype=dtype)
@@ -189,7 +189,7 @@ class AdaptiveGroupNorm(nn.Module):
         return m[0], v[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x of shape (N, C, ...)."""
+        """Normalize x of shape (N, C, ...)."""
         positions = math.prod(x.shape[2:])
         mean, var = instance_moments(x)  # the others follow from these
         if self.training:

@@ -70,7 +70,7 @@ def geometry(conv: nn.Conv2d, name: str = "") -> dict[str, Any]:
     if conv.weight[0].numel() == 1:
         where = f" {name!r}" if name else ""
         raise BadInput(
-            f"layer{where}: standardising one weight per filter leaves nothing but zeros; expected a "
+            f"layer{where}: standardizing one weight per filter leaves nothing but zeros; expected a "
             f"convolution with a fan-in of at least 2, got weight shape {tuple(conv.weight.shape)}"
         )
     return {

@@ -63,7 +63,7 @@ class FilterResponseNorm(nn.Module):
 
         `tlu` means that a ReLU follows the layer; the caller removes it.
         """
-        refuse_single_positions(norm, "filter response normalisation", name)
+        refuse_single_positions(norm, "filter response normalization", name)
         act = dict(norm.named_children()).get("act") if is_fused(norm) else None
         rectified = isinstance(act, nn.ReLU)
         new = cls(width(norm, name), tlu or rectified, learn_eps, **place(norm))
@@ -76,10 +76,10 @@ class FilterResponseNorm(nn.Module):
         return wrapped
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x of shape (N, C, positions)."""
+        """Normalize x of shape (N, C, positions)."""
         if x.dim() < 3:
             raise BadInput(
-                f"filter response normalisation needs maps (N, C, H, W), got an input of shape {tuple(x.shape)}: the "
+                f"filter response normalization needs maps (N, C, H, W), got an input of shape {tuple(x.shape)}: the "
                 "mean square of a single value leaves nothing but its sign"
             )
         eps = 1e-6 if self.eps is None else per_channel(self.eps.abs() + 1e-6, x)

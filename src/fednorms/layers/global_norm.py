@@ -82,7 +82,7 @@ class GlobalNorm(nn.Module):
         return keep_act(norm, new)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x of shape (N, C, ...)."""
+        """Normalize x of shape (N, C, ...)."""
         mean, var = self.mean, self.var
         if self.training and self.sampling is not False:
             self._measure(x)

@@ -63,7 +63,7 @@ class HybridNorm(nn.Module):
         return keep_act(norm, new)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x of shape (N, C, ...)."""
+        """Normalize x of shape (N, C, ...)."""
         mean, var = self.mean, self.var
         if self.training:
             a = torch.sigmoid(self.phi)

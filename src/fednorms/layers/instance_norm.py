@@ -21,7 +21,7 @@ def instance_norm_like(norm: nn.Module, name: str = "") -> nn.Module:
     >>> sorted(instance_norm_like(nn.BatchNorm2d(6)).state_dict())
     ['bias', 'weight']
     """
-    refuse_single_positions(norm, "instance normalisation", name)
+    refuse_single_positions(norm, "instance normalization", name)
     kind = nn.InstanceNorm3d if isinstance(norm, nn.BatchNorm3d) else nn.InstanceNorm2d
     affine = getattr(norm, "weight", None) is not None
     new = kind(width(norm, name), eps=float(getattr(norm, "eps", 1e-5)), affine=affine, **place(norm))

@@ -12,7 +12,7 @@ from fednorms.core.norms import stored_statistics
 
 
 def width(norm: nn.Module, name: str = "") -> int:
-    """The number of channels of a batch or group normalisation layer.
+    """The number of channels of a batch or group normalization layer.
 
     >>> width(nn.BatchNorm2d(8)), width(nn.GroupNorm(2, 6))
     (8, 6)
@@ -24,7 +24,7 @@ def width(norm: nn.Module, name: str = "") -> int:
     where = f" {name!r}" if name else ""
     raise BadInput(
         f"layer{where}: cannot tell the number of channels of a {type(norm).__name__}; "
-        "expected a batch or group normalisation layer with a known width (run a lazy layer once first)"
+        "expected a batch or group normalization layer with a known width (run a lazy layer once first)"
     )
 
 
@@ -96,11 +96,11 @@ def refuse_other_forward(old: nn.Module, base: type[nn.Module], name: str = "") 
 def refuse_single_positions(norm: nn.Module, what: str, name: str = "") -> None:
     """Refuse a layer of vectors, (N, C): statistics over the positions of a sample need more than one.
 
-    >>> refuse_single_positions(nn.BatchNorm2d(3), "instance normalisation")
+    >>> refuse_single_positions(nn.BatchNorm2d(3), "instance normalization")
     """
     if isinstance(norm, nn.BatchNorm1d):
         where = f" {name!r}" if name else ""
         raise BadInput(
-            f"layer{where}: {what} needs maps with several positions, got {type(norm).__name__}, which normalises "
-            "vectors; expected a model whose normalisation layers see images, such as 'cnn-small'"
+            f"layer{where}: {what} needs maps with several positions, got {type(norm).__name__}, which normalizes "
+            "vectors; expected a model whose normalization layers see images, such as 'cnn-small'"
         )

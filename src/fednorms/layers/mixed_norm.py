@@ -112,7 +112,7 @@ class MixedNorm(nn.Module):
         return keep_act(norm, new)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x of shape (N, C, ...)."""
+        """Normalize x of shape (N, C, ...)."""
         if self.training:
             self.num_batches_tracked.add_(1)
         plain = F.batch_norm(

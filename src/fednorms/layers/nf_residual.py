@@ -72,7 +72,7 @@ def _blocks(model: nn.Module) -> Iterator[tuple[str, _Block]]:
         found = True
         if is_norm(block.norm):
             raise BadInput(
-                f'nf_residual: the branch of "{name}" still ends in {short(block.norm)}: remove normalisation first, '
+                f'nf_residual: the branch of "{name}" still ends in {short(block.norm)}: remove normalization first, '
                 'as "nonorm + wsconv(nf_residual=true)" and "fedwon(nf_residual=true)" do.'
             )
         if odd := _odd(model, name, module, block):
@@ -92,7 +92,7 @@ def _odd(model: nn.Module, name: str, module: nn.Module, block: _Block) -> str:
     if any(isinstance(m, nn.ModuleList) for m in above):
         return "stands beside others, not after them, so that the variance of its input is not known"
     if not block.opening or (block.added and block.ending is None):
-        return "has no standardised convolution at its start or end"
+        return "has no standardized convolution at its start or end"
     if block.added and not isinstance(block.norm, nn.Identity):
         return f"ends in {short(block.norm)}, not in a convolution"
     if module._modules.get("se") is not None:
@@ -107,7 +107,7 @@ def _resnet_block(module: nn.Module) -> _Block | None:
     norm = next((n for n in (f"bn{last[4:]}", f"norm{last[4:]}") if n in names), "")
     if not (last and norm and "conv1" in names and (hasattr(module, "downsample") or hasattr(module, "shortcut"))):
         return None
-    if names.index(norm) < names.index(last):  # normalised before each convolution: another kind of block
+    if names.index(norm) < names.index(last):  # normalized before each convolution: another kind of block
         return None
     shortcut = module._modules.get("downsample") or module._modules.get("shortcut")
     across = _convolutions(shortcut) if shortcut is not None else []

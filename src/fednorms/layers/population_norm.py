@@ -72,7 +72,7 @@ class PopulationNorm(nn.Module):
         return (torch.sqrt(-2 * torch.log(u[0])) * torch.cos(2 * math.pi * u[1])).to(self.mean.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x of shape (N, C, ...)."""
+        """Normalize x of shape (N, C, ...)."""
         mean: Tensor = self.mean
         if self.training and self.spread:
             mean = mean * (1 + self.spread * self._xi(x))

@@ -92,7 +92,7 @@ class RepresentativeNorm(nn.Module):
         return keep_act(norm, new)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x of shape (N, C, ...)."""
+        """Normalize x of shape (N, C, ...)."""
         if self.training:
             self.num_batches_tracked.add_(1)
         z = F.batch_norm(

@@ -128,7 +128,7 @@ class WSConv2d(StandardisedConv2d):
         return new
 
     def effective_weight(self) -> Tensor:
-        """The standardised filters times the gain (listing) or the constant (formula), and times `scale`."""
+        """The standardized filters times the gain (listing) or the constant (formula), and times `scale`."""
         gain = self.gamma if self.gain is None else self.gain
         filters = scaled_weight(self.weight, gain, self.form, self.eps)
         return filters if self.scale == 1.0 else self.scale * filters

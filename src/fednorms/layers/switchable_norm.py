@@ -76,7 +76,7 @@ class SwitchableNorm(nn.Module):
         return mean[0], var[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x of shape (N, C, ...)."""
+        """Normalize x of shape (N, C, ...)."""
         m_in, v_in = instance_moments(x, unbiased=not self.biased)  # (N, C)
         m_ln, v_ln = coarser(m_in, v_in, axis=1)  # (N, 1)
         if self.training:

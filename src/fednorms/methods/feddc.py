@@ -51,7 +51,7 @@ class FedDC(Part):
 
     @override
     def loss(self, s: Step) -> Tensor | float:
-        if s.context.evaluating:  # fine-tuning minimises the client's own loss
+        if s.context.evaluating:  # fine-tuning minimizes the client's own loss
             return 0.0
         u, w = s.context.relative, s.params.pick(s.down)
         linear = w.dot(s.down / u - branch(s.mine, "c"))

@@ -44,7 +44,7 @@ class FedDyn(Part):
 
     @override
     def loss(self, s: Step) -> Tensor | float:
-        if s.context.evaluating:  # fine-tuning minimises the client's own loss
+        if s.context.evaluating:  # fine-tuning minimizes the client's own loss
             return 0.0
         w, alpha = s.params.pick(s.mine), self.alpha / s.context.relative
         if self.form == "code":

@@ -57,7 +57,7 @@ class FedNorm(Part):
 
     @override
     def missing(self, net: Net) -> str | None:
-        return None if net.owned_by.get(self.name) else "normalisation tensor that no other part keeps back"
+        return None if net.owned_by.get(self.name) else "normalization tensor that no other part keeps back"
 
     @override
     def down(self, mine: Tree) -> Tree:

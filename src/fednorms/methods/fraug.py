@@ -112,7 +112,7 @@ class FRAug(Part):
         real = s.base(s.logits, s.y)
         if (
             len(s.x) < 2 or not s.mine
-        ):  # batch normalisation of features cannot take one; an unknown client has no means
+        ):  # batch normalization of features cannot take one; an unknown client has no means
             return real
         weight, bias = _tensor(s, 2), _tensor(s, 1)
         assert weight is not None
@@ -122,12 +122,12 @@ class FRAug(Part):
         def head(f: Tensor) -> Tensor:
             return F.linear(f, weight.detach(), None if bias is None else bias.detach())
 
-        def localised(w: Tree, f: Tensor) -> Tensor:
+        def localized(w: Tree, f: Tensor) -> Tensor:
             return m + two_layers(w, "fraug.local", torch.cat([f, label], 1), last_relu=False)
 
         z = s.uniform(len(s.x), self.latent)
         fake = two_layers(s.params, "fraug.generator", torch.cat([z, label], 1), last_relu=True)
-        private = localised(s.params, fake.detach())
+        private = localized(s.params, fake.detach())
         mixed = ratio * private.detach() + (1 - ratio) * m
         r = ratio.clamp(max=0.5)
         synthetic = s.base(F.linear(mixed, weight, bias), s.y)

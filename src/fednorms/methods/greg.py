@@ -55,7 +55,7 @@ class GReg(Part):
     def missing(self, net: Net) -> str | None:
         shared = {n.rpartition(".")[0] for n in net.statistics if net.routes[n] is Route.SHARED}
         found = any(keeps_statistics(net.module.get_submodule(n)) for n in shared)
-        return None if found else "normalisation layer whose running statistics are shared"
+        return None if found else "normalization layer whose running statistics are shared"
 
     @override
     def path(self, c: Context) -> bool:

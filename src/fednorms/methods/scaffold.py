@@ -64,7 +64,7 @@ class Scaffold(Part):
 
     @override
     def grad(self, g: Tree, s: Step) -> Tree:
-        if s.context.evaluating:  # fine-tuning minimises the client's own loss, not the federation's
+        if s.context.evaluating:  # fine-tuning minimizes the client's own loss, not the federation's
             return g
         return g - s.mine + (s.down / s.context.relative if self.variant == "feddc" else s.down)
 
