@@ -27,9 +27,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fednorms.core.batches import batch_plan
 from fednorms.core.noise import seed_of
 from fednorms.core.part import Phase
-from fednorms.core.training import Training, batch_plan
+from fednorms.core.training import Training
 from tests.support.flower_processes import Cluster, free_port
 
 TRAINING = Training(batch_size=32, lr=0.05)

@@ -15,9 +15,9 @@ HEAD = """\
 # Methods
 
 Written by `python docs/make_methods_page.py`; a test compares it with the code. `fednorms list methods` prints the
-same, `fednorms describe METHOD --model MODEL` one method on another model in full. Any methods combine with `+`;
-[commuting.md](commuting.md) says where the order matters and which pairs are refused,
-[add-a-method.md](add-a-method.md) how to write another one.
+same tables; `fednorms describe METHOD --model MODEL` describes one method on another model in full. Any methods combine
+with `+`. [commuting.md](commuting.md) lists pairs whose order matters and pairs that are refused.
+[add-a-method.md](add-a-method.md) shows how to write a new one.
 
 ## What they do
 """
@@ -31,14 +31,15 @@ Measured on the model `{MODEL}` with two clients, each method alone and with its
 def page() -> str:
     """The text of the page."""
     rows = [(e, facts) for e, facts in overview() if _ours(e.name)]
-    lines = [HEAD, *_table(["name", "idea", "paper", "options"], [list(vars(e).values()) for e, _ in rows])]
+    ideas = [[e.name, e.idea, f"[{e.paper}]({e.link})" if e.link else e.paper, e.options] for e, _ in rows]
+    lines = [HEAD, *_table(["name", "idea", "paper", "options"], ideas)]
     lines += [FACTS, *(f"- **{title}**: {meaning}" for title, (meaning, _) in COLUMNS.items()), ""]
     lines += _table(["name", *COLUMNS], [[e.name, *facts.values()] for e, facts in rows])
     return "\n".join(lines) + "\n"
 
 
 def _ours(name: str) -> bool:
-    """Whether the library itself has it; a test may have registered a part of its own."""
+    """Whether the library itself has it; a test may have registered a custom part."""
     return name not in REGISTRY or REGISTRY[name].__module__.startswith("fednorms.methods.")
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fednorms.core.part import Eval, Part, Pass, Phase, Route
     from fednorms.core.training import Training
     from fednorms.core.tree import Tree
+    from fednorms.core.views import Mechanism, Privacy
     from fednorms.data.arrays import from_arrays, from_datasets
     from fednorms.data.federation import Federation, Site, Split
     from fednorms.data.folders import from_folders
@@ -56,10 +57,12 @@ __all__ = [
     "Federation",
     "FednormsError",
     "Findings",
+    "Mechanism",
     "Method",
     "Part",
     "Pass",
     "Phase",
+    "Privacy",
     "Recipe",
     "Reproduction",
     "Result",
@@ -105,6 +108,7 @@ _DEFINED_IN = {
     "core.part": ("Eval", "Part", "Pass", "Phase", "Route"),
     "core.training": ("Training",),
     "core.tree": ("Tree",),
+    "core.views": ("Mechanism", "Privacy"),
     "data.arrays": ("from_arrays", "from_datasets"),
     "data.federation": ("Federation", "Site", "Split"),
     "data.folders": ("from_folders",),

@@ -3,12 +3,15 @@
 import ast
 import dataclasses
 import inspect
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+import fednorms.layers
 from fednorms import methods
+from fednorms.core.citations import papers
 from fednorms.core.part import HOOKS, REGISTRY, SUMS, Part
 from fednorms.methods.registry import load_all
 
@@ -79,8 +82,31 @@ def test_the_docstring_has_paper_formula_and_example(made):
     assert first[0].isupper()
     if inspect.isclass(made):
         assert made.paper
-    else:
-        assert "Paper:" in text
+
+
+@pytest.mark.parametrize("made", [*PARTS.values(), *SUMS.values()], ids=[*PARTS, *SUMS])
+def test_every_method_names_its_paper_with_title_and_link(made):
+    text = " ".join(made.__doc__.split())
+    found = papers(text)
+    assert len(found) == text.count("Paper: ") - text.count("Paper: none.")
+    assert bool(found) != ("Paper: none." in text)  # only baselines have none
+    for paper in found:
+        assert paper.link or "No link found" in text
+        assert len(paper.title.split()) >= 2
+        assert re.fullmatch(r"(19|20)\d\d", paper.venue.split()[-1])
+    if found and inspect.isclass(made):
+        assert found[0].authors.split()[0].rstrip(",") in made.paper
+
+
+LAYERS = sorted(Path(fednorms.layers.__file__).parent.glob("*.py"))
+UNPUBLISHED = {"__init__", "convolution", "like"}
+
+
+@pytest.mark.parametrize("path", LAYERS, ids=[p.stem for p in LAYERS])
+def test_every_layer_file_names_its_paper(path):
+    found = papers(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))))
+    assert bool(found) != (path.stem in UNPUBLISHED)
+    assert all(paper.link for paper in found)
 
 
 @pytest.mark.parametrize("path", FILES, ids=[p.stem for p in FILES])

@@ -39,6 +39,9 @@ def own(**hooks):
 
 def returning(hook, value):
     """A part whose hook returns what a function makes of what the hook gets."""
+    if hook in ("protect", "release"):
+        how = fn.Privacy(**{"protect": lambda update, e: update, hook: value})
+        return own(privacy=lambda self: how)
     return own(**{hook: lambda self, *given: value(*given)})
 
 
@@ -128,6 +131,7 @@ WRONG = {  # hook, what it returns, and how the error ends
     "server-more": ("server", lambda d, r: (Tree({**d, "nope": one}), r.mine), 'got an entry "nope".* Leave it out'),
     "server-type": ("server", lambda d, r: (d.map(lambda t: t + 0j), r.mine), "complex128 .* which is float64 in"),
     "stats-more": ("stats", lambda d, r: Tree({**d, "nope": one}), "it may return norm.running_mean"),
+    "privacy-words": ("privacy", lambda: "private", r"a Privacy, or None, got str. Return fn.Privacy"),
     "protect-nothing": ("protect", lambda u, e: None, "the update, a Tree, got NoneType"),
     "release-mean": ("release", lambda u, r: u.map(torch.mean), r'a tensor of \(\) as the entry "conv.weight"'),
     "evaluation-nothing": ("evaluation", lambda: None, "an Eval, got NoneType"),

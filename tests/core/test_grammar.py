@@ -198,7 +198,7 @@ def test_two_input_normalisations_are_refused_by_name():
         normalises_input = True
 
     try:
-        with pytest.raises(BadInput, match="fedrdn and other_input each normalise the input: keep one"):
+        with pytest.raises(BadInput, match="fedrdn and other_input each normalize the input: keep one"):
             Method((REGISTRY["fedrdn"](), Other()))
     finally:
         del REGISTRY["other_input"]

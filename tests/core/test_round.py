@@ -187,7 +187,7 @@ def test_every_hook_is_reached():
         return record
 
     play(Method((own("spy", **{hook: spy(hook) for hook in HOOKS}),)), n=2)
-    assert called == set(HOOKS) - {"arrange", "trips"}
+    assert called == set(HOOKS) - {"arrange"}
 
 
 # -- reductions ---------------------------------------------------------------------------------------------------
@@ -363,3 +363,10 @@ def test_parts_whose_maths_needs_plain_updates_refuse_those_that_change_them():
 def test_greg_needs_statistics_that_come_back_from_the_server():
     with pytest.raises(BadInput, match="greg has nothing to act on"):
         Net(tiny_net(), method("fedbn(upload=true) + greg"), name="mine")
+
+
+@pytest.mark.usefixtures("parts_as_before")
+@pytest.mark.parametrize("hook", ["protect", "release", "mechanism", "trips"])
+def test_a_hook_of_version_0_1_that_is_gone_says_what_to_write(hook):
+    with pytest.raises(BadInput, match=rf'Part "old": the hook {hook} was removed'):
+        own("old", **{hook: lambda self, *given: None})

@@ -26,7 +26,7 @@ from fednorms.layers import (
     swap,
 )
 
-# Numbers of batch normalisation layers by counting the published layer tables, not by running our code.
+# Numbers of batch normalization layers by counting the published layer tables, not by running our code.
 BATCHNORMS = {
     "torchvision:resnet18": 20,
     "torchvision:resnet50": 53,
@@ -135,7 +135,7 @@ def test_a_surgeried_model_can_be_copied_and_saved():
 @pytest.mark.parametrize("name", BATCHNORMS)
 def test_every_batchnorm_of_the_zoo_is_found(name):
     model = zoo(name)
-    # Independent of our predicate: whatever holds a running mean is a batch normalisation layer.
+    # Independent of our predicate: whatever holds a running mean is a batch normalization layer.
     owners = {key.removesuffix(".running_mean") for key in model.state_dict() if key.endswith(".running_mean")}
     found = {key for key, module in model.named_modules() if is_batchnorm(module)}
     assert found == owners

@@ -1,4 +1,4 @@
-"""FedNN's adaptive group normalisation."""
+"""FedNN's adaptive group normalization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The normalisation layers that papers compare with: FRN, RBN, SN, IN, PN, and FBN's constant statistics."""
+"""The normalization layers that papers compare with: FRN, RBN, SN, IN, PN, and FBN's constant statistics."""
 
 import copy
 

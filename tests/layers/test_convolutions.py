@@ -1,4 +1,4 @@
-"""Weight-normalised (FedNN) and scaled weight-standardised (FedWon) convolutions."""
+"""Weight-normalized (FedNN) and scaled weight-standardized (FedWon) convolutions."""
 
 from __future__ import annotations
 

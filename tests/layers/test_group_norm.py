@@ -1,4 +1,4 @@
-"""Group normalisation, removal of normalisation, and the predicates."""
+"""Group normalization, removal of normalization, and the predicates."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_refusals():
             Net(build(name, classes=4, size=32), method("fedwon(nf_residual=true)"), name=name)
     odd = build("resnet20", classes=4, size=16)
     odd.blocks[1].conv2 = torch.nn.ConvTranspose2d(16, 16, 3, padding=1)
-    with pytest.raises(BadInput, match=r'"blocks.1".*no standardised convolution'):
+    with pytest.raises(BadInput, match=r'"blocks.1".*no standardized convolution'):
         Net(odd, method("fedwon(nf_residual=true)"), name="odd")
     with pytest.raises(BadInput, match="no residual blocks"):
         play("fedwon(nf_residual=true)", model=tiny_net())

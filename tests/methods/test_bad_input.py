@@ -61,7 +61,7 @@ def test_levit_normalises_vectors_which_frn_and_in_refuse(text):
     pytest.importorskip("timm")
     with torch.device("meta"):
         model = build("timm:levit_128s", classes=3, size=64)
-    with pytest.raises(BadInput, match="BatchNorm1d, which normalises vectors"):
+    with pytest.raises(BadInput, match="BatchNorm1d, which normalizes vectors"):
         swap_only(model, text)
 
 

@@ -41,7 +41,7 @@ def task_of(text, data=None, **settings):
 def release(part, update, task, sampled=None):
     """What the server makes of a mean update."""
     context = context_of(task, 0, None)
-    return part.release(update, Round(Tree(), Tree(), Tree(), sampled or task.clients, task.clients, context))
+    return part.privacy().release(update, Round(Tree(), Tree(), Tree(), sampled or task.clients, task.clients, context))
 
 
 # -- how far one client reaches ---------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def release(part, update, task, sampled=None):
 def test_no_update_is_longer_than_the_clip(rows, clip, double):
     dtype = torch.float64 if double else torch.float32
     update = Tree({str(i): torch.tensor(row, dtype=dtype) for i, row in enumerate(rows)})
-    sent = CentralDP(clip=clip).protect(update, None)
+    sent = CentralDP(clip=clip).privacy().protect(update, None)
     assert length(sent) <= clip
     if length(update) <= clip:
         assert same(sent, update)
@@ -136,7 +136,7 @@ def test_a_clients_noise_has_the_promised_size_and_is_its_own():
     for name in "ab":
         context = context_of(task, 0, Client(name, data[name]))
         end = type("End", (), {"context": context})()
-        drawn.append(LocalDP(clip=0.5, noise=2.0).protect(zero, end)["w"])
+        drawn.append(LocalDP(clip=0.5, noise=2.0).privacy().protect(zero, end)["w"])
     for tensor in drawn:
         mean, std, _ = moments(tensor)
         assert abs(mean) < 0.025
@@ -166,7 +166,7 @@ def test_rounds_and_tensors_have_noise_of_their_own():
     seen = []
     for t in range(3):
         r = Round(Tree(), Tree(), Tree(), 3, 3, context_of(task, t, None))
-        seen += list(CentralDP().release(zero, r).values())
+        seen += list(CentralDP().privacy().release(zero, r).values())
     assert len({tuple(t.tolist()) for t in seen}) == 6
 
 
@@ -319,7 +319,7 @@ def test_settings_without_meaning_are_refused(text, said):
 
 
 def test_delta_must_be_below_one_in_the_number_of_clients():
-    with pytest.raises(BadInput, match="delta must be well below one in 5 clients"):
+    with pytest.raises(BadInput, match="delta must be well below 1/5"):
         run("dpcentral(delta=0.2) + gn", rounds=1, recipe=SMALL)
 
 

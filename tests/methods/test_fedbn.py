@@ -1,4 +1,4 @@
-"""FedBN and SiloBN: who keeps which tensors of a batch-normalisation layer."""
+"""FedBN and SiloBN: who keeps which tensors of a batch-normalization layer."""
 
 import pytest
 import torch

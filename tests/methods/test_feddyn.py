@@ -108,7 +108,7 @@ def test_quadratics_reach_the_mean_optimum_and_lambda_is_the_local_gradient(form
     def quadratic(z, y):
         return 0.5 * (z.flatten() - a[y]).square().mean()
 
-    # Curvature 1 + alpha: a step of 1 / (1 + alpha) finds the local minimiser exactly.
+    # Curvature 1 + alpha: a step of 1 / (1 + alpha) finds the local minimizer exactly.
     data = ones(2, 2, 2)
     settings = {"model": Scalar(0.25), "loss": quadratic, "lr": 1 / (1 + alpha), "steps": 2, "batch_size": 2}
     task = tiny_task(f"feddyn(alpha={alpha}, form={form})", data, **settings)

@@ -1,4 +1,4 @@
-"""FedNorm: one set of normalisation tensors per modality."""
+"""FedNorm: one set of normalization tensors per modality."""
 
 import dataclasses
 

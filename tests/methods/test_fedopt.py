@@ -1,4 +1,4 @@
-"""Server optimisers: FedAvgM, FedAdagrad, FedYogi, FedAdam."""
+"""Server optimizers: FedAvgM, FedAdagrad, FedYogi, FedAdam."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedRDN: whose statistics normalise an image."""
+"""FedRDN: whose statistics normalize an image."""
 
 import pytest
 import torch

@@ -44,7 +44,7 @@ def centralised_gradient(model, data):
 
 
 class Deep(nn.Module):
-    """Two residual blocks, shared activations, and a batch normalisation of vectors."""
+    """Two residual blocks, shared activations, and a batch normalization of vectors."""
 
     def __init__(self):
         super().__init__()

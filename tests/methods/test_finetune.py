@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from fednorms.core import noise
+from fednorms.core.batches import batch_plan
 from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
 from fednorms.core.part import REGISTRY, Part, Phase, part
 from fednorms.core.round import begin, broadcast, train
 from fednorms.core.states import Client
-from fednorms.core.training import Training, batch_plan
+from fednorms.core.training import Training
 from tests.reference import fedavg
 from tests.support.tiny import close, rounds, same, tiny_data, tiny_net, tiny_task
 
@@ -74,7 +75,7 @@ def test_rate_zero_gives_back_the_global_model():
 
 def test_the_rate_is_the_recipes_first_one_times_the_factor():
     _, carry = adapted("finetune(factor=0.1)", tiny_data(), schedule="exp", decay=0.5, lr=0.4)
-    assert float(carry.optimiser.lr) == pytest.approx(0.04)
+    assert float(carry.optimizer.lr) == pytest.approx(0.04)
 
 
 @pytest.mark.parametrize(("which", "moves"), [("head", {"head."}), ("body", {"conv.", "norm."})])

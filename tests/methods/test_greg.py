@@ -62,7 +62,7 @@ def test_equal_statistics_give_no_penalty_and_no_gradient():
 
 @pytest.mark.parametrize("text", ["greg", "fednn(tau=1.0) + greg", "wn + agn(variant=author) + greg"])
 def test_both_passes_of_a_step_draw_the_same_noise(text):
-    """With the statistics of the batch sent down, there is nothing to regularise, whatever else a layer draws."""
+    """With the statistics of the batch sent down, there is nothing to regularize, whatever else a layer draws."""
     data = tiny_data(6)
     task = tiny_task(text, data, batch_size=6)
     state = rounds(task, data, 1).server

@@ -44,7 +44,7 @@ def test_equals_a_plain_torch_loop_over_three_rounds():
 
 
 def test_pooled_statistics_are_those_of_all_data_together():
-    # A network that normalises its raw input, one value per image and channel: images are values.
+    # A network that normalizes its raw input, one value per image and channel: images are values.
     class First(nn.Module):
         def __init__(self):
             super().__init__()

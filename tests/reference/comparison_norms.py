@@ -6,7 +6,7 @@ import numpy as np
 
 
 def frn(x, gamma, beta, tau=None, eps=1e-6):
-    """Filter response normalisation; `tau` thresholds."""
+    """Filter response normalization; `tau` thresholds."""
     y = np.empty_like(x)
     for n in range(x.shape[0]):
         for c in range(x.shape[1]):
@@ -18,7 +18,7 @@ def frn(x, gamma, beta, tau=None, eps=1e-6):
 
 
 def rbn(x, gamma, beta, w_m, w_v, w_b, eps=1e-5):
-    """Representative batch normalisation in training; also the moments of what was normalised."""
+    """Representative batch normalization in training; also the moments of what was normalized."""
     centred = np.empty_like(x)
     for n in range(x.shape[0]):
         for c in range(x.shape[1]):
@@ -34,7 +34,7 @@ def rbn(x, gamma, beta, w_m, w_v, w_b, eps=1e-5):
 
 
 def sn(x, gamma, beta, a_mean, a_var, biased, eps=1e-5):
-    """Switchable normalisation in training, logits in the order instance, layer, batch."""
+    """Switchable normalization in training, logits in the order instance, layer, batch."""
     images, channels, height, width = x.shape
     m_in, v_in = np.empty((images, channels)), np.empty((images, channels))
     for n in range(images):

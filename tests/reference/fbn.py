@@ -11,7 +11,7 @@ from tests.reference.fedavg import average, train
 
 
 class Constant(nn.Module):
-    """Normalise with given statistics and remember every training input."""
+    """Normalize with given statistics and remember every training input."""
 
     def __init__(self, bn: nn.BatchNorm2d):
         super().__init__()

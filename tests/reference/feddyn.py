@@ -58,7 +58,7 @@ def feddyn_paper(model: nn.Module, clients, plans, cohorts, lr, alpha, clip=None
 
 
 def feddyn_code(model: nn.Module, clients, plans, cohorts, lr, alpha, clip=None, weight_decay=0.0, momentum=0.0):
-    """Returns the server's model and the clients' histories. The optimiser's weight decay is the quadratic part."""
+    """Returns the server's model and the clients' histories. The optimizer's weight decay is the quadratic part."""
     server = copy.deepcopy(model)
     total = sum(len(y) for _, y in clients)
     sizes = [len(y) * len(clients) / total for _, y in clients]

@@ -1,4 +1,4 @@
-"""FedNova, Wang et al. 2020: the accumulation vectors of section 4, and the normalised average."""
+"""FedNova, Wang et al. 2020: the accumulation vectors of section 4, and the normalized average."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server optimisers: Reddi et al. 2021, algorithm 2, and Hsu et al. 2019, number by number on a list of updates."""
+"""Server optimizers: Reddi et al. 2021, algorithm 2, and Hsu et al. 2019, number by number on a list of updates."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def symmetric_divergence(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _with_statistics(local: nn.Module, sent: dict, x: torch.Tensor) -> torch.Tensor:
-    """A forward pass of the same weights normalised with the broadcast statistics."""
+    """A forward pass of the same weights normalized with the broadcast statistics."""
     norms = [m for m in local.modules() if isinstance(m, nn.BatchNorm2d)]
     for m in norms:
         m.eval()

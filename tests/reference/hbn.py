@@ -1,4 +1,4 @@
-"""Hybrid batch normalisation, 2025: the layer, the statistics pass and the pooling, from the formulas."""
+"""Hybrid batch normalization, 2025: the layer, the statistics pass and the pooling, from the formulas."""
 
 from __future__ import annotations
 

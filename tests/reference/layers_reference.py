@@ -1,4 +1,4 @@
-"""Normalisation formulas in plain numpy loops, written from the papers; shares no code with the library."""
+"""Normalization formulas in plain numpy loops, written from the papers; shares no code with the library."""
 
 from __future__ import annotations
 

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from fednorms.core import noise
+from fednorms.core.batches import batch_plan
 from fednorms.core.net import Net
 from fednorms.core.part import Phase
 from fednorms.core.passes import LocalView, passes
 from fednorms.core.reductions import reduce_uploads
 from fednorms.core.round import broadcast, initial_state, load, local_update, own_state, server_update
 from fednorms.core.states import Client, ClientState, ServerState, Task, Upload, context_of
-from fednorms.core.training import Training, batch_plan
+from fednorms.core.training import Training
 from fednorms.core.tree import Tree
 from fednorms.core.views import Round
 from fednorms.data import Split

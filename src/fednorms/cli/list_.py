@@ -63,7 +63,8 @@ def _methods(*, as_json: bool) -> None:
         print_json({"methods": [{**vars(entry), **facts} for entry, facts in overview()]})
         return
     console = stdout()
-    console.print(grid(["name", "idea", "paper", "options"], [list(vars(entry).values()) for entry in entries()]))
+    rows = [[e.name, e.idea, e.paper, e.link, e.options] for e in entries()]
+    console.print(grid(["name", "idea", "paper", "link", "options"], rows))
     console.print("\nMeasured with the model cnn-small (takes a few seconds):\n")
     console.print(grid(["name", *COLUMNS], [[entry.name, *facts.values()] for entry, facts in overview()]))
     console.print()

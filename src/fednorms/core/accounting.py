@@ -1,4 +1,8 @@
-"""How much differential privacy a run has used up: epsilon after each round, by the package dp-accounting."""
+"""How much differential privacy a run has used: epsilon after each round, by the package dp-accounting.
+
+Paper: Rényi Differential Privacy of the Sampled Gaussian Mechanism. Mironov, Talwar and Zhang. arXiv 2019.
+https://arxiv.org/abs/1908.10530
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ ANY_UPDATE = "any two updates of one client"
 class Guarantee:
     """(epsilon, delta)-differential privacy at the level of clients, after each round of a run.
 
-    `secret` says whether nobody knows who took part in a round: only then does drawing clients at random add to their
+    `secret` is whether nobody knows who took part in a round: only then does drawing clients at random add to their
     privacy. Otherwise the client that took part most often decides.
 
     >>> g = Guarantee("dpcentral", Mechanism(1.0, 2.0, 1e-5, "server"), Participation.read("all"), ("a", "b"))
@@ -49,22 +53,20 @@ class Guarantee:
         cls, method: Method, participation: Participation, clients: Sequence[str], seed: int, *, secret: bool = True
     ) -> Guarantee | None:
         """The guarantee of a method; None if it has no noise."""
-        for p in method.having("mechanism"):
-            mechanism = p.mechanism()
-            if mechanism is None or not mechanism.noise:
-                continue
-            if mechanism.delta * len(clients) >= 1:
-                raise BadInput(
-                    f"{p.name}: delta must be well below one in {len(clients)} clients, got {mechanism.delta}: a "
-                    "mechanism that publishes one client in the clear would satisfy that."
-                )
-            _package()
-            return cls(p.name, mechanism, participation, tuple(clients), seed, secret)
-        return None
+        name, mechanism = _mechanism(method)
+        if mechanism is None or not mechanism.noise:
+            return None
+        if mechanism.delta * len(clients) >= 1:
+            raise BadInput(
+                f"{name}: delta must be well below 1/{len(clients)}, one over the number of clients, got "
+                f"{mechanism.delta}. Publishing one client's data would satisfy a larger delta."
+            )
+        _package()
+        return cls(name, mechanism, participation, tuple(clients), seed, secret)
 
     @property
     def relation(self) -> str:
-        """Between which two worlds nobody can tell the difference."""
+        """The two situations that nobody can tell apart."""
         if self.mechanism.where == "client":
             return ANY_UPDATE
         return REPLACED if self._drawn else LEFT_OUT
@@ -81,7 +83,7 @@ class Guarantee:
         return self._gaussian(z, self._most(t))
 
     def to_dict(self, t: int) -> dict[str, Any]:
-        """What a summary says of it."""
+        """The entry in a summary."""
         return {
             "part": self.part,
             "epsilon": self.epsilon(t),
@@ -97,7 +99,7 @@ class Guarantee:
         return self.mechanism.where == "server" and self.secret and some and self.participation.kind == "fixed"
 
     def _gaussian(self, multiplier: float, times: int) -> float:
-        """Exact for Gaussian noise, so many times: as one time with less noise."""
+        """Epsilon of Gaussian noise applied several times: exactly that of one time with less noise."""
         if not times:
             return 0.0
         return float(_package().get_epsilon_gaussian(multiplier / math.sqrt(times), self.mechanism.delta))
@@ -122,7 +124,7 @@ class Guarantee:
         return accountant.compose(event).rdp
 
     def _most(self, t: int) -> int:
-        """How many of the first t rounds the client that came most often took part in."""
+        """How many of the first t rounds the most frequent client took part in."""
         if self.participation.kind == "all":
             return t
         if t < self._counted:
@@ -134,7 +136,7 @@ class Guarantee:
 
 
 def example(method: Method) -> str:
-    """What a method's differential privacy is, in words, with epsilon for runs in which every client takes part.
+    """Describe a method's differential privacy, with epsilon for runs in which every client takes part.
 
     >>> from fednorms.methods.registry import method
     >>> example(method("fedprox"))
@@ -144,26 +146,32 @@ def example(method: Method) -> str:
     Epsilon at delta 1e-05, every client in every round: 1.99 after 1 round, 7... after 10 rounds, 3... after 100 rounds
     (a client's update left out or not).
     """
-    for p in method.having("mechanism"):
-        found = p.mechanism()
-        if found is None:
-            continue
-        where = "each, added at the site" if found.where == "client" else "their sum, added by the server"
-        said = f"{p.name}: updates no longer than {found.clip}, noise of std {found.noise * found.clip:g} on {where}."
-        if not found.noise:
-            return f"{p.name}: updates no longer than {found.clip}, no noise: no differential privacy."
-        guarantee = Guarantee(p.name, found, Participation(), ("a", "b"))
-        try:
-            after = [f"{guarantee.epsilon(t):.3g} after {t} round{'s' * (t > 1)}" for t in (1, 10, 100)]
-        except BadInput as error:
-            return f"{said}\n{error}"
-        every = f"Epsilon at delta {found.delta:g}, every client in every round: {', '.join(after)}"
-        return f"{said}\n{every}\n({guarantee.relation})."
-    return ""
+    name, found = _mechanism(method)
+    if found is None:
+        return ""
+    if not found.noise:
+        return f"{name}: updates no longer than {found.clip}, no noise: no differential privacy."
+    where = "each, added at the site" if found.where == "client" else "their sum, added by the server"
+    said = f"{name}: updates no longer than {found.clip}, noise of std {found.noise * found.clip:g} on {where}."
+    guarantee = Guarantee(name, found, Participation(), ("a", "b"))
+    try:
+        after = [f"{guarantee.epsilon(t):.3g} after {t} round{'s' * (t > 1)}" for t in (1, 10, 100)]
+    except BadInput as error:
+        return f"{said}\n{error}"
+    every = f"Epsilon at delta {found.delta:g}, every client in every round: {', '.join(after)}"
+    return f"{said}\n{every}\n({guarantee.relation})."
+
+
+def _mechanism(method: Method) -> tuple[str, Mechanism | None]:
+    """The part that protects what clients send, by name, and its mechanism."""
+    if method.privacy is None:
+        return "", None
+    part, privacy = method.privacy
+    return part.name, privacy.mechanism
 
 
 def _package() -> Any:  # noqa: ANN401
-    """dp-accounting, or a word about how to get it."""
+    """The package dp-accounting, or an error with the command that installs it."""
     if find_spec("dp_accounting") is None:
         raise BadInput(
             "Differential privacy needs the package dp-accounting, which computes epsilon. "

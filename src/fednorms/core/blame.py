@@ -1,4 +1,4 @@
-"""Whose code it was: the part and hook, file and line where an exception arose that nobody raised on purpose."""
+"""Find the part and hook, file and line in which an unexpected exception arose."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NOTE = "Arose in "
 
 
 def place(error: BaseException) -> str:
-    """Where in a part or in a file of the user's own an exception arose; empty if in neither.
+    """Where in a part or in a custom file an exception arose; empty if in neither.
 
-    Of the file only its name is told: results that are kept name no folder of the machine.
+    Only the file's name is given: stored results name no folder of the machine.
     """
     if noted := _noted(error):
         return noted
@@ -33,13 +33,13 @@ def place(error: BaseException) -> str:
 
 
 def note(error: BaseException) -> None:
-    """Write the place on an exception: the traceback that it is read from does not travel between processes."""
+    """Write the place on an exception, because its traceback is not sent between processes."""
     if not _noted(error) and (found := place(error)):
         error.add_note(_NOTE + found)
 
 
 def culprit(error: BaseException) -> tuple[str, str] | None:
-    """The part and the hook in which an error arose, or one that was under way when it arose."""
+    """The part and the hook in which an error arose, or an error that it was raised from."""
     found: tuple[str, str] | None = None
     for frame, _ in _frames(error):
         if p := _part(frame):

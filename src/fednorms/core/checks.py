@@ -1,7 +1,7 @@
-"""What hooks return, looked at where it comes in: a wrong one is an error that names part, hook and the way out.
+"""Check what hooks return: a wrong value is an error that names part, hook and fix.
 
-A hook of the user's own returns what it likes. Names, shapes and types are looked at, inside a step in the first one of
-a phase alone; numbers are read of a server's step only, once a round.
+Names, shapes and types are checked; inside a step, only in the first step of a phase. Numbers are checked only for a
+server's step, once a round.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _RETURNS = {
     "down": ("a Tree, what clients are sent of the server's state", "Return fn.Tree() to send nothing"),
     "finish": ("two Trees, the new state and what is sent", "Return e.mine, fn.Tree() to change and send nothing"),
     "send": ("the update, a Tree", "Return delta where nothing changes"),
+    "privacy": ("a Privacy, or None", "Return fn.Privacy(protect=...)"),
     "protect": ("the update, a Tree", "Return update where nothing changes"),
     "release": ("the update, a Tree", "Return update where nothing changes"),
     "server": ("two Trees, the update and the new state", "Return delta, r.mine where nothing changes"),
@@ -49,7 +50,7 @@ _RETURNS = {
 
 
 def wrong(p: Part, hook: str, got: str, fix: str = "") -> BadInput:
-    """The error of a hook that returns what it should not."""
+    """The error for a hook that returns a wrong value."""
     what, how = _RETURNS[hook]
     return BadInput(f"{p.name}: {hook} returns {what}, got {got}. {fix or how}.")
 
@@ -105,7 +106,7 @@ def _of_tensors(p: Part, hook: str, given: Tree) -> Tree:
 
 
 def fitting(p: Part, hook: str, given: object, like: Mapping[str, Tensor]) -> Tree:
-    """A Tree of some of these names, with tensors of these shapes: another shape would be stretched in silence."""
+    """A Tree with some of these names and these shapes; another shape would be broadcast silently."""
     found = tree(p, hook, given)
     for name, value in found.items():
         if name not in like:
@@ -118,7 +119,7 @@ def fitting(p: Part, hook: str, given: object, like: Mapping[str, Tensor]) -> Tr
 
 
 def update(p: Part, hook: str, given: object, like: Mapping[str, Tensor]) -> Tree:
-    """The same for what is added to a model, which must not change the type of its numbers."""
+    """The same for what is added to a model, which must not change its dtype."""
     found = fitting(p, hook, given, like)
     for name, value in found.items():
         if torch.promote_types(value.dtype, like[name].dtype) != like[name].dtype:
@@ -136,7 +137,7 @@ def model(p: Part, given: object, like: Tree) -> Tree:
 
 
 def still_finite(p: Part, hook: str, changed: Tree, t: int) -> None:
-    """Refuse a server's step that is not finite: of the next round's clients, every one would seem to diverge."""
+    """Refuse a server step that is not finite; otherwise every client of the next round would seem to diverge."""
     if not changed.finite():
         raise Diverged(
             f"The server's step of round {t} is not finite: {p.name} ({hook}) made it so of updates that were finite. "
@@ -166,7 +167,7 @@ def phases(p: Part, given: object) -> list[Phase]:
 
 
 def images_and_labels(p: Part, given: object, like: Tensor) -> tuple[Tensor, Tensor]:
-    """What `batch` made of images like these."""
+    """What `batch` returned for images like these."""
     if not (isinstance(given, (tuple, list)) and len(given) == 2 and all(isinstance(t, Tensor) for t in given)):
         raise wrong(p, "batch", kind(given))
     x, y = given

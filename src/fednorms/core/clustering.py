@@ -1,4 +1,8 @@
-"""FINCH: clustering by first neighbours, without a number of clusters or a threshold. Our own code."""
+"""FINCH: clustering by first neighbors, without a number of clusters or a threshold. Our own implementation.
+
+Paper: Efficient Parameter-Free Clustering Using First Neighbor Relations. Sarfraz, Sharma and Stiefelhagen. CVPR 2019.
+https://arxiv.org/abs/1902.11266
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,9 @@ from torch.nn.functional import normalize
 def finch(x: Tensor) -> Tensor:
     """The cluster number of every row of x: the coarsest partition of FINCH that has more than one cluster.
 
-    Every point is linked with its nearest neighbour by cosine; clusters are the connected components; clusters are
-    then replaced by the means of their points, and so on until one cluster is left or nothing merges, and that last
-    step is discarded. A first partition with a single cluster is kept. Sarfraz et al., CVPR 2019.
+    Every point is linked with its nearest neighbor by cosine similarity; clusters are the connected components.
+    Clusters are then replaced by the means of their points, and so on until one cluster is left or nothing merges; that
+    last step is discarded. A first partition with a single cluster is kept.
 
     >>> angles = torch.deg2rad(torch.tensor([0.0, 1.0, 90.0, 91.0]))
     >>> finch(torch.stack([angles.cos(), angles.sin()], 1)).tolist()
@@ -45,7 +49,7 @@ def cluster_means(x: Tensor, labels: Tensor) -> Tensor:
 
 
 def nearest_neighbours(x: Tensor, rows: int = 1024) -> Tensor:
-    """For every row the other row with the highest cosine similarity (of several equal ones the first).
+    """For every row, the other row with the highest cosine similarity (of several equal ones, the first).
 
     >>> nearest_neighbours(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])).tolist()
     [1, 0, 1]
@@ -62,7 +66,7 @@ def nearest_neighbours(x: Tensor, rows: int = 1024) -> Tensor:
 
 
 def _components(neighbour: Tensor) -> Tensor:
-    """Connected components of the graph that links every point with its neighbour, numbered by first appearance."""
+    """Connected components of the graph that links every point with its neighbor, numbered by first appearance."""
     root = list(range(len(neighbour)))
 
     def find(i: int) -> int:

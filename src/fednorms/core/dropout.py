@@ -1,5 +1,10 @@
-"""Dropout and stochastic depth with masks from `fednorms.core.noise`, so that every engine drops the same
-units.
+"""Dropout and stochastic depth with masks from `fednorms.core.noise`: every engine drops the same units.
+
+Paper: Dropout: A Simple Way to Prevent Neural Networks from Overfitting. Srivastava et al. JMLR 15, 2014.
+https://jmlr.org/papers/v15/srivastava14a.html
+Paper: Efficient Object Localization Using Convolutional Networks. Tompson et al. CVPR 2015.
+https://arxiv.org/abs/1411.4280
+Paper: Deep Networks with Stochastic Depth. Huang et al. ECCV 2016. https://arxiv.org/abs/1603.09382
 """
 
 from __future__ import annotations
@@ -15,10 +20,9 @@ from fednorms.core.errors import BadInput
 
 
 def keyed_dropout(x: Tensor, p: float, stream: int, shape: Sequence[int], scale: bool = True) -> Tensor:
-    """`x` times a mask of the given (broadcastable) shape: 0 with probability p, else 1 / (1 - p).
+    """`x` times a mask of the given (broadcastable) shape: 0 with probability p, otherwise 1 / (1 - p).
 
-    `scale=False` leaves kept values as they are. Srivastava et al. 2014 (dropout); Huang et al. 2016
-    (stochastic depth).
+    `scale=False` leaves kept values as they are.
 
     >>> x = torch.ones(1000)
     >>> sorted(set(keyed_dropout(x, 0.5, 3, x.shape).tolist()))
@@ -38,10 +42,7 @@ def _checked(p: float) -> float:
 
 
 class KeyedDropout(nn.Module):
-    """Element-wise dropout with keyed masks: y = x * m / (1 - p), m ~ Bernoulli(1 - p); identity in
-    evaluation.
-
-    Srivastava et al. 2014.
+    """Element-wise dropout with keyed masks: y = x * m / (1 - p), m ~ Bernoulli(1 - p); identity in evaluation.
 
     >>> KeyedDropout(0.5, stream=1).eval()(torch.ones(2))
     tensor([1., 1.])
@@ -67,9 +68,7 @@ class KeyedDropout(nn.Module):
 
 
 class KeyedDropout2d(KeyedDropout):
-    """Dropout of whole channels of (N, C, ...) with keyed masks; also stands in for Dropout1d and Dropout3d.
-
-    Tompson et al. 2015.
+    """Dropout of whole channels of (N, C, ...) with keyed masks; also replaces Dropout1d and Dropout3d.
 
     >>> y = KeyedDropout2d(0.5, stream=1)(torch.ones(4, 8, 3, 3))
     >>> bool((y == y[:, :, :1, :1]).all())
@@ -84,7 +83,7 @@ class KeyedDropout2d(KeyedDropout):
 class KeyedStochasticDepth(nn.Module):
     """Drop a residual branch per sample ("row") or for the whole batch ("batch") with keyed masks.
 
-    y = x * m / (1 - p). Huang et al. 2016.
+    y = x * m / (1 - p).
 
     >>> y = KeyedStochasticDepth(0.5, stream=1)(torch.ones(4, 8, 3, 3))
     >>> bool((y == y[:, :1, :1, :1]).all())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class FednormsError(Exception):
-    """Base of every error the library raises on purpose: its text is meant for the user, without a traceback.
+    """Base of every error that the library raises on purpose; its text is for the user, without a traceback.
 
     >>> FednormsError.exit_code
     1
@@ -18,7 +18,7 @@ class FednormsError(Exception):
 
 
 class BadInput(FednormsError, ValueError):
-    """The user's input cannot be used: says what, where, expected, got, and how to fix it (exit code 2).
+    """The user's input cannot be used: what is wrong, where, expected and found, and how to fix it (exit code 2).
 
     >>> BadInput.exit_code
     2
@@ -28,7 +28,7 @@ class BadInput(FednormsError, ValueError):
 
 
 class RunFailed(FednormsError, RuntimeError):
-    """A run that started could not go on (exit code 1); what it had finished is on disk.
+    """A run that started could not continue (exit code 1); what it had finished is on disk.
 
     >>> RunFailed.exit_code
     1
@@ -44,7 +44,7 @@ for _error in (FednormsError, BadInput, RunFailed, Diverged):
 
 
 def refuse_class(what: str, given: object) -> None:
-    """Refuse a class where an object is meant.
+    """Refuse a class where an object is expected.
 
     >>> refuse_class("model", dict)
     Traceback (most recent call last):
@@ -57,7 +57,7 @@ def refuse_class(what: str, given: object) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError while writing a file that the user has named into a `BadInput`.
+    """Turn an OSError while writing a file that the user named into a `BadInput`.
 
     >>> with writing(Path("a/b.csv")):
     ...     raise PermissionError(13, "Permission denied")

@@ -16,12 +16,12 @@ Kind = Callable[[nn.Module], bool]
 
 
 def split_head(model: nn.Module, head: str | Sequence[str] | None = None) -> list[str]:
-    """The names of the nn.Linear modules that produce the logits; several where a model has several heads.
+    """The names of the nn.Linear modules that produce the logits; several if a model has several heads.
 
-    `head` names them, or blocks that end in them, for a model where they cannot be found. Otherwise: what
-    timm's `get_classifier()` says; the last linear layer of a block called head, heads, fc or classifier; the
-    linear layer that ends the model. Where none is found, a 1x1 convolution in such a place (SqueezeNet). A model
-    without either is refused.
+    `head` names them, or blocks that end in them, for a model in which they cannot be found. Otherwise: what timm's
+    `get_classifier()` returns; the last linear layer of a block called head, heads, fc or classifier; the linear layer
+    that ends the model. If none is found, a 1x1 convolution in such a place (SqueezeNet). A model without either is
+    refused.
 
     >>> split_head(nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
     ['3']
@@ -90,7 +90,7 @@ def _classifier_of(model: nn.Module, name: str) -> str:
 
 
 def _last(block: nn.Module, kind: Kind) -> str | None:
-    """The name, inside `block`, of its last layer of a kind; None where something with parameters follows it."""
+    """The name, inside `block`, of its last layer of a kind; None if something with parameters follows it."""
     layers = _layers(block, kind)
     if not layers:
         return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fednorms.core import checks
 from fednorms.core.errors import BadInput
 from fednorms.core.part import Eval, Part, Pass, Phase, Weighting, overrides
-from fednorms.core.views import Context
+from fednorms.core.views import Context, Privacy
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,8 @@ class Method:
                 ("decide with which statistics to test", [p.name for p in self.parts if p.evaluation().statistics]),
                 ("decide how to predict", [p.name for p in self.parts if p.evaluation().predict]),
                 ("train a second model per client", [p.name for p in self.having("twin")]),
-                ("normalise the input", [p.name for p in self.parts if p.normalises_input]),
-                ("protect what is sent", [p.name for p in self.having("protect")]),
-                ("release what was protected", [p.name for p in self.having("release")]),
+                ("normalize the input", [p.name for p in self.parts if p.normalises_input]),
+                ("protect what is sent", [p.name for p in self.parts if p.privacy()]),
             ]
             if len(rivals) > 1
         ]
@@ -55,19 +54,20 @@ class Method:
                 for p in self.parts
                 if p.uses_even_mean or p.needs_plain_updates
             ]
-        problems += [problem for p in self.having("protect") for problem in self._unprotected(p)]
+        if self.privacy:
+            problems += self._unprotected(*self.privacy)
         problems += [problem for p in self.having("passes") for problem in _riding_problems(p)]
         if problems:
             raise BadInput(f'Method "{self}": ' + "; ".join(problems) + ".")
 
-    def _unprotected(self, p: Part) -> list[str]:
-        """What stands against the promise of a part that protects what is sent."""
+    def _unprotected(self, p: Part, privacy: Privacy) -> list[str]:
+        """Why this method cannot keep the promise of a part that protects what is sent."""
         found = [
             f"{q.name} sends tensors of its own, which {p.name} does not protect: keep one of them"
             for q in self.parts
             if q.uploads or any(job.when in ("setup", "evaluate") for job in q.passes())
         ]
-        mechanism = p.mechanism()
+        mechanism = privacy.mechanism
         if mechanism and mechanism.noise and math.isinf(mechanism.clip):
             found.append(f"{p.name} needs a finite clip for its noise, or noise=0")
         return found
@@ -83,13 +83,28 @@ class Method:
 
     @property
     def changing(self) -> list[str]:
-        """The parts by which a client sends something else than its model as it trained it.
+        """The parts that change what a client sends of its trained model.
 
         >>> from fednorms.methods.registry import method
         >>> method("fednova").changing, method("fedprox").changing
         (['fednova'], [])
         """
-        return [p.name for p in (*self.having("send"), *self.having("protect"))]
+        return [p.name for p in self.having("send")] + [p.name for p in self.parts if p.privacy()]
+
+    @property
+    def privacy(self) -> tuple[Part, Privacy] | None:
+        """The part that protects what clients send, and how; None if there is none.
+
+        >>> from fednorms.methods.registry import method
+        >>> method("dpcentral(noise=2)").privacy[1].mechanism.noise, method("fedbn").privacy
+        (2.0, None)
+        """
+        return next(((p, how) for p in self.parts if (how := p.privacy())), None)
+
+    @property
+    def moves_without_clients(self) -> bool:
+        """Whether the server changes its model even in a round without clients, because noise must hide who came."""
+        return self.privacy is not None and self.privacy[1].release is not None
 
     def having(self, hook: str) -> list[Part]:
         """The parts that implement a hook, in order.
@@ -127,16 +142,16 @@ class Method:
         )
 
     def weighting(self, chosen: Weighting | None = None) -> Weighting:
-        """How client models are weighted: the recipe's choice, else the parts' own, else by size.
+        """How client models are weighted: the recipe's choice, otherwise the parts' own, otherwise by size.
 
         >>> from fednorms.methods.registry import method
         >>> method("fedbn").weighting(), method("fedprox").weighting(), method("fedbn").weighting("size")
         ('uniform', 'size', 'size')
         """
-        if chosen == "size" and (even := [p.name for p in self.having("release")]):
+        if chosen == "size" and self.privacy and self.moves_without_clients:
             raise BadInput(
-                f'Method "{self}": {even[0]} needs equal weights, because a client with more data would count for more '
-                'than its noise hides. Choose weighting="uniform" or "auto".'
+                f'Method "{self}": {self.privacy[0].name} needs equal weights, because a client with more '
+                'data would count for more than its noise hides. Choose weighting="uniform" or "auto".'
             )
         if chosen:
             return chosen
@@ -150,21 +165,23 @@ class Method:
 
 
 def _check_part(p: Part) -> None:
-    """What every part needs to be one, and what is asked of it at once."""
+    """Check that a part is registered, and what its hooks without arguments return."""
     if not hasattr(p, "name"):
         raise nameless(p)
     checks.one(p, "evaluation", p.evaluation(), Eval)
     checks.several(p, "passes", p.passes(), Pass)
+    if (privacy := p.privacy()) is not None:
+        checks.one(p, "privacy", privacy, Privacy)
 
 
 def nameless(p: Part) -> BadInput:
-    """The error of a part whose class was not registered with `@fn.part`."""
+    """The error for a part whose class was not registered with `@fn.part`."""
     kind = type(p).__name__
     return BadInput(f'{kind} has no name to be called by. Put @fn.part("{kind.lower()}") above its class.')
 
 
 def _riding_problems(p: Part) -> list[str]:
-    """What cannot ride together in one training call."""
+    """Why a part's passes cannot run in one training call."""
     riding = [job for job in p.passes() if job.when in ("before", "after")]
     if len(riding) > 1:
         return [f"{p.name} has {len(riding)} passes before or after training, of which a part may have one"]

@@ -1,4 +1,4 @@
-"""Means and variances over the axes that normalisation layers use, shared by the layers beside this file."""
+"""Means and variances over the axes that normalization layers use."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def widened(x: Tensor) -> Tensor:
-    """`x`, in float32 where it is a 16-bit tensor: statistics of halves overflow and lose their small
-    differences.
+    """`x`, in float32 if it has 16 bits: statistics of halves overflow and lose small differences.
 
     >>> widened(torch.zeros(1, dtype=torch.float16)).dtype, widened(torch.zeros(1, dtype=torch.float64)).dtype
     (torch.float32, torch.float64)
@@ -42,11 +41,9 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def raw_moments(x: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Mean and biased variance per channel of a layer's input (N, C, ...), and the number of values per
-    channel.
+    """Mean and biased variance per channel of a layer's input (N, C, ...), and the number of values per channel.
 
-    What HBN's statistics pass collects; these merge exactly over batches and clients by the law of total
-    variance.
+    HBN's statistics pass collects these; they merge exactly over batches and clients by the law of total variance.
 
     >>> raw_moments(torch.tensor([[1.0], [3.0]]))
     (tensor([2.]), tensor([1.]), 2)
@@ -72,7 +69,7 @@ def instance_moments(x: Tensor, unbiased: bool = False) -> tuple[Tensor, Tensor]
 
 
 class _Moments(torch.autograd.Function):
-    """Mean and variance over the last axis. Their gradient passes over the features twice, torch's own five times."""
+    """Mean and variance over the last axis. Their gradient reads the features twice, torch's own five times."""
 
     generate_vmap_rule = True
 
@@ -135,7 +132,7 @@ def rescaled(x: Tensor, centre: Tensor, scale: Tensor, shift: Tensor | None) -> 
 
 
 def affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """The affine map y = gamma * x + beta per channel; None leaves a factor or an offset out.
+    """The affine map y = gamma * x + beta per channel; None leaves out a factor or an offset.
 
     >>> affine(torch.ones(1, 2), torch.tensor([2.0, 3.0]), None)
     tensor([[2., 3.]])

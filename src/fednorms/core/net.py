@@ -26,8 +26,8 @@ from fednorms.core.tree import Tree
 class Net:
     """The module that a method trains. The user's own module is copied and never changed.
 
-    Names are grouped once: `exchanged` travel and are averaged, `own` stay in the client's state, `trained` move in
-    local training, `sent_params` are what parts' `init`, `finish` and `server` see.
+    Names are grouped once: `exchanged` are sent and averaged, `own` stay in the client's state, `trained` move in local
+    training, `sent_params` are what parts' `init`, `finish` and `server` see.
 
     >>> from fednorms.methods.registry import method
     >>> net = Net(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 3)), method("fedbn"))
@@ -69,7 +69,7 @@ class Net:
         self._watch_module()
 
     def _refuse_cumulative(self) -> None:
-        """Cumulative averages depend on counters, which are not averaged: such statistics cannot be federated."""
+        """Refuse cumulative averages: they depend on counters, which are not averaged."""
         found = [n for n, m in self.module.named_modules() if keeps_statistics(m) and getattr(m, "momentum", 0) is None]
         if found:
             raise BadInput(
@@ -126,7 +126,7 @@ class Net:
             made[p.name] = new + [m for layer in new for m in layer.modules() if is_norm(m)]
 
     def _nothing(self, p: Part, missing: str) -> BadInput:
-        """The error of a part that finds nothing, with the other parts that may have taken it away."""
+        """The error for a part that finds nothing, with the other parts that may have removed it."""
         changed = [q for q in self.changes if q != p.name]
         keeping = [q for q in self.keeping if q != p.name]
         others = [f"after {', '.join(changed)} changed it"] * bool(changed)
@@ -193,8 +193,9 @@ class Net:
         self.head_names = frozenset(where(lambda s, r: s.head))
 
     def seen_by(self, p: Part) -> list[str]:
-        """The names that a part's `init` sees: `sent_params`; where it compares them with the server's (`even`), only
-        those that clients begin with, because the others' updates do not start there.
+        """The names that a part's `init` sees: `sent_params`, or only shared ones for `uses_even_mean`.
+
+        Such a part compares clients with the server's model, and the updates of other tensors do not start there.
         """
         return self.shared_params if p.uses_even_mean else self.sent_params
 
@@ -251,7 +252,7 @@ class Net:
             getattr(m, attribute).clear()
 
     def plain(self, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """A module of its own that holds these tensors, in eval mode: what a user keeps.
+        """A separate module that holds these tensors, in eval mode: what a user keeps.
 
         >>> from fednorms.methods.registry import method
         >>> net = Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), method("fedavg"))
@@ -272,7 +273,7 @@ class Net:
         return module.eval()
 
     def duplicate(self) -> Net:
-        """The same net around a module of its own, so that two forward passes can be under way at once.
+        """The same net with its own copy of the module, so two forward passes can run at the same time.
 
         >>> from fednorms.methods.registry import method
         >>> net = Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), method("fedavg"))
@@ -290,7 +291,7 @@ class Net:
     def watching(self, wanted: Callable[[nn.Module], bool]) -> Iterator[dict[str, Tensor]]:
         """Within this context, the dictionary holds the input of every wanted layer, until it is cleared.
 
-        That of a layer which is called several times is all its inputs, one below the other.
+        For a layer that is called several times, it holds all inputs, concatenated.
         """
         seen: dict[str, Tensor] = {}
 
@@ -315,9 +316,9 @@ class Net:
                 hook.remove()
 
     def probe(self, shape: tuple[int, ...], classes: int) -> bool:
-        """Check that the model takes such images and gives such logits.
+        """Check that the model takes such images and returns such logits.
 
-        Returns whether batch normalisation refuses a batch of one image of this shape (maps of 1x1).
+        Returns whether batch normalization refuses a batch of one image of this shape (maps of 1x1).
         """
         state = self.initial.clone()
         like = next((t for t in state.values() if t.is_floating_point()), torch.zeros(()))
@@ -353,7 +354,7 @@ class Net:
         return False
 
     def _misfit(self, problem: str, advice: str, images: Tensor, classes: int) -> BadInput:
-        """The error of a model that does not fit the data, or that a part's surgery has made so."""
+        """The error for a model that does not fit the data, or no longer does after a part's surgery."""
         p = self._spoiler(images, classes)
         if p is None:
             return BadInput(f'Model "{self.name}" {problem}. {advice}')
@@ -364,7 +365,7 @@ class Net:
         )
 
     def _spoiler(self, images: Tensor, classes: int) -> Part | None:
-        """The part whose surgery took from the user's model that it gives logits for such images; None: no part did."""
+        """The part after whose surgery the user's model no longer returns logits for such images; None: no part."""
         if self._given is None:
             return None
         module, heads = copy.deepcopy(self._given).to(images), self.user_heads
@@ -384,7 +385,7 @@ class Net:
         return None
 
     def _check_pass(self, state: Tree, images: Tensor) -> None:
-        """Refuse a model whose forward pass changes what cannot be federated, or that normalises everything away."""
+        """Refuse a model whose forward pass changes what cannot be federated, or normalizes everything to zero."""
         bound: list[str] = []
         loose = {n: b.clone() for n, b in self.module.named_buffers() if n not in self.slots}
 
@@ -424,7 +425,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def _refuse_single_values(name: str, m: nn.GroupNorm, args: tuple[Any, ...]) -> None:
     if args[0].dim() == 2 and m.num_groups == m.num_channels > 1:
         raise BadInput(
-            f'Layer "{name}" normalises vectors in {m.num_groups} groups of one value each, which leaves nothing of '
+            f'Layer "{name}" normalizes vectors in {m.num_groups} groups of one value each, which leaves nothing of '
             "them. Take fewer groups, e.g. gn(groups=1)."
         )
 

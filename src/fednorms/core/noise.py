@@ -129,7 +129,7 @@ def keyed(key: Tensor) -> Iterator[None]:
 
 @contextmanager
 def one_pass() -> Iterator[None]:
-    """Count draws afresh, so that every forward pass of a step meets the same numbers (GReg's two, say).
+    """Restart the count of draws, so every forward pass of a step (GReg has two) gets the same numbers.
 
     >>> with keyed(torch.tensor([1, 2])):
     ...     a = uniform((3,), 5, torch.zeros(1))
@@ -147,7 +147,7 @@ def one_pass() -> Iterator[None]:
 def uniform(shape: Sequence[int], number: int, like: Tensor) -> Tensor:
     """Uniforms in (0, 1) for a layer with stream `number`, with the dtype and device of `like`.
 
-    Outside `keyed` (a plain module that a user trains without fednorms) they come from torch's own generator.
+    Outside `keyed` (a module that a user trains without fednorms) they come from torch's own generator.
 
     >>> uniform((2, 3), 1, torch.zeros(1)).shape
     torch.Size([2, 3])
@@ -171,8 +171,10 @@ def normals(like: Tensor, *names: object) -> Tensor:
 def secret_normals(like: Tensor) -> Tensor:
     """Standard normal numbers of a tensor's shape in float64 that nobody can repeat: from the operating system's bits.
 
-    Each is the sum of four, halved: the rounding of one alone would give away which sums were possible (Holohan and
-    Braghin, Secure random sampling in differential privacy, 2021).
+    Paper: Secure Random Sampling in Differential Privacy. Holohan and Braghin. ESORICS 2021.
+    https://arxiv.org/abs/2107.10138
+
+    Each is the sum of four, halved: the rounding of a single one would reveal which sums were possible.
 
     >>> secret_normals(torch.zeros(2, 3)).shape
     torch.Size([2, 3])

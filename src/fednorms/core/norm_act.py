@@ -1,4 +1,4 @@
-"""Keep the activation and the drop layer that a fused normalisation layer carries."""
+"""Keep the activation and the drop layer of a fused normalization layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class NormAct(nn.Module):
-    """A normalisation followed by what a fused layer (timm's BatchNormAct2d) applied after it.
+    """A normalization followed by what a fused layer (timm's BatchNormAct2d) applied after it.
 
     y = act(drop(norm(x))).
 
@@ -22,13 +22,13 @@ class NormAct(nn.Module):
         self.act = act
 
     def forward(self, x: Tensor) -> Tensor:
-        """The normalised input after drop layer and activation."""
+        """The normalized input after drop layer and activation."""
         y: Tensor = self.act(self.drop(self.norm(x)))
         return y
 
 
 def is_fused(norm: nn.Module) -> bool:
-    """Whether a normalisation layer itself applies an activation afterwards (timm's *NormAct* classes).
+    """Whether a normalization layer itself applies an activation afterwards (timm's *NormAct* classes).
 
     >>> is_fused(nn.BatchNorm2d(3))
     False
@@ -38,7 +38,7 @@ def is_fused(norm: nn.Module) -> bool:
 
 
 def keep_act(old: nn.Module, new: nn.Module) -> nn.Module:
-    """`new`, followed by the drop layer and activation of `old` where `old` is fused.
+    """`new`, followed by the drop layer and activation of `old` if `old` is fused.
 
     >>> keep_act(nn.BatchNorm2d(4), nn.Identity())
     Identity()

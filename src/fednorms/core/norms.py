@@ -1,8 +1,8 @@
 """Which modules are normalization layers, and what the library needs to know about their stored statistics.
 
 Everything that looks at statistics (tests with batch or re-estimated statistics, GReg's second pass, FixBN, SiloBN,
-FedBN, HBN, AdaBN) asks this registry, by module type and never by the letters of a name. A layer registers next to its
-class; a user's own layer can do the same.
+FedBN, HBN, AdaBN) asks this registry, by module type and never by name. A layer registers next to its class; a custom
+layer can do the same.
 """
 
 from __future__ import annotations
@@ -41,16 +41,18 @@ def _unchanged(layer: nn.Module, tensors: Tensors) -> dict[str, Tensor]:
 class Statistics:
     """How a normalization layer keeps the statistics that it normalizes with in evaluation mode.
 
-    `mean` and `var` name the buffers. In training mode the layer normalizes with the batch; the net switches each layer
+    `mean` and `var` name the buffers. In training mode the layer normalizes with the batch. The net switches each layer
     between the two modes on its own, so training can use stored statistics and a test those of the batch.
 
     - `measure(layer, tensors, x) -> mean, var`: what the layer would record of one batch of its inputs. `tensors` are
       the layer's parameters and buffers by name; use them instead of the layer's attributes.
-    - `batch_only(layer, tensors)`: for a layer that mixes batch statistics with others in training mode, the tensors
-      to replace so that it uses the batch's alone.
-    - `batchnorm`: methods that act on BatchNorm layers (FedBN, SiloBN, FixBN, HBN, ...) also act on this one.
-    - `samples`: the layer has an attribute `sampling`: whether the network trains, whichever statistics are used
-      (None: as `training` says). The net sets it.
+    - `batch_only(layer, tensors)`: for a layer that mixes batch statistics with others in training mode, the tensors to
+      replace so that it uses only the batch's.
+    - `batchnorm`: methods that act on BatchNorm layers (FedBN, SiloBN, FixBN, HBN, ...) also act on this one. Those
+      that replace it read `num_features`, `weight`, `bias` and `eps` of the layer, as BatchNorm names them. FedTAN
+      accepts only the layers of torch.
+    - `samples`: the layer has an attribute `sampling`: whether the network trains, whichever statistics are used (None:
+      as `training` says). The net sets it.
     """
 
     mean: str = "running_mean"

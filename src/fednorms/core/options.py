@@ -88,10 +88,10 @@ def validate(part: Named) -> None:
 
 
 def did_you_mean(name: str, names: Iterable[str], *, prefix: str = "", alike: float = 0.5) -> str:
-    """The question for an error message, with a space behind it; empty if no name is near.
+    """The question for an error message, followed by a space; empty if no name is near.
 
-    Names that are equally near are all named, `prefix` stands before each. `alike` is how near a name must be, from 0
-    to 1; more than the default where the name need not be a mistake at all.
+    Names that are equally near are all listed, each with `prefix`. `alike` is how near a name must be, from 0 to 1; use
+    more than the default if the name need not be a mistake.
 
     >>> did_you_mean("fedprocs", ["fedprox", "fedbn"]), did_you_mean("fedbnn", ["fedprox", "fedbn", "fednn"])
     ('did you mean "fedprox"? ', 'did you mean "fednn" or "fedbn"? ')
@@ -105,7 +105,7 @@ def did_you_mean(name: str, names: Iterable[str], *, prefix: str = "", alike: fl
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A "did you mean" for error messages, with all that is known.
+    """A "did you mean" for error messages, with all known names.
 
     >>> nearest("fedprocs", ["fedprox", "fedbn"])
     'did you mean "fedprox"? Known: fedbn, fedprox'

@@ -21,7 +21,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.options import did_you_mean, text_of, with_options
 from fednorms.core.options import option as option
 from fednorms.core.tree import Tree
-from fednorms.core.views import Begin, Context, End, Gradient, Local, Mechanism, Round, Step
+from fednorms.core.views import Begin, Context, End, Gradient, Local, Privacy, Round, Step, Weights
 
 if TYPE_CHECKING:
     from fednorms.core.method import Method
@@ -49,7 +49,7 @@ class Route(IntEnum):
 
 @dataclass(frozen=True)
 class Slot:
-    """All that a route may look at: one tensor of the state dict and the module that owns it."""
+    """What a predicate or a route may look at: one tensor of the state dict and the module that owns it."""
 
     name: str
     leaf: str
@@ -64,11 +64,11 @@ class Slot:
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of local training: how long, which tensors move, which statistics normalise.
+    """A stretch of local training: how long, which tensors move, which statistics normalize.
 
     `lr=None` is the round's rate (in phases of `evaluation`: the first round's); `factor` multiplies it. `draws`
     batches go into one step (only `oracle` sees them). `weight_decay=None` is the recipe's; only phases of `evaluation`
-    may have another. `plain` are bare gradient steps at the round's rate: no momentum, weight decay or clipping.
+    may have another. `plain` means plain gradient steps at the round's rate: no momentum, weight decay or clipping.
 
     >>> Phase(epochs=5, train="head").norm
     'batch'
@@ -94,9 +94,9 @@ class Phase:
 class Pass:
     """An extra computation of the clients: once at the start, before or after each round's training, or to evaluate.
 
-    `client(local) -> keep, upload`; `server(reduced, round) -> mine`. "before" and "after" ride in the training call
-    (at most one of them per part): `begin` sees what "before" keeps, "after" sees the trained model. What an "evaluate"
-    pass returns is broadcast for that evaluation only.
+    `client(local) -> keep, upload`; `server(reduced, round) -> mine`. "before" and "after" run in the training call (at
+    most one of them per part): `begin` sees what "before" keeps, "after" sees the trained model. What an "evaluate"
+    pass returns is broadcast only for that evaluation.
     """
 
     when: Literal["setup", "before", "after", "evaluate"]
@@ -107,7 +107,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Eval:
-    """How a method wants to be tested; each field is set by at most one part.
+    """How a method is tested; each field is set by at most one part.
 
     `predict(logits, features, down, mine) -> logits` replaces the classifier's answer (prototypes).
     """
@@ -128,7 +128,7 @@ class Part:
     reduction: ClassVar[Reduction] = "weighted"  # of what `finish` uploads
     requires: ClassVar[frozenset[str]] = frozenset()  # engine capabilities
     keeps_all_local: ClassVar[bool] = False  # sharing nothing is the idea, not a mistake
-    normalises_input: ClassVar[bool] = False  # `batch` replaces the fixed input normalisation
+    normalises_input: ClassVar[bool] = False  # `batch` replaces the fixed input normalization
     uses_mean_gradient: ClassVar[bool] = False  # `finish` reads `mean_grad`
     uses_even_mean: ClassVar[bool] = False  # `server` reads `even`
     needs_plain_updates: ClassVar[bool] = False  # its maths holds only for updates that nobody changed before sending
@@ -136,7 +136,7 @@ class Part:
 
     # -- model ------------------------------------------------------------------------------------------------
     def surgery(self, model: nn.Module, head: list[str]) -> list[Change] | None:
-        """Change layers in place and say what changed; finding nothing is an error (None: nothing was asked for)."""
+        """Change layers in place and return the changes; finding nothing is an error (None: nothing was asked for)."""
         return []
 
     def route(self, slot: Slot) -> Route:
@@ -144,7 +144,7 @@ class Part:
         return Route.SHARED
 
     def missing(self, net: Net) -> str | None:
-        """What this part looks for in a model and does not find ("BatchNorm layers"), which is an error."""
+        """What this part needs and does not find in a model ("BatchNorm layer"), which is an error."""
         return None
 
     def arrange(self, federation: Federation) -> Federation:
@@ -176,29 +176,29 @@ class Part:
         """Train a second model per client, its personal one, with the base loss and this term; at most one part.
 
         `s.params` is the second model, `s.start` the received one. It sees the same batches; of other parts only
-        surgery, `batch` and `objective` touch it. It is kept in this part's state, never sent, and tested as personal.
+        surgery, `batch` and `objective` act on it. It is kept in this part's state, never sent, and tested as personal.
         """
         return 0.0
 
     def oracle(self, gradf: Gradient, s: Step) -> Gradient:
-        """Change how a gradient is taken (`s.hessian` is there too); nested, first listed innermost."""
+        """Change how a gradient is computed (`s.hessian` is available); nested, first listed innermost."""
         return gradf
 
     def grad(self, g: Tree, s: Step) -> Tree:
-        """Correct the gradient, before clipping and the optimiser; in order."""
+        """Correct the gradient, before clipping and the optimizer; in order."""
         return g
 
     def decay(self, s: Step) -> Tree:
-        """Add to the gradient after clipping, where an optimiser's weight decay goes; summed."""
+        """Add to the gradient after clipping, where an optimizer's weight decay goes; summed."""
         return Tree()
 
     def path(self, c: Context) -> Hashable:
-        """Name the code path that a step takes in this round; an engine captures again when it changes."""
+        """Name the code path of a step in this round; an engine captures again when it changes."""
         return None
 
     # -- wire -------------------------------------------------------------------------------------------------
-    def init(self, w: Tree) -> tuple[Tree, Tree]:
-        """Own state at the start: (server's, client's)."""
+    def init(self, w: Weights) -> tuple[Tree, Tree]:
+        """Own state at the start: (server's, client's). `w` is a Tree; `w.names` selects tensors by module."""
         return Tree(), Tree()
 
     def down(self, mine: Tree) -> Tree:
@@ -213,35 +213,23 @@ class Part:
         """Change the update of the parameters before it leaves; in order."""
         return delta
 
-    def protect(self, update: Tree, e: End) -> Tree:
-        """Change all that is sent of the model, parameters and statistics, after every `send`; at most one part."""
-        return update
+    def privacy(self) -> Privacy | None:
+        """Change all that is sent of the model, after every `send`, and its mean on the server; at most one part."""
+        return None
 
     # -- server -----------------------------------------------------------------------------------------------
-    def release(self, update: Tree, r: Round) -> Tree:
-        """Change the mean of what was protected, before every server step, even if nobody came; at most one part."""
-        return update
-
     def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
         """Transform the mean update of the parameters and the own state; a chain in order."""
         return delta, r.mine
 
     def stats(self, delta: Tree, r: Round) -> Tree:
-        """The same for running statistics only, which never see a server step; a chain in order."""
+        """The same for running statistics only, which no other server step changes; a chain in order."""
         return delta
 
     # -- other ------------------------------------------------------------------------------------------------
     def passes(self) -> list[Pass]:
         """Extra client computations."""
         return []
-
-    def mechanism(self) -> Mechanism | None:
-        """What differential privacy `protect` and `release` give, for the accountant."""
-        return None
-
-    def trips(self, net: Net) -> tuple[int, int]:
-        """Exchanges of a round beside the model's own, and the bytes they carry each way; for `describe`."""
-        return 0, 0
 
     def evaluation(self) -> Eval:
         """How to test."""
@@ -258,6 +246,12 @@ class Part:
 
 
 HOOKS = tuple(k for k, v in vars(Part).items() if callable(v) and not k.startswith("_"))
+REMOVED = {  # hooks of version 0.1, and what to write instead
+    "protect": "Return fn.Privacy(protect=...) from the hook privacy",
+    "release": "Return fn.Privacy(protect=..., release=...) from the hook privacy",
+    "mechanism": "Return fn.Privacy(protect=..., mechanism=...) from the hook privacy",
+    "trips": "Leave it out: fednorms describe takes exchanges of a joint step from the engine",
+}
 REGISTRY: dict[str, type[Part]] = {}
 SUMS: dict[str, Callable[..., tuple[Part, ...]]] = {}
 
@@ -269,7 +263,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def _check_free(name: str, new: type[Part] | Callable[..., tuple[Part, ...]]) -> None:
-    """Refuse a name that something else has; the same code may come again, as a cell of a notebook does."""
+    """Refuse a name that is taken; the same code may register again, as when a notebook cell runs twice."""
     old = REGISTRY.get(name) or SUMS.get(name)
     if name == "fedavg" or (old is not None and _place(old) != _place(new)):
         whose = "the library's" if old is None else f"{old.__module__}.{old.__qualname__}"
@@ -309,15 +303,16 @@ def part(name: str) -> Callable[[P], P]:
 
 
 def _check_declared(name: str, cls: type[Part]) -> None:
-    """What a class says of itself must be known, and what looks like a hook must be one."""
+    """Check the attributes that a class declares, and names that look like hooks."""
     known = {"reduction": get_args(Reduction), "weighting": (None, *get_args(Weighting))}
     for what, words in known.items():
         said = getattr(cls, what)
         if not isinstance(said, property) and said not in words:  # a property depends on options
             raise BadInput(f'Part "{name}": {what} = {said!r} is none of {", ".join(map(repr, words))}.')
-    hooks = [k for k, v in vars(Part).items() if inspect.isfunction(v) and k[0] != "_"]
     for own in [k for k, v in vars(cls).items() if inspect.isfunction(v) and k[0] != "_" and not hasattr(Part, k)]:
-        if question := did_you_mean(own, hooks, alike=0.66):  # a helper's name may look a little like a hook's
+        if own in REMOVED:
+            raise BadInput(f'Part "{name}": the hook {own} was removed in version 0.2. {REMOVED[own]}.')
+        if question := did_you_mean(own, HOOKS, alike=0.66):  # a helper's name may look a little like a hook's
             text = f'Part "{name}": {own} is no hook, so that nothing calls it; {question.rstrip()}'
             warnings.warn(text, stacklevel=3)
 

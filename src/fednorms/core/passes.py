@@ -1,4 +1,4 @@
-"""What reads a client's data besides a training step: extra passes, and the batches of a test."""
+"""Other uses of a client's data than a training step: extra passes, and the batches of a test."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fednorms.core import checks, noise
+from fednorms.core.batches import batch_plan
 from fednorms.core.norms import tests_by_batch
 from fednorms.core.part import Part, Pass, Phase
 from fednorms.core.states import Batch, Broadcast, Client, Task, context_of
-from fednorms.core.training import batch_plan
 from fednorms.core.tree import Tree
 from fednorms.core.views import Context, Step
 
@@ -22,7 +22,7 @@ from fednorms.core.views import Context, Step
 def prepare(
     task: Task, s: Step, seen_by: Callable[[Part], Step], watch: Callable[[Part, Tensor], None] | None = None
 ) -> Batch:
-    """A raw batch as the model gets it: scaled to [0, 1], through the parts' `batch`, cut to size, normalised.
+    """A raw batch as the model gets it: scaled to [0, 1], through the parts' `batch`, cropped, normalized.
 
     `watch` sees the images after each part.
     """
@@ -45,7 +45,7 @@ def passes(task: Task, when: Literal["setup", "before", "after", "evaluate"]) ->
 
 @dataclass
 class LocalView:
-    """A client's data and a model as an extra pass sees them (`views.Local`); changes nothing."""
+    """A client's data and a model as an extra pass sees them (`views.Local`); it changes nothing."""
 
     task: Task
     part: Part
@@ -81,7 +81,7 @@ class LocalView:
         return self.everyone[self.part.name]
 
     def images(self) -> Iterator[Tensor]:
-        """Training images in [0, 1], in batches, before any normalisation."""
+        """Training images in [0, 1], in batches, before any normalization."""
         for rows in torch.arange(len(self.client.data)).split(256):
             x = self.client.data.batch(rows)[0].to(self.task.like.device)
             yield self.task.preprocessing.cropped(self.task.preprocessing.unit(x, dtype=self.task.like.dtype))
@@ -89,7 +89,7 @@ class LocalView:
     def layer_inputs(
         self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None, *, shuffled: bool = True
     ) -> Iterator[dict[str, Tensor]]:
-        """Per batch of training data, shuffled anew each round, the input of every wanted layer (buffers untouched)."""
+        """The input of every wanted layer, per batch of training data, shuffled again each round; buffers stay."""
         n = len(self.client.data)
         rows = noise.permutation(n, "order of a pass", self._word()) if shuffled else torch.arange(n)
         return layer_inputs(self.task, self.sent, self.client, self.model, self.everyone, wanted, rows, batch_size)
@@ -108,7 +108,7 @@ class LocalView:
             yield self._prepared(rows)
 
     def loss(self, model: Tree, x: Tensor, y: Tensor, draw: int) -> Tensor:
-        """The base loss of a model on a batch (train mode, buffers untouched), with a gradient."""
+        """The base loss of a model on a batch (train mode, buffers unchanged), with a gradient."""
         net = self.task.net
         tensors = {**model, **model.pick(net.buffers).clone()}
         with noise.keyed(self._key(draw)):
@@ -143,10 +143,10 @@ def layer_inputs(
     *,
     train: bool = True,
 ) -> Iterator[dict[str, Tensor]]:
-    """Run a client's data, in the order of `rows`, through a model, leaving it as it is; show what layers receive.
+    """Run a client's data, in the order of `rows`, through a model without changing it; show what layers receive.
 
-    Layers normalise with the statistics of the batch; `train=False` leaves dropout and other noise out. Noise is keyed
-    by round, client and batch, so that every engine measures the same.
+    Layers normalize with the statistics of the batch; `train=False` switches dropout and other noise off. Noise is
+    keyed by round, client and batch, so every engine measures the same.
     """
     context = context_of(task, sent.round, client, evaluating=True)
     word = noise.seed_of("noise of layer inputs", task.seed, sent.round, client.name) & 0xFFFFFFFF
@@ -162,15 +162,15 @@ def layer_inputs(
 
 
 def depends_on_batch(task: Task) -> bool:
-    """Whether a model's answer to an image depends on the images beside it: BatchNorm that keeps no statistics."""
+    """Whether a model's answer to an image depends on the others in its batch: BatchNorm that keeps no statistics."""
     return any(tests_by_batch(m) for m in task.net.module.modules())
 
 
 def shuffled_rows(site: str, images: int) -> Tensor:
-    """The order of a site's images where those of a batch share statistics: a permutation hashed from name and number.
+    """The order of a site's images when a batch shares statistics: a permutation hashed from name and number.
 
-    Many readers sort images by class, and statistics of one class are not those a model was trained with. The order
-    depends on neither round nor seed, so that scores stay comparable.
+    Many readers sort images by class, and statistics of one class are not those that a model was trained with. The
+    order depends on neither round nor seed, so scores stay comparable.
 
     >>> shuffled_rows("clinic", 4).sort().values.tolist()
     [0, 1, 2, 3]
@@ -179,7 +179,7 @@ def shuffled_rows(site: str, images: int) -> Tensor:
 
 
 def mixed_rows(site: str, images: int, size: int = 256) -> list[Tensor]:
-    """`shuffled_rows` in batches; a last image that would be alone, and so without a variance, joins the batch before.
+    """`shuffled_rows` in batches; a single last image, which has no variance, joins the batch before.
 
     >>> [len(rows) for rows in mixed_rows("clinic", 513)], [len(rows) for rows in mixed_rows("clinic", 514)]
     ([256, 257], [256, 256, 2])
@@ -191,8 +191,9 @@ def mixed_rows(site: str, images: int, size: int = 256) -> list[Tensor]:
 
 
 def rows_of_test(task: Task, site: str, images: int) -> Sequence[Tensor]:
-    """The batches in which a site's images go through a model with stored statistics: in order, or `mixed_rows` where
-    those of a batch share statistics all the same.
+    """The batches in which a site's images go through a model with stored statistics: in order, or `mixed_rows`.
+
+    `mixed_rows` are used if the images of a batch share statistics anyway.
     """
     return mixed_rows(site, images) if depends_on_batch(task) else torch.arange(images).split(256)
 

@@ -1,4 +1,4 @@
-"""From stored pixels to what a network sees: the unit interval, the middle if it is cut out, a mean and deviation."""
+"""From stored pixels to what a network sees: scaling to [0, 1], an optional center crop, normalization."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ class Preprocessing:
     """Pixels to network input: unit(x) = x / 255 for uint8 and x for floats, then (unit(x) - mean) / std.
 
     `mean` and `std` have one entry per channel, or a single one for all channels; without them there is no
-    normalisation. A leading axis more or less does not matter: the channels are the third axis from the end.
-    With `crop`, the network sees the middle square of so many pixels (in training, any such square that a transform
-    cuts out).
+    normalization. The channels are the third axis from the end, with or without a batch axis. With `crop`, the network
+    sees the center square of that many pixels (in training, any such square that a transform cuts out).
 
     >>> bytes_ = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
     >>> Preprocessing((0.5,), (0.5,))(bytes_).flatten()
@@ -57,7 +56,7 @@ class Preprocessing:
 
     @classmethod
     def centred(cls, channels: int) -> Preprocessing:
-        """Mean and std of one half in every channel, so that [0, 1] becomes [-1, 1]: the default for images.
+        """Mean and std of 0.5 in every channel, which maps [0, 1] to [-1, 1]: the default for images.
 
         >>> Preprocessing.centred(3).mean
         (0.5, 0.5, 0.5)
@@ -66,7 +65,7 @@ class Preprocessing:
 
     @classmethod
     def imagenet(cls, crop: int | None = None) -> Preprocessing:
-        """The mean and deviation of ImageNet's colours, as networks with published weights expect.
+        """The mean and deviation of ImageNet's colors, which networks with pretrained weights expect.
 
         >>> Preprocessing.imagenet().std
         (0.229, 0.224, 0.225)
@@ -94,7 +93,7 @@ class Preprocessing:
         return (height, width) if self.crop is None else (min(height, self.crop), min(width, self.crop))
 
     def cropped(self, x: Tensor) -> Tensor:
-        """The middle of each image, as large as the network takes it; an image of that size is returned as it is.
+        """The center of each image, in the size that the network takes; an image of that size is returned as it is.
 
         >>> Preprocessing(crop=1).cropped(torch.arange(9).view(1, 1, 3, 3)).item()
         4
@@ -134,7 +133,7 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
-        """The inverse of `to_dict`; absent entries mean no normalisation.
+        """The inverse of `to_dict`; absent entries mean no normalization.
 
         >>> Preprocessing.from_dict({}) == Preprocessing()
         True

@@ -1,6 +1,6 @@
-"""Differential privacy in a round: all that a client sends of the model is one vector, changed last and noised first.
+"""Differential privacy in a round: what a client sends of the model is one vector, protected last, released first.
 
-The hooks are `Part.protect` and `Part.release`; a round without such a part never comes here.
+The hook is `Part.privacy`; a round without such a part never comes here.
 """
 
 from __future__ import annotations
@@ -9,37 +9,42 @@ from dataclasses import replace
 
 from fednorms.core import checks
 from fednorms.core.errors import BadInput
+from fednorms.core.norms import statistics_of
 from fednorms.core.options import few
-from fednorms.core.part import Part
+from fednorms.core.part import Part, Slot
 from fednorms.core.states import Carry, Combined, ServerState, Task
 from fednorms.core.tree import Tree
-from fednorms.core.views import End, Round
+from fednorms.core.views import End, Privacy, Round
 
 
-def protected(task: Task, carry: Carry, model: Tree, uploads: dict[str, Tree], p: Part, e: End) -> Tree:
-    """A client's exchanged tensors after `protect`; counters stay as they came, since they count the client's data."""
+def protected(
+    task: Task, carry: Carry, model: Tree, uploads: dict[str, Tree], p: Part, privacy: Privacy, e: End
+) -> Tree:
+    """A client's exchanged tensors after `protect`; counters stay as received, since they count the client's data."""
     if leaking := sorted(name for name, tree in uploads.items() if tree):
         who = leaking[0]
         raise BadInput(
             f"{who}: finish or a pass sends tensors of its own ({few(sorted(uploads[who]))}), which {p.name} does not "
-            f"protect. Leave out {who} or {p.name}, and declare uploads = True in the class of {who}, so that the two "
-            "are refused at once."
+            f"protect. Leave out {who} or {p.name}. Declare uploads = True in the class of {who}, and the two are "
+            "refused before training starts."
         )
-    received = carry.broadcast.model  # not what the client began with: of tensors that it keeps, that is its own secret
+    received = carry.broadcast.model  # not the client's start: of tensors that it keeps, that is its own secret
     start = received.pick(_floats(task))
     update = model.pick(start) - start
-    changed = checks.update(p, "protect", p.protect(update, e), start)
+    changed = checks.update(p, "protect", privacy.protect(update, e), start)
     if changed is update:
         return model
     counters = received.pick(n for n in model if n not in start)
     return Tree({**model, **counters, **_possible(task, start + changed)})
 
 
-def released(task: Task, state: ServerState, got: Combined, p: Part, r: Round) -> Combined:
-    """What the server goes on with: the mean update after `release`; nobody having sent any is an update of zero."""
+def released(task: Task, state: ServerState, got: Combined, p: Part, privacy: Privacy, r: Round) -> Combined:
+    """What the server continues with: the mean update after `release`; without any client the update is zero."""
+    if privacy.release is None:
+        return got
     before = state.model.pick(_floats(task))
     update = got.model.pick(before) - before if got.sampled else before.zeros()
-    changed = checks.update(p, "release", p.release(update, r), before)
+    changed = checks.update(p, "release", privacy.release(update, r), before)
     if changed is update and got.sampled:
         return got
     checks.still_finite(p, "release", changed, state.round)
@@ -51,6 +56,11 @@ def _floats(task: Task) -> list[str]:
 
 
 def _possible(task: Task, model: Tree) -> Tree:
-    """Noise may make a variance negative; what is known to be impossible may be corrected without any loss."""
-    variances = [n for n in task.net.statistics if task.net.slots[n].leaf.endswith("var")]
+    """Noise may make a variance negative; correcting what is known to be impossible costs no privacy."""
+    variances = [n for n in task.net.statistics if _is_variance(task.net.slots[n])]
     return Tree({**model, **{n: model[n].clamp(min=0) for n in variances}})
+
+
+def _is_variance(slot: Slot) -> bool:
+    statistics = statistics_of(slot.module)
+    return slot.leaf.endswith("var") or (statistics is not None and slot.leaf == statistics.var)

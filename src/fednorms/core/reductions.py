@@ -1,4 +1,4 @@
-"""How uploads become one: models by weighted mean, parts' uploads by the reduction each part declares."""
+"""How uploads are combined: models by weighted mean, parts' uploads by the reduction that each part declares."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def reductions(task: Task) -> dict[str, Reduction]:
 
 
 def upload_weights(task: Task, uploads: list[Upload]) -> list[float]:
-    """One p_k (not yet divided by their sum) for models and weighted uploads."""
+    """One p_k per client (not yet divided by their sum) for models and weighted uploads."""
     uniform = task.method.weighting(task.weighting) == "uniform"
     return [1.0 if uniform else u.weight for u in uploads]
 
 
 def combine(task: Task, uploads: list[Upload]) -> Combined:
-    """What the server makes of uploads, in the order of client names, so that no sum depends on arrival."""
+    """Combine uploads in the order of client names, so no sum depends on arrival."""
     if not uploads:  # a round without clients, which only a part that adds noise to it goes through
         return Combined(Tree(), {p.name: Tree() for p in task.method.parts}, 0, Tree())
     uploads = sorted(uploads, key=lambda u: u.client)

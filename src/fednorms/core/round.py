@@ -1,6 +1,6 @@
-"""The core: a client's round is `begin`, `step` ... `step`, `finish`; the server's round is `server_update`.
+"""A round: a client's is `begin`, `step` ... `step`, `finish`; the server's is `server_update`.
 
-Everything else in the library decides where these functions run, where client state lives, and what is written down.
+Everything else in the library decides where these functions run, where client state is kept, and what is written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from fednorms.core import checks, noise
+from fednorms.core.batches import batch_plan
 from fednorms.core.errors import BadInput, Diverged
+from fednorms.core.optim import Optimizer, clipped
 from fednorms.core.part import Part, Phase
 from fednorms.core.passes import LocalView, passes
 from fednorms.core.protection import protected, released
@@ -31,9 +33,8 @@ from fednorms.core.states import (
     context_of,
 )
 from fednorms.core.step import full_gradient, gradient_functions, seen_by, step_view, watch
-from fednorms.core.training import Optimiser, batch_plan, clipped
 from fednorms.core.tree import Tree, branch, join
-from fednorms.core.views import NOT_ASKED_FOR, Begin, Context, End, Round
+from fednorms.core.views import NOT_ASKED_FOR, Begin, Context, End, Round, Weights
 
 
 # -- the start of a round -------------------------------------------------------------------------------------------
@@ -44,7 +45,9 @@ def initial_state(task: Task) -> ServerState:
 
 
 def _first_state(task: Task, p: Part, model: Tree) -> tuple[Tree, Tree]:
-    return checks.two_trees(p, "init", p.init(model.pick(task.net.seen_by(p))))
+    seen = model.pick(task.net.seen_by(p))
+    server, client = checks.two_trees(p, "init", p.init(Weights(seen, task.net.slots)))
+    return Tree(server), Tree(client)  # a part may return the very tree that it got, whose slots are not state
 
 
 def broadcast(task: Task, state: ServerState) -> Broadcast:
@@ -60,7 +63,7 @@ def own_state(task: Task, sent: Broadcast, state: ClientState | None) -> dict[st
 
 
 def load(task: Task, sent: Broadcast, client: Client, context: Context, mine: dict[str, Tree]) -> Tree:
-    """A client's model at the start: the broadcast one, its own tensors, and what parts install."""
+    """A client's model at the start: the received one, its own tensors, and what parts install."""
     model = Tree(sent.model)
     if client.state:
         model.update(client.state.local)
@@ -72,7 +75,7 @@ def load(task: Task, sent: Broadcast, client: Client, context: Context, mine: di
 
 
 def begin(task: Task, sent: Broadcast, client: Client, *, evaluating: bool = False) -> tuple[Carry, dict[str, Tree]]:
-    """Load the broadcast model into a carry of its own; also the uploads of passes that ride in this call."""
+    """Load the received model into a carry of its own; also return the uploads of passes before training."""
     context = context_of(task, sent.round, client, evaluating=evaluating)
     mine, model, early = arrive(task, sent, client, context)
     return carry_of(task, sent, client, context, mine, model), early
@@ -124,7 +127,7 @@ def noise_word(task: Task, context: Context) -> int:
 
 
 def enter(task: Task, carry: Carry, phase: Phase) -> None:
-    """Start a phase: which tensors move, at which rate, with a fresh optimiser."""
+    """Start a phase: which tensors move, at which rate, with a fresh optimizer."""
     carry.active, carry.fresh = task.net.trainable(phase.train, also_frozen=carry.context.evaluating), True
     active = set(carry.active)
     for name, tensor in carry.params.items():
@@ -136,8 +139,8 @@ def enter(task: Task, carry: Carry, phase: Phase) -> None:
         training = replace(training, optimiser="sgd", momentum=0.0, weight_decay=0.0, keep_momentum=False)
     elif phase.weight_decay is not None:
         training = replace(training, weight_decay=phase.weight_decay)
-    carry.optimiser = Optimiser.fresh(training, moving, rate_of(carry.context, phase), task.like)
-    for name, moment in carry.optimiser.first_moment.items():
+    carry.optimizer = Optimizer.fresh(training, moving, rate_of(carry.context, phase), task.like)
+    for name, moment in carry.optimizer.first_moment.items():
         if name in carry.velocity:
             moment.copy_(carry.velocity[name])
 
@@ -151,13 +154,13 @@ def rate_of(context: Context, phase: Phase) -> float:
 def _velocity(task: Task, carry: Carry) -> Tree:
     if not task.training.keep_momentum:
         return Tree()
-    return Tree({**carry.velocity, **(carry.optimiser.first_moment if carry.optimiser else {})})
+    return Tree({**carry.velocity, **(carry.optimizer.first_moment if carry.optimizer else {})})
 
 
 # -- one step -------------------------------------------------------------------------------------------------------
 def step(task: Task, carry: Carry, batches: list[Batch], phase: Phase) -> None:
-    """One local step: gradient (loss, oracle), corrections (grad), clipping, optimiser; advances the carry in place."""
-    assert carry.optimiser is not None
+    """One local step: gradient (loss, oracle), corrections (grad), clipping, optimizer; advances the carry in place."""
+    assert carry.optimizer is not None
     carry.key[1] += 1
     views = [step_view(task, carry, batch, draw) for draw, batch in enumerate(batches)]
     gradf, views[0].hessian = gradient_functions(task, carry, views, phase)
@@ -178,14 +181,14 @@ def step(task: Task, carry: Carry, batches: list[Batch], phase: Phase) -> None:
             g = clipped(g, task.training.clip)
         for p in task.hooks["decay"]:
             g = g + _looked_at(carry, p, "decay", p.decay(seen_by(p, views[0], carry)), carry.params)
-        carry.optimiser.update(carry.params, g)
+        carry.optimizer.update(carry.params, g)
     carry.fresh = False
     carry.steps += 1
     carry.exchanged_steps += not set(carry.active).isdisjoint(task.net.sent_params)
 
 
 def _looked_at(carry: Carry, p: Part, hook: str, given: object, names: Iterable[str]) -> Tree:
-    """What a hook of a step returned. Names and shapes do not change within a phase: its first step tells them all."""
+    """Check what a hook of a step returned: names and shapes in the first step of a phase, later only the type."""
     if carry.fresh:
         return checks.fitting(p, hook, given, carry.params.pick(names))
     return checks.one(p, hook, given, Tree)
@@ -201,8 +204,10 @@ def _accumulate(carry: Carry, g: Tree) -> None:
 def finish(
     task: Task, carry: Carry, early: dict[str, Tree] | None = None, second: Tree | None = None
 ) -> tuple[Upload, ClientState]:
-    """The client's upload and new state; `early`: uploads of passes that rode in this call; `second`: what `train_twin`
-    would give, if the engine has trained it.
+    """The client's upload and new state.
+
+    `early` are the uploads of passes before training; `second` is what `train_twin` would return, if the engine has
+    trained it already.
     """
     net, after = task.net, carry.model()
     parts, uploads, model = dict(carry.mine), dict(early or {}), after.pick(net.exchanged)
@@ -245,8 +250,8 @@ def finish(
             changed = checks.update(p, "send", p.send(changed, ends[p.name]), start)
         if not changed.is_as(untouched):
             model.update(start + changed)
-        for p in task.method.having("protect"):
-            model = protected(task, carry, model, uploads, p, ends[p.name])
+        if found := task.method.privacy:
+            model = protected(task, carry, model, uploads, *found, ends[found[0].name])
     metrics: dict[str, float | Tensor] = {
         "loss": carry.loss_sum / max(carry.steps, 1),
         "steps": carry.steps,
@@ -258,7 +263,7 @@ def finish(
 
 
 def train_twin(task: Task, carry: Carry, p: Part) -> Tree:
-    """A client's second model after this round: `beside` the first, from where it was, anchored at the received one."""
+    """Train a client's second model for this round, from where it was, anchored at the received one."""
     kept = carry.mine[p.name]
     received = Tree({**carry.fixed, **carry.start, **carry.start_buffers})
     model = Tree({**received, **start_of_twin(task, carry.mine)})
@@ -271,8 +276,8 @@ def train_twin(task: Task, carry: Carry, p: Part) -> Tree:
 def start_of_twin(task: Task, mine: dict[str, Tree]) -> Tree:
     """Where a client's second model starts a round: where it was, or the initial model.
 
-    Tensors that parts supply (a temperature, pooled statistics) are the round's; those that they own to have them
-    trained (FedNorm) are the second model's as well.
+    Tensors that parts supply (a temperature, pooled statistics) are the round's. Tensors that parts own and train
+    (FedNorm) belong to the second model as well.
     """
     net = task.net
     supplied = set(net.owned) - net.owned_with_trained
@@ -280,7 +285,7 @@ def start_of_twin(task: Task, mine: dict[str, Tree]) -> Tree:
 
 
 def second_model(task: Task, mine: dict[str, Tree]) -> Tree:
-    """The tensors of the second model that a part gave a client; none before its first round."""
+    """The tensors of a client's second model; none before its first round."""
     return branch(mine[task.twin.name], "model") if task.twin else Tree()
 
 
@@ -332,7 +337,7 @@ def train(task: Task, carry: Carry, phases: Iterable[Phase]) -> None:
 
 
 def draws(task: Task, carry: Carry, phases: Iterable[Phase]) -> Iterator[tuple[list[Batch], Phase]]:
-    """The batches of every step, each phase entered as it comes: an engine may take these steps itself."""
+    """The batches of every step; each phase is entered when it begins, and an engine may take the steps itself."""
     data, device = carry.client.data, task.like.device
     kind = "adapt" if carry.context.evaluating else "data"
     for number, phase in enumerate(phases):
@@ -368,8 +373,8 @@ def server_update(task: Task, state: ServerState, uploads: list[Upload] | Combin
         if p in riding:
             parts[p.name] = checks.tree(p, "server of a pass", riding[p].server(up, views[p.name]))
             views[p.name] = Round(state.model, up, parts[p.name], got.sampled, task.clients, context, even)
-    for p in task.method.having("release"):
-        got = released(task, state, got, p, views[p.name])
+    if found := task.method.privacy:
+        got = released(task, state, got, *found, views[found[0].name])
     new = Tree({**state.model, **got.model})
     for hook, names in (("server", task.net.sent_params), ("stats", task.net.statistics)):
         before = state.model.pick(names)

@@ -14,10 +14,10 @@ from fednorms.core.noise import seed_of
 
 @dataclass(frozen=True)
 class Participation:
-    """All clients, a fixed number drawn without replacement, or each by the toss of a coin.
+    """All clients, a fixed number drawn without replacement, or each with a given probability.
 
-    Written "all", "fixed:10" (clients), "fixed:0.1" (a fraction, at least one) or "bernoulli:0.4" (tossed again while
-    nobody comes). Draws are hashed from (seed, round), so every method sees the same cohorts.
+    Written "all", "fixed:10" (clients), "fixed:0.1" (a fraction, at least one) or "bernoulli:0.4" (drawn again while
+    nobody is chosen). Draws are hashed from (seed, round), so every method sees the same cohorts.
 
     >>> len(Participation.read("fixed:2").cohort(["a", "b", "c"], seed=0, t=5))
     2
@@ -49,7 +49,7 @@ class Participation:
         )
 
     def expected(self, clients: int) -> float:
-        """How many of so many clients a round has, on average over tosses.
+        """The expected number of participants in a round.
 
         >>> Participation.read("fixed:0.1").expected(25), Participation.read("bernoulli:0.1").expected(25)
         (2, 2.5)

@@ -1,4 +1,4 @@
-"""The values that cross a round: the task, the messages, the states, and a client's training in flight."""
+"""The values of a round: the task, the messages, the states, and a client's training in progress."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from fednorms.core.checks import kind
 from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
 from fednorms.core.net import Net
+from fednorms.core.optim import Optimizer
 from fednorms.core.part import Part, Weighting
 from fednorms.core.preprocessing import Preprocessing
-from fednorms.core.training import Optimiser, Training
+from fednorms.core.training import Training
 from fednorms.core.tree import Tree
 from fednorms.core.views import Context
 
@@ -40,7 +41,7 @@ class Task:
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     weighting: Weighting | None = None
-    needs_two: bool = False  # batch normalisation cannot take a batch of one
+    needs_two: bool = False  # batch normalization cannot take a batch of one
     second: bool = False  # trains the clients' second models: see `Part.twin`
     cohort: float = 0.0  # how many clients a round is expected to have; 0: all
     deployed: bool = False  # across machines: see `Context`
@@ -69,7 +70,7 @@ class Task:
         return replace(self, second=True)
 
     def loss_of(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The recipe's loss, which may be of the user's own."""
+        """The recipe's loss, which may be a custom function."""
         found: object = self.loss(logits, y)
         if not isinstance(found, Tensor) or found.dim():
             raise BadInput(
@@ -96,7 +97,7 @@ class Task:
 
 
 def loss_name(loss: Callable[..., Tensor]) -> str:
-    """A loss as errors name it.
+    """A loss as error messages name it.
 
     >>> loss_name(nn.functional.cross_entropy), loss_name(nn.CrossEntropyLoss())
     ('"cross_entropy"', '"CrossEntropyLoss"')
@@ -126,7 +127,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Combined:
-    """All that the server needs of a round's uploads: mean models, and what clients sent for each part, reduced."""
+    """What the server needs from a round's uploads: mean models, and what clients sent for each part, reduced."""
 
     model: Tree
     parts: dict[str, Tree]
@@ -187,12 +188,13 @@ def context_of(task: Task, t: int, client: Client | None, *, evaluating: bool = 
         seed=task.seed,
         cohort=task.cohort or task.clients,
         deployed=task.deployed,
+        slots=task.net.slots,
     )
 
 
 @dataclass
 class Carry:
-    """A client's training in flight. `begin` copies everything into it, so `step` may work in place."""
+    """A client's training in progress. `begin` copies everything into it, so `step` may work in place."""
 
     client: Client
     context: Context
@@ -207,7 +209,7 @@ class Carry:
     key: Tensor  # (hash of seed, round and client; step number): all randomness inside a step
     loss_sum: Tensor
     active: list[str] = field(default_factory=list)
-    optimiser: Optimiser | None = None
+    optimizer: Optimizer | None = None
     velocity: Tree = field(default_factory=Tree)  # what earlier phases and rounds left, where momentum is kept
     grad_sum: Tree = field(default_factory=Tree)
     grad_steps: dict[str, int] = field(default_factory=dict)

@@ -87,12 +87,12 @@ def _without_gradient(task: Task) -> BadInput:
 
 
 def step_key(carry: Carry, draw: int) -> Tensor:
-    """What keys the randomness of a batch of a step."""
+    """The key for the randomness of one batch of a step."""
     return carry.key if draw == 0 else torch.cat([carry.key[:1] + draw, carry.key[1:]])
 
 
 def step_view(task: Task, carry: Carry, batch: Batch, draw: int) -> Step:
-    """What hooks see in a step: the prepared batch, and a way to run the model again without touching buffers."""
+    """What hooks see in a step: the prepared batch, and a way to run the model again without changing buffers."""
 
     def again(
         params: Tree,
@@ -115,14 +115,14 @@ def step_view(task: Task, carry: Carry, batch: Batch, draw: int) -> Step:
 
 
 def seen_by(p: Part, s: Step, carry: Carry) -> Step:
-    """The view as one part sees it: with what the server sent to it and its own state, and nobody else's."""
+    """The view of one part: with what the server sent to it and its own state, and no other part's."""
     view = copy.copy(s)
     view.part, view.down, view.mine = p.name, carry.broadcast.parts[p.name], carry.mine[p.name]
     return view
 
 
 def watch(carry: Carry, tensors: Iterable[Tensor], who: str, hook: str) -> None:
-    """While a diverged round is repeated: raise at the first value that is not finite, naming whose it is."""
+    """While a diverged round is repeated: raise at the first value that is not finite, naming its origin."""
     if carry.watch and not all(bool(torch.isfinite(t).all()) for t in tensors):
         also, advice = "", f"Lower the learning rate (now {carry.context.lr:g}) or set clip"
         if hook == "images":
@@ -155,10 +155,10 @@ def _whole_loss(task: Task, carry: Carry, s: Step) -> Tensor:
 
 
 def full_gradient(task: Task, carry: Carry, params: Tree) -> Tree:
-    """The gradient of the loss, all terms, over all of a client's data at `params`: train mode, buffers untouched.
+    """The gradient of the loss, all terms, over all of a client's data at `params`: train mode, buffers unchanged.
 
-    Trainable tensors that `params` does not name (LOCAL ones) are as the round found them; layers normalise as this
-    round's phases do (FixBN: with the running statistics).
+    Trainable tensors that `params` does not name (LOCAL ones) have their values from the start of the round. Layers
+    normalize as in this round's phases (FixBN: with the running statistics).
     """
     total, n = Tree(), len(carry.client.data)
     fixed = {**carry.fixed, **carry.start.detach()}

@@ -19,7 +19,7 @@ Matches = Callable[[nn.Module], bool] | type[nn.Module] | tuple[type[nn.Module],
 
 @dataclass(frozen=True)
 class Change:
-    """One replaced layer: its name in the model and what stood there before and after.
+    """One replaced layer: its name in the model, and the layers before and after.
 
     >>> print(Change("norm1", "BatchNorm2d(64)", "GroupNorm(32, 64)"))
     norm1: BatchNorm2d(64) -> GroupNorm(32, 64)
@@ -35,7 +35,7 @@ class Change:
 
 
 def short(module: nn.Module) -> str:
-    """A layer in a few letters: its class and its sizes.
+    """A layer in a few words: its class and its sizes.
 
     >>> short(nn.BatchNorm2d(64)), short(nn.Conv2d(3, 8, 5)), short(nn.Sequential(nn.ReLU(), nn.ReLU()))
     ('BatchNorm2d(64)', 'Conv2d(3, 8, 5x5)', 'Sequential(ReLU, ReLU)')
@@ -61,12 +61,10 @@ def short(module: nn.Module) -> str:
 
 
 def swap(model: nn.Module, matches: Matches, make: Callable[[nn.Module, str], nn.Module]) -> list[Change]:
-    """Replace every module of `model` that `matches` by `make(module, name)`, in place, and report the
-    changes.
+    """Replace every module of `model` that `matches` by `make(module, name)`, in place, and return the changes.
 
-    A module used in several places is replaced once and stays shared; nothing inside a replacement is
-    visited; the drop layer and activation of a fused normalisation layer are kept. The root itself cannot be
-    replaced.
+    A module used in several places is replaced once and stays shared. Nothing inside a replacement is visited. The drop
+    layer and activation of a fused normalization layer are kept. The root itself cannot be replaced.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     >>> [str(change) for change in swap(net, nn.BatchNorm2d, lambda old, name: nn.GroupNorm(2, 4))]
@@ -116,7 +114,7 @@ def swap(model: nn.Module, matches: Matches, make: Callable[[nn.Module, str], nn
 def swap_convolutions(
     model: nn.Module, head: Sequence[str], make: Callable[[nn.Conv2d, str], nn.Module]
 ) -> list[Change]:
-    """Replace every convolution but those that are classifiers (`head`): how features are made is changed, not logits.
+    """Replace every convolution except classifiers (`head`).
 
     >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1))
     >>> [change.name for change in swap_convolutions(net, ["1"], lambda old, name: nn.Conv2d(3, 4, 3))]
@@ -134,7 +132,7 @@ def swap_convolutions(
 def swap_heads(
     part: str, model: nn.Module, head: Sequence[str], make: Callable[[nn.Linear, str], nn.Module]
 ) -> list[Change]:
-    """Replace the classifiers, for a part that changes linear ones; another kind is refused in the part's name.
+    """Replace the classifiers, for a part that changes linear ones; another kind is an error that names the part.
 
     >>> swap_heads("fedfn", nn.Sequential(nn.Conv2d(4, 2, 1)), ["0"], lambda old, name: old)
     Traceback (most recent call last):
@@ -156,7 +154,7 @@ def swap_heads(
 
 def _refuse_losses(module: nn.Module, name: str) -> None:
     if parametrize.is_parametrized(module):
-        what = "a parametrisation"
+        what = "a parametrization"
     elif module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         what = "hooks"
     else:
@@ -192,8 +190,7 @@ def _drops(module: nn.Module) -> bool:
 
 
 def replace_dropout(model: nn.Module) -> list[Change]:
-    """Swap dropout and stochastic depth for layers with keyed masks (stream from the module's name); p=0
-    stays.
+    """Swap dropout and stochastic depth for layers with keyed masks (stream from the module's name); p=0 stays.
 
     >>> net = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.0))
     >>> [str(change) for change in replace_dropout(net)]

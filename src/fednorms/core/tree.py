@@ -13,9 +13,9 @@ from typing_extensions import override
 class Tree(dict[str, Tensor]):
     """Named tensors with the arithmetic that the papers' formulas use.
 
-    `a + b` and `a - b` have the left operand's keys; a key missing on the right leaves the left entry as it is, so
-    that a correction that knows fewer tensors (a frozen head, say) simply does not touch the others.
-    `dot` and `sqnorm` run over the common keys as one long vector.
+    `a + b` and `a - b` have the left operand's keys. A key missing on the right leaves the left entry as it is: a
+    correction that knows fewer tensors (without a frozen head, for example) does not change the others. `dot` and
+    `sqnorm` run over the common keys as one long vector.
 
     >>> a = Tree(w=torch.tensor([1.0, 2.0]), b=torch.tensor([3.0]))
     >>> (a - 2 * Tree(w=torch.ones(2)))["w"].tolist(), float(a.sqnorm())
@@ -123,7 +123,7 @@ class Tree(dict[str, Tensor]):
         return Tree({k: self[k] for k in names if k in self})
 
     def marks(self) -> list[tuple[str, Tensor, int]]:
-        """The entries as they are now, for `is_as`; they stay alive, so that no other can be taken for them."""
+        """The entries as they are now, for `is_as`; they are kept alive so that their identity is not reused."""
         return [(k, v, v._version) for k, v in self.items()]
 
     def is_as(self, marks: list[tuple[str, Tensor, int]]) -> bool:
@@ -200,10 +200,10 @@ def branch(tree: Tree, prefix: str) -> Tree:
 
 
 def mean(trees: list[Tree], weights: list[float]) -> Tree:
-    """The weighted mean of trees with equal keys, summed in float64 in the order given.
+    """The weighted mean of trees with equal keys, summed in float64 in the given order.
 
-    Weights are divided by their sum. A single tree comes back bit for bit; integer entries (counters) are the
-    first tree's, never averaged.
+    Weights are divided by their sum. A single tree is returned bit for bit; integer entries (counters) are the first
+    tree's, never averaged.
 
     >>> mean([Tree(w=torch.tensor([1.0])), Tree(w=torch.tensor([4.0]))], [2, 1])["w"].item()
     2.0
@@ -224,7 +224,7 @@ def mean(trees: list[Tree], weights: list[float]) -> Tree:
 
 
 class Packed(Tree):
-    """A tree whose floating tensors are views of one block of memory, so that averaging is one operation a client.
+    """A tree whose floating tensors are views of one block of memory, so averaging is one operation per client.
 
     >>> block = torch.tensor([1.0, 2.0, 3.0])
     >>> tree = Packed({"w": block[:2], "b": block[2:]}, block)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,32 @@ from fednorms.core import noise
 from fednorms.core.errors import BadInput
 from fednorms.core.tree import Tree
 
+if TYPE_CHECKING:
+    from fednorms.core.part import Slot
+
+
+def names_where(slots: Mapping[str, Slot], wanted: Callable[[Slot], bool]) -> tuple[str, ...]:
+    """The names of the tensors whose slots are wanted, in the model's order."""
+    return tuple(name for name, slot in slots.items() if wanted(slot))
+
+
+class Weights(Tree):
+    """The tree that `Part.init` gets: it can also name its tensors by the modules that hold them."""
+
+    __slots__ = ("slots",)
+
+    def __init__(self, tensors: Mapping[str, Tensor], slots: Mapping[str, Slot]) -> None:
+        super().__init__(tensors)
+        self.slots = {name: slots[name] for name in tensors}
+
+    def names(self, wanted: Callable[[Slot], bool]) -> tuple[str, ...]:
+        """The names of these tensors whose slots are wanted, as `Context.names` gives those of the whole model."""
+        return names_where(self.slots, wanted)
+
 
 @dataclass(frozen=True)
 class Context:
-    """What every hook may know about the moment it runs in."""
+    """What every hook may know about the moment in which it runs."""
 
     round: int
     rounds: int
@@ -35,9 +57,18 @@ class Context:
     seed: int = 0  # the run's
     cohort: float = 1.0  # how many clients a round is expected to have
     deployed: bool = False  # across machines, where somebody may know the seed
+    slots: Mapping[str, Slot] = field(default_factory=dict, repr=False, compare=False)  # of the whole model
+
+    def names(self, wanted: Callable[[Slot], bool]) -> tuple[str, ...]:
+        """The names of the model's tensors whose slots are wanted: `names(lambda slot: is_batchnorm(slot.module))`.
+
+        `Tree.pick` takes them and leaves out names that a tree does not have. This looks at modules, never at values,
+        so it costs microseconds and works in every engine.
+        """
+        return names_where(self.slots, wanted)
 
     def check_momentum(self) -> None:
-        """Refuse momentum of earlier rounds, for parts that divide an update by what this round's gradients weigh."""
+        """Refuse kept momentum, for parts that divide an update by the weight of this round's gradients."""
         if self.keeps_momentum:
             raise BadInput(
                 "keep_momentum = true: an update then also holds gradients of earlier rounds, and feddc, fednova and "
@@ -46,19 +77,19 @@ class Context:
             )
 
     def normals(self, what: str, like: Tensor, *, system: bool) -> Tensor:
-        """Standard normal numbers of a tensor's shape: by `what`, seed, round and client, or unpredictable ones."""
+        """Standard normals of a tensor's shape: keyed by `what`, seed, round and client, or unpredictable ones."""
         drawn = noise.secret_normals(like) if system else noise.normals(like, what, self.seed, self.round, self.client)
         return drawn.to(like)
 
     def chance(self, what: str) -> float:
-        """A number in (0, 1) that depends on `what`, seed, round and client alone: the same for every method."""
+        """A number in (0, 1) that depends only on `what`, seed, round and client: the same for every method."""
         return (noise.seed_of(what, self.seed, self.round, self.client) + 0.5) / 2.0**63
 
 
 class Forward(Protocol):
-    """A second forward pass that touches no buffer: `stats="broadcast"` normalises with what the server sent.
+    """A second forward pass that changes no buffer: `stats="broadcast"` normalizes with what the server sent.
 
-    `mode="evaluate"` runs a model as a test does, with the statistics in `params` (the broadcast ones if it has none).
+    `mode="evaluate"` runs a model as a test does, with the statistics in `params` (the received ones if it has none).
     """
 
     def __call__(
@@ -114,7 +145,7 @@ class Gradient(Protocol):
 
 @dataclass(frozen=True)
 class Begin:
-    """What a part sees when a client (or an evaluation, or an export) loads the broadcast model."""
+    """What a part sees when a client (or an evaluation, or an export) loads the received model."""
 
     context: Context
     down: Tree
@@ -129,7 +160,7 @@ _ASK = {"mean_grad": "uses_mean_gradient", "even": "uses_even_mean"}
 
 
 class _OnRequest:
-    """A view some of whose fields cost something: reading one that the part did not ask for is an error."""
+    """A view with fields that cost something: reading one that the part did not request is an error."""
 
     def __getattribute__(self, name: str) -> Any:  # noqa: ANN401
         value = super().__getattribute__(name)
@@ -140,11 +171,11 @@ class _OnRequest:
 
 @dataclass(frozen=True)
 class End(_OnRequest):
-    """What a part sees when a client's local training is over.
+    """What a part sees after a client's local training.
 
     `params`, `start`, `delta` and `mean_grad` hold exactly the trainable tensors that are sent. `mean_grad` is the mean
-    of the raw gradients, per tensor over the steps that trained it; `gradient(params)` is the exact gradient of the
-    base loss over all local data. `model` is the client's whole model: it may be kept, and never sent.
+    of the raw gradients, per tensor over the steps that trained it. `gradient(params)` is the exact gradient of the
+    base loss over all local data. `model` is the client's whole model: a part may keep it, but never send it.
     """
 
     params: Tree
@@ -162,7 +193,7 @@ class End(_OnRequest):
 
     @property
     def effective_steps(self) -> float:
-        """K, or with momentum rho the weights that K steps give to their gradients, summed: the K' of FedNTD."""
+        """K, or with momentum rho the sum of the weights that K steps give to their gradients: the K' of FedNTD."""
         rho, k = self.context.momentum, self.steps
         self.context.check_momentum()
         return (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
@@ -192,8 +223,22 @@ class Mechanism:
     where: Literal["server", "client"]
 
 
+@dataclass(frozen=True)
+class Privacy:
+    """How a part protects what clients send of the model: parameters and statistics together, as one update.
+
+    `protect(update, e)` changes it last, at the client. `release(update, r)` changes the mean of the protected updates
+    before any other step of the server, also in a round without clients. `mechanism` tells the accountant which
+    differential privacy this gives; without one, none is claimed.
+    """
+
+    protect: Callable[[Tree, End], Tree]
+    release: Callable[[Tree, Round], Tree] | None = None
+    mechanism: Mechanism | None = None
+
+
 class Local(Protocol):
-    """A client's data and the broadcast model, as an extra pass sees them; nothing in it changes a model."""
+    """A client's data and the received model, as an extra pass sees them; nothing in it changes a model."""
 
     model: Tree
     context: Context
@@ -224,14 +269,15 @@ class Local(Protocol):
         ...
 
     def images(self) -> Iterator[Tensor]:
-        """Training images in [0, 1], in batches, before any normalisation."""
+        """Training images in [0, 1], in batches, before any normalization."""
         ...
 
     def layer_inputs(
         self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None, *, shuffled: bool = True
     ) -> Iterator[dict[str, Tensor]]:
-        """Per batch of training data, shuffled anew each round, the input of every wanted layer (train mode, buffers
-        untouched); `shuffled=False` takes images as they are stored.
+        """Per batch of training data, shuffled again each round, the input of every wanted layer.
+
+        Layers run in train mode, buffers unchanged. `shuffled=False` uses the stored order.
         """
         ...
 
@@ -244,7 +290,7 @@ class Local(Protocol):
         ...
 
     def loss(self, model: Tree, x: Tensor, y: Tensor, draw: int) -> Tensor:
-        """The base loss of a model on a batch (train mode, buffers untouched), with a gradient."""
+        """The base loss of a model on a batch (train mode, buffers unchanged), with a gradient."""
         ...
 
     def uniform(self, draw: int, *shape: int) -> Tensor:

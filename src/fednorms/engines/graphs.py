@@ -18,9 +18,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fednorms.core.batches import batch_plan
 from fednorms.core.blame import culprit
 from fednorms.core.errors import Diverged, RunFailed
 from fednorms.core.noise import seed_of
+from fednorms.core.optim import Optimizer
 from fednorms.core.part import Phase
 from fednorms.core.reductions import reductions
 from fednorms.core.round import (
@@ -37,7 +39,6 @@ from fednorms.core.round import (
     step,
 )
 from fednorms.core.states import Broadcast, Carry, Client, ClientState, Task, Upload, context_of
-from fednorms.core.training import Optimiser, batch_plan
 from fednorms.core.tree import Packed, Tree, branch, join
 from fednorms.core.views import Context
 from fednorms.data import Federation, Preprocessing, Site, Split
@@ -311,8 +312,8 @@ class Graphs(Loop):
         outer.buffers = after.pick(net.buffers)
         outer.start, outer.start_buffers = model.pick(inner.params), model.pick(net.buffers)
         outer.loss_sum, outer.grad_sum = inner.loss_sum.clone(), inner.grad_sum.clone()
-        if self.task.training.keep_momentum and inner.optimiser:
-            outer.optimiser = replace(inner.optimiser, first_moment=inner.optimiser.first_moment.clone())
+        if self.task.training.keep_momentum and inner.optimizer:
+            outer.optimizer = replace(inner.optimizer, first_moment=inner.optimizer.first_moment.clone())
         upload, state = finish(self.task, outer, early, self._second(slot, outer) if self.task.twin else None)
         state = replace(state, local=state.local.clone())  # a view would keep the whole block alive
         if not self.task.method.changing:
@@ -332,8 +333,8 @@ class Graphs(Loop):
         v.velocity = branch(kept, "v")
         self._phase(twin, v, recipe_phase(task), 0)
         after = Tree({**self.layout.views(twin.live.clone()), **twin.integers.clone()})
-        assert twin.carry.optimiser is not None
-        moments = twin.carry.optimiser.first_moment.clone() if task.training.keep_momentum else Tree()
+        assert twin.carry.optimizer is not None
+        moments = twin.carry.optimizer.first_moment.clone() if task.training.keep_momentum else Tree()
         return join(model=after.pick(start), v=moments)
 
     def _twin(self, slot: Slot, outer: Carry) -> Slot:
@@ -381,7 +382,7 @@ class Graphs(Loop):
         carry = carry_of(task, sent, client, context, mine, start)
         carry.params, carry.buffers = whole.pick(carry.params), whole.pick(task.net.buffers)
         carry.fixed = whole.pick(carry.fixed)
-        carry.optimiser = Optimiser.fresh(task.training, carry.params.detach(), 0.0, like)
+        carry.optimizer = Optimizer.fresh(task.training, carry.params.detach(), 0.0, like)
         return Slot(
             task=self.captured_task.beside if task.second else self.captured_task,
             carry=carry,
@@ -422,15 +423,15 @@ class Graphs(Loop):
 
     def _phase(self, slot: Slot, outer: Carry, phase: Phase, number: int) -> None:
         task, client, inner = slot.task, outer.client, slot.carry
-        assert inner.optimiser is not None
+        assert inner.optimizer is not None
         outer.active = task.net.trainable(phase.train, also_frozen=outer.context.evaluating)
-        inner.optimiser.lr.fill_(rate_of(outer.context, phase))
-        inner.optimiser.updates.zero_()
+        inner.optimizer.lr.fill_(rate_of(outer.context, phase))
+        inner.optimizer.updates.zero_()
         if not (task.training.keep_momentum and number):
-            _zero(inner.optimiser.first_moment)
-        _zero(inner.optimiser.second_moment)
+            _zero(inner.optimizer.first_moment)
+        _zero(inner.optimizer.second_moment)
         if task.training.keep_momentum and not number:
-            copy_tree(inner.optimiser.first_moment, outer.velocity)
+            copy_tree(inner.optimizer.first_moment, outer.velocity)
         seed = seed_of("data", task.seed, outer.context.round, client.name, number)
         plan, dropped = batch_plan(len(client.data), task.training, phase, seed, needs_two=task.needs_two)
         outer.dropped += dropped
@@ -461,7 +462,7 @@ class Graphs(Loop):
         if known and len(known.plans[0]) >= steps:
             return known
         inner = slot.carry
-        assert inner.optimiser is not None
+        assert inner.optimizer is not None
         longest = max(len(data) for data in self.data.values())  # so that no client needs a longer plan
         room = phase.steps or (phase.epochs or 1) * (longest // max(*shape, 1) + 1)
         plans = [torch.zeros(max(steps, room), n, dtype=torch.long, device=self.task.like.device) for n in shape]
@@ -514,10 +515,10 @@ class Graphs(Loop):
 
     def _written(self, slot: Slot) -> list[Tensor]:
         """All that a step changes."""
-        carry, optimiser = slot.carry, slot.carry.optimiser
-        assert optimiser is not None
-        trees = (slot.integers, carry.grad_sum, optimiser.first_moment, optimiser.second_moment)
-        return [slot.live, carry.key, carry.loss_sum, optimiser.updates, *(t for tree in trees for t in tree.values())]
+        carry, optimizer = slot.carry, slot.carry.optimizer
+        assert optimizer is not None
+        trees = (slot.integers, carry.grad_sum, optimizer.first_moment, optimizer.second_moment)
+        return [slot.live, carry.key, carry.loss_sum, optimizer.updates, *(t for tree in trees for t in tree.values())]
 
 
 def _zero(tree: Tree) -> None:

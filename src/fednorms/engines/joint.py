@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednorms.core.errors import Diverged
 from fednorms.core.moments import affine, per_channel, widened
+from fednorms.core.net import Net
 from fednorms.core.norm_act import is_fused
 from fednorms.core.part import Phase
 from fednorms.core.round import base_phases, begin, draws, finish, second_model, step
@@ -58,6 +59,12 @@ def begin_together(task: Task, sent: Broadcast, clients: Sequence[Client]) -> di
     for carry, _, _ in first:
         carry.derivative = None
     return begun
+
+
+def exchanges(net: Net) -> tuple[int, int]:
+    """The exchanges of a joint step: 3 per BatchNorm layer; and their bytes each way: 4 floats per channel."""
+    channels = [m.num_features for m in net.module.modules() if isinstance(m, _BatchNorm)]
+    return 3 * len(channels), 4 * sum(channels) * torch.float32.itemsize
 
 
 def go_on(task: Task, begun: Begun) -> tuple[Upload, ClientState]:

@@ -13,7 +13,7 @@ from fednorms.core import noise
 from fednorms.core.method import Method
 from fednorms.core.net import Net
 from fednorms.core.options import few
-from fednorms.core.part import Eval, Part, Route, overrides
+from fednorms.core.part import HOOKS, Eval, Part, Route, overrides
 from fednorms.core.passes import passes
 from fednorms.core.reductions import reduce_uploads
 from fednorms.core.round import (
@@ -34,6 +34,7 @@ from fednorms.core.training import Training
 from fednorms.core.tree import Tree
 from fednorms.core.views import Round
 from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines.joint import exchanges
 from fednorms.engines.loop import Loop
 from fednorms.methods.registry import method as read_method
 from fednorms.models import build, models
@@ -54,11 +55,10 @@ ACTS_ON = {
     "grad": "gradient",
     "decay": "loss",
     "send": "sent update",
-    "protect": "sent update",
-    "release": "server step",
+    "privacy": "sent update",
     "server": "server step",
     "stats": "server statistics",
-    "trips": "exchanges",
+    "joint": "exchanges",  # no hook: a step that clients take together
     "evaluation": "test",
 }
 UNSEEN = {
@@ -288,12 +288,12 @@ def describe(
                 name=p.name,
                 acts_on=_acts_on(p, task, state, uploads),
                 layers_changed=len(net.changes.get(p.name, [])),
-                bytes_down=sent.parts[p.name].nbytes() + p.trips(net)[1],
-                bytes_up=upload.parts.get(p.name, Tree()).nbytes() + p.trips(net)[1],
+                bytes_down=sent.parts[p.name].nbytes() + _joint(p, net)[1],
+                bytes_up=upload.parts.get(p.name, Tree()).nbytes() + _joint(p, net)[1],
                 client_state=kept.parts[p.name].nbytes(),
                 server_state=after.parts[p.name].nbytes(),
                 setup_trips=sum(job.when == "setup" for job in p.passes()),
-                round_trips=p.trips(net)[0],
+                round_trips=_joint(p, net)[0],
                 test_trips=sum(job.when == "evaluate" for job in p.passes()),
                 averaged_only=all(job.reduce in AVERAGED for job in p.passes()) and p.reduction in AVERAGED,
             )
@@ -314,6 +314,10 @@ def describe(
     )
 
 
+def _joint(p: Part, net: Net) -> tuple[int, int]:
+    return exchanges(net) if "joint" in p.requires else (0, 0)
+
+
 def _kept(before: torch.Tensor, after: torch.Tensor | None) -> bool:
     """Whether a tensor has its value still; counters of batches do not matter."""
     if not before.is_floating_point():
@@ -323,7 +327,7 @@ def _kept(before: torch.Tensor, after: torch.Tensor | None) -> bool:
 
 def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> tuple[str, ...]:
     """What a part changes: the hooks it implements, less those that change nothing here."""
-    acts = {hook for hook in ACTS_ON if overrides(p, hook)}
+    acts = {hook for hook in ACTS_ON if hook in HOOKS and overrides(p, hook)} | (p.requires & {"joint"})
     phase, one = [recipe_phase(task)], Client("a", Split(torch.zeros(1), torch.zeros(1)))
     idle = {
         "surgery": p.name not in task.net.changes,
@@ -340,6 +344,8 @@ def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> 
         here = context_of(task, state.round, None)
         seen = Round(state.model, up, state.parts[p.name], len(uploads), task.clients, here, delta)
         acts -= {"server"} if p.server(delta, seen)[0] is delta else set()
+    if (privacy := p.privacy()) and privacy.release:
+        acts.add("server")
     return tuple(dict.fromkeys(what for hook, what in ACTS_ON.items() if hook in acts))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fednorms.core.citations import papers
 from fednorms.core.errors import BadInput
 from fednorms.core.part import REGISTRY, SUMS
 from fednorms.explain.describe import Description, describe
@@ -24,6 +25,14 @@ class Entry:
     idea: str
     paper: str
     options: str
+    link: str  # to the paper; "" for baselines
+
+
+_FEDAVG = """Train on every client, average the models weighted by data size.
+
+Paper: Communication-Efficient Learning of Deep Networks from Decentralized Data. McMahan et al. AISTATS 2017.
+https://arxiv.org/abs/1602.05629
+"""
 
 
 def entries() -> list[Entry]:
@@ -36,24 +45,16 @@ def entries() -> list[Entry]:
 
 
 def _entry(name: str) -> Entry:
-    if name == "fedavg":
-        return Entry(
-            name, "Train on every client, average the models weighted by data size.", "McMahan et al. 2017", ""
-        )
-    made: Any = SUMS.get(name) or REGISTRY[name]
-    doc = inspect.getdoc(made) or ""
-    return Entry(name, _first_sentence(doc), getattr(made, "paper", "") or _paper(doc), _defaults(made))
+    made: Any = SUMS.get(name) or REGISTRY.get(name)  # None: fedavg, which has no parts
+    doc = _FEDAVG if made is None else inspect.getdoc(made) or ""
+    found = papers(doc)
+    short = getattr(made, "paper", "") or (found[0].short if found else "")
+    return Entry(name, _first_sentence(doc), short, _defaults(made) if made else "", found[0].link if found else "")
 
 
 def _first_sentence(doc: str) -> str:
     paragraph = " ".join(doc.split("\n\n")[0].split())
     return re.split(r"(?<=[^ .][.])\s+(?=[A-Z])", paragraph)[0]
-
-
-def _paper(doc: str) -> str:
-    """Authors and year, from a docstring that says "Paper: Zhuang and Lyu, FedWon, ICLR 2024"."""
-    found = re.search(r"Paper: ([^,]+),.*?\b((?:19|20)\d\d)\b", " ".join(doc.split()))
-    return f"{found[1]} {found[2]}" if found else ""
 
 
 def _defaults(made: Any) -> str:  # noqa: ANN401

@@ -84,7 +84,7 @@ def client_app(
 
 def _train(host: Host, sent: Broadcast, content: RecordDict) -> RecordDict:
     done = host.train(sent, score=bool(messages.about(content)["score"]))
-    private = bool(host.task.method.having("protect"))  # what the accountant does not count stays here
+    private = host.task.method.privacy is not None  # what the accountant does not count stays here
     reply = messages.pack_upload(done.uploads[0], {"site": host.site.name}, telling=not private)
     for score in done.after_local.values():
         reply["after_local"] = messages.pack_score(score)

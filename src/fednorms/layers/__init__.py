@@ -1,6 +1,4 @@
-"""Layers: each file is one idea, a function with the formula and a Module that stands in for a torch
-layer.
-"""
+"""Layers: each file is one idea, a function with the formula and a Module that replaces a torch layer."""
 
 from __future__ import annotations
 

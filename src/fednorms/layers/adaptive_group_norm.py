@@ -1,4 +1,10 @@
-"""Adaptive group normalisation of FedNN: a learned mixture of batch and group statistics in every layer."""
+"""Adaptive group normalization of FedNN: a learned mixture of batch and group statistics in every layer.
+
+Paper: FedNN: Federated learning on concept drift data using weight and adaptive group normalizations. Kang et al.
+Pattern Recognition 149, 2024. https://doi.org/10.1016/j.patcog.2023.110230
+Paper: Categorical Reparameterization with Gumbel-Softmax. Jang, Gu and Poole. ICLR 2017.
+https://arxiv.org/abs/1611.01144
+"""
 
 from __future__ import annotations
 
@@ -13,7 +19,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.moments import coarser, group_moments, instance_moments, rescaled
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, Tensors, norm_layer
-from fednorms.layers.carry import keep_parameters, place, width
+from fednorms.layers.like import keep_parameters, place, width
 
 Variant = Literal["paper", "author"]
 EvalMode = Literal["soft", "hard", "sample"]
@@ -32,8 +38,8 @@ def mixed_normalise(
     """(x - mu) gamma / sigma + beta with mu = s_bn mu_bn + s_gn mu_gn, share = (s_bn, s_gn).
 
     Moments are (mean, variance): those of bn have shape (C), those of gn (N, C).
-    paper: sigma = s_bn sqrt(v_bn + eps) + s_gn sqrt(v_gn + eps);  author: sigma = sqrt(s_bn v_bn + s_gn v_gn
-    + eps). FedNN (Pattern Recognition 2024), adaptive group normalisation.
+    paper: sigma = s_bn sqrt(v_bn + eps) + s_gn sqrt(v_gn + eps).
+    author: sigma = sqrt(s_bn v_bn + s_gn v_gn + eps).
 
     >>> x = torch.tensor([[1.0, 3.0], [5.0, 7.0]])
     >>> one = (torch.zeros(2), torch.ones(2))
@@ -57,15 +63,13 @@ def _measure(layer: nn.Module, tensors: Tensors, x: Tensor) -> tuple[Tensor, Ten
 
 @norm_layer(Statistics(measure=_measure, samples=True))
 class AdaptiveGroupNorm(nn.Module):
-    """Normalise with a learned mixture of batch and group statistics, sampled by Gumbel-softmax while
-    training.
+    """Normalize with a learned mixture of batch and group statistics, sampled by Gumbel-softmax in training.
 
-    s = softmax((a + G) / tau), G = -log(-log U); y = gamma * (x - mu) / sigma + beta (see `mixed_normalise`).
-    FedNN (Pattern Recognition 2024). `logits` holds a in the order (bn, gn), readable as `a_bn` and `a_gn`;
-    the public code's order is the reverse. Evaluation: "soft" softmax(a / tau), "hard" the larger one,
-    "sample" as in training. The running statistics belong to the batch branch only: r <- keep * r + (1 -
-    keep) * batch value. variant="author": variances are mixed instead of deviations, with the public code's
-    divisors, and running_var starts at 0. Inputs of shape (N, C) count as one position.
+    s = softmax((a + G) / tau), G = -log(-log U); y = gamma * (x - mu) / sigma + beta (see `mixed_normalise`). `logits`
+    holds a in the order (bn, gn), readable as `a_bn` and `a_gn`; the public code has the reverse order. Evaluation:
+    "soft" is softmax(a / tau), "hard" the larger one, "sample" as in training. The running statistics belong only to
+    the batch branch: r <- keep * r + (1 - keep) * batch value. variant="author" mixes variances instead of deviations,
+    with the public code's divisors, and running_var starts at 0. Inputs of shape (N, C) count as one position.
 
     >>> layer = AdaptiveGroupNorm(4, groups=2)
     >>> sorted(layer.state_dict())
@@ -111,7 +115,7 @@ class AdaptiveGroupNorm(nn.Module):
         self.eval_mode: EvalMode = eval_mode
         self.eps, self.keep, self.stream = eps, keep, stream
         self.sampling: bool | None = None
-        """Whether the share is drawn; None: in training mode. Which statistics normalise is another question: a test
+        """Whether the share is drawn; None: in training mode. Which statistics normalize is another question: a test
         may use those of the batch, and training (GReg's second pass, FixBN) stored ones.
         """
         ones = torch.ones(channels, device=device, dtype=dtype)
@@ -134,9 +138,7 @@ class AdaptiveGroupNorm(nn.Module):
         tau: float = 5.0,
         name: str = "",
     ) -> nn.Module:
-        """In place of a batch or group normalisation layer: keeps its affine parameters; the stream is from
-        `name`.
-        """
+        """Replace a batch or group normalization layer, keeping its affine parameters; the stream is from `name`."""
         new = cls(
             width(norm, name),
             groups,
@@ -163,7 +165,7 @@ class AdaptiveGroupNorm(nn.Module):
         return self.logits[1]
 
     def share(self) -> Tensor:
-        """The pair (s_bn, s_gn) this call uses; it sums to 1."""
+        """The pair (s_bn, s_gn) that this call uses; it sums to 1."""
         if (self.training if self.sampling is None else self.sampling) or self.eval_mode == "sample":
             # Drawn in float32 whatever the layer's dtype, so that the sample does not depend on it.
             u = noise.uniform((2,), self.stream, self.logits.new_empty(0, dtype=torch.float32))
@@ -187,7 +189,7 @@ class AdaptiveGroupNorm(nn.Module):
         return m[0], v[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x of shape (N, C, ...)."""
+        """Normalize x of shape (N, C, ...)."""
         positions = math.prod(x.shape[2:])
         mean, var = instance_moments(x)  # the others follow from these
         if self.training:

@@ -1,4 +1,8 @@
-"""Adaptive gradient clipping: no unit's gradient may be large compared with the unit's weights."""
+"""Adaptive gradient clipping: no unit's gradient may be large compared with the unit's weights.
+
+Paper: High-Performance Large-Scale Image Recognition Without Normalization. Brock et al. ICML 2021.
+https://arxiv.org/abs/2102.06171
+"""
 
 from __future__ import annotations
 
@@ -29,9 +33,8 @@ def unitwise_norm(t: Tensor) -> Tensor:
 def adaptive_clip(grad: Tensor, weight: Tensor, clip: float, eps: float = 1e-3) -> Tensor:
     """The gradient with every unit scaled down to at most `clip` times the norm of its weights.
 
-    G_i <- clip * max(|W_i|, eps) / |G_i| * G_i where |G_i| > clip * max(|W_i|, eps); other units are returned
-    bit for bit. Brock et al. 2021 (NF-nets); FedWon (ICLR 2024) uses it at batch size 32. `clip` may be
-    infinite (no clipping).
+    G_i <- clip * max(|W_i|, eps) / |G_i| * G_i where |G_i| > clip * max(|W_i|, eps); other units are returned bit for
+    bit. FedWon uses it at batch size 32. `clip` may be infinite (no clipping).
 
     >>> adaptive_clip(torch.tensor([[3.0, 4.0], [0.1, 0.0]]), torch.eye(2), clip=0.5)
     tensor([[0.3000, 0.4000],

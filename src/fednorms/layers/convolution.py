@@ -1,4 +1,4 @@
-"""The base of the two weight-standardising convolutions: geometry of nn.Conv2d, weight changed before use."""
+"""The base of the two weight-standardizing convolutions: nn.Conv2d whose weight is changed before use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fednorms.core.errors import BadInput
-from fednorms.layers.carry import keep_parameters, refuse_other_forward
+from fednorms.layers.like import keep_parameters, refuse_other_forward
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
@@ -31,8 +31,7 @@ def pad_same(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilati
 class StandardisedConv2d(nn.Conv2d):
     """A Conv2d that convolves with `effective_weight()` instead of its stored weight.
 
-    The stored (and averaged) tensor is always the raw weight, so state-dict keys and shapes are those of
-    Conv2d.
+    The stored (and averaged) tensor is always the raw weight, so state-dict keys and shapes are those of Conv2d.
 
     >>> import torch
     >>> conv = StandardisedConv2d(1, 1, 3)
@@ -61,8 +60,7 @@ class StandardisedConv2d(nn.Conv2d):
 
 
 def geometry(conv: nn.Conv2d, name: str = "") -> dict[str, Any]:
-    """The constructor arguments that rebuild a convolution's geometry (on the meta device: no numbers are
-    drawn).
+    """The constructor arguments that rebuild a convolution's geometry, on the meta device: no numbers are drawn.
 
     >>> geometry(nn.Conv2d(2, 4, 3, stride=2))["stride"]
     (2, 2)
@@ -72,7 +70,7 @@ def geometry(conv: nn.Conv2d, name: str = "") -> dict[str, Any]:
     if conv.weight[0].numel() == 1:
         where = f" {name!r}" if name else ""
         raise BadInput(
-            f"layer{where}: standardising one weight per filter leaves nothing but zeros; expected a "
+            f"layer{where}: standardizing one weight per filter leaves nothing but zeros; expected a "
             f"convolution with a fan-in of at least 2, got weight shape {tuple(conv.weight.shape)}"
         )
     return {

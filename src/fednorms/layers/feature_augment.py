@@ -1,4 +1,7 @@
-"""Feature augmentation of FedFA: jitter the mean and deviation of every channel while training."""
+"""Feature augmentation of FedFA: jitter the mean and deviation of every channel in training.
+
+Paper: FedFA: Federated Feature Augmentation. Zhou and Konukoglu. ICLR 2023. https://arxiv.org/abs/2301.12995
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def feature_augment(
     """Give every image new channel statistics where `fires` is true: gamma (x - mu) / sigma + beta.
 
     beta = mu + n_1 sqrt((1 + g_mu) V_mu), gamma = sigma + n_2 sqrt((1 + g_sigma) V_sigma), V the variance over the
-    batch and g the channel factors. FedFA (Zhou and Konukoglu, ICLR 2023).
+    batch and g the channel factors.
 
     >>> x = torch.randn(3, 2, 4, 4)
     >>> none, yes = (torch.zeros(3, 2), torch.zeros(3, 2)), torch.tensor(True)
@@ -69,8 +72,8 @@ def _variance(x: Tensor) -> Tensor:
 class FeatureAugment(nn.Module):
     """With probability p per forward pass in training, jitter feature statistics; identity in evaluation.
 
-    Buffers: `mean` and `std` follow the mean statistics of the batches it augments (momentum 0.99 of the old value),
-    `between_mean` and `between_std` are the variances between clients that the server sends. FedFA (ICLR 2023).
+    Buffers: `mean` and `std` follow the mean statistics of the batches that it augments (momentum 0.99 of the old
+    value). `between_mean` and `between_std` are the variances between clients that the server sends.
 
     >>> x = torch.randn(2, 3, 4, 4)
     >>> torch.equal(FeatureAugment(3).eval()(x), x)
@@ -127,10 +130,10 @@ class FeatureAugment(nn.Module):
 
 
 def stages(model: nn.Module) -> list[str]:
-    """The modules after which a network's stages end, where that is known.
+    """The modules after which a network's stages end, if that is known.
 
-    Our own networks say it themselves (`stages`); torchvision's and timm's ResNets: the stem's pooling and the four
-    stages; a block of layers in a row (AlexNet's `features`): the last layer before the next convolution.
+    The library's own networks list them (`stages`). ResNets of torchvision and timm: the stem's pooling and the four
+    stages. A sequence of layers (AlexNet's `features`): the last layer before the next convolution.
 
     >>> stages(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.MaxPool2d(2)))
     ['1', '4']
@@ -148,7 +151,7 @@ def stages(model: nn.Module) -> list[str]:
 
 
 def _ends(row: nn.Sequential) -> list[str]:
-    """The last parameter-free 4-d layer of each convolution block of a row."""
+    """The last parameter-free 4-d layer of each convolution block of a sequence."""
     ends: list[str] = []
     inside = False
     for name, layer in row.named_children():
@@ -191,7 +194,7 @@ def insert(model: nn.Module, after: list[str], p: float, momentum: float) -> lis
 
 
 def _channels(model: nn.Module, name: str) -> int:
-    """What a model says of its stages, or the width of the last convolution up to the end of a module."""
+    """The declared channels of a stage, or the width of the last convolution up to the end of a module."""
     known = getattr(model, "stages", None)
     if isinstance(known, dict) and name in known:
         return int(known[name])

@@ -1,4 +1,8 @@
-"""FRAug's two small networks over features: a shared generator, and a private one that makes its features local."""
+"""FRAug's two small networks over features: a shared generator, and a private one that makes its features local.
+
+Paper: FRAug: Tackling Federated Learning with Non-IID Features via Representation Augmentation. Chen et al. ICCV 2023.
+https://arxiv.org/abs/2205.14900
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,13 @@ from torch.nn import functional as F
 
 from fednorms.core import noise
 from fednorms.core.surgery import Change
-from fednorms.layers.carry import place
+from fednorms.layers.like import place
 
 NAME = "fraug"
 
 
 def two_layers(w: Mapping[str, Tensor], prefix: str, x: Tensor, *, last_relu: bool) -> Tensor:
-    """Linear, batch normalisation, ReLU, linear, batch normalisation (, ReLU), always with batch statistics.
+    """Linear, batch normalization, ReLU, linear, batch normalization (, ReLU), always with batch statistics.
 
     >>> net = Synthesis(features=4, classes=3, latent=2)
     >>> two_layers(dict(net.named_parameters()), "generator", torch.rand(5, 2 + 3), last_relu=True).shape
@@ -32,7 +36,7 @@ def two_layers(w: Mapping[str, Tensor], prefix: str, x: Tensor, *, last_relu: bo
 
 
 class Affine(nn.Module):
-    """Weight and bias of a batch normalisation inside `two_layers`; no BatchNorm, so no other part exchanges it.
+    """Weight and bias of a batch normalization inside `two_layers`; not a BatchNorm, so no other part exchanges it.
 
     >>> sorted(Affine(2).state_dict())
     ['bias', 'weight']
@@ -44,10 +48,10 @@ class Affine(nn.Module):
 
 
 class Synthesis(nn.Module):
-    """Holds the weights of both networks beside a model; as a layer it is the identity, they act in training only.
+    """Hold the weights of both networks next to a model; as a layer it is the identity, they act only in training.
 
     generator: [z, y] of latent + classes -> features -> features; local: [f, y] of features + classes -> latent ->
-    features. FRAug (Chen et al., ICCV 2023).
+    features.
 
     >>> [tuple(p.shape) for n, p in Synthesis(4, 3, 2).named_parameters() if p.dim() == 2]
     [(4, 5), (4, 4), (2, 7), (4, 2)]
@@ -64,7 +68,7 @@ class Synthesis(nn.Module):
         self.local = stack(features + classes, latent)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input (a Sequential calls all that it holds)."""
+        """The input (a Sequential calls everything that it holds)."""
         return x
 
     @classmethod

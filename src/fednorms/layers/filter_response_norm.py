@@ -1,4 +1,8 @@
-"""Filter response normalisation, with the thresholded linear unit in place of the ReLU that followed."""
+"""Filter response normalization, with the thresholded linear unit that replaces the following ReLU.
+
+Paper: Filter Response Normalization Layer: Eliminating Batch Dependence in the Training of Deep Neural Networks. Singh
+and Krishnan. CVPR 2020. https://arxiv.org/abs/1911.09737
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,11 @@ from fednorms.core.errors import BadInput
 from fednorms.core.moments import affine, per_channel, widened
 from fednorms.core.norm_act import NormAct, is_fused
 from fednorms.core.norms import norm_layer
-from fednorms.layers.carry import keep_parameters, place, refuse_single_positions, width
+from fednorms.layers.like import keep_parameters, place, refuse_single_positions, width
 
 
 def filter_response(x: Tensor, eps: Tensor | float = 1e-6) -> Tensor:
-    """Each channel of a sample divided by sqrt(nu^2 + eps), nu^2 its mean square over positions; no mean is taken.
-
-    Singh and Krishnan, CVPR 2020.
+    """Each channel of a sample divided by sqrt(nu^2 + eps), nu^2 its mean square over positions; no mean is subtracted.
 
     >>> filter_response(torch.tensor([[[3.0, 3.0, -3.0]]]), eps=0.0)
     tensor([[[ 1.,  1., -1.]]])
@@ -26,11 +28,11 @@ def filter_response(x: Tensor, eps: Tensor | float = 1e-6) -> Tensor:
 
 @norm_layer()
 class FilterResponseNorm(nn.Module):
-    """Filter response normalisation, thresholded where `tau` is there.
+    """Filter response normalization, with a threshold if it has a `tau`.
 
     y = gamma x / sqrt(nu^2 + |eps|) + beta, nu^2 the mean square over positions; with `tlu`, z = max(y, tau), tau = 0
-    at the start (a ReLU there). Singh and Krishnan, CVPR 2020. `learn_eps` replaces the fixed 1e-6 by a trained
-    |e| + 1e-6 per channel, initially 1e-4 (for maps of 1x1). Training and evaluation are the same function.
+    at the start (then a ReLU). `learn_eps` replaces the fixed 1e-6 by a trained |e| + 1e-6 per channel, initially 1e-4
+    (for maps of 1x1). Training and evaluation are the same function.
 
     >>> sorted(FilterResponseNorm(4).state_dict())
     ['bias', 'tau', 'weight']
@@ -57,11 +59,11 @@ class FilterResponseNorm(nn.Module):
 
     @classmethod
     def like(cls, norm: nn.Module, tlu: bool = False, learn_eps: bool = False, name: str = "") -> nn.Module:
-        """In place of a batch normalisation layer, keeping its affine parameters; a fused ReLU becomes the threshold.
+        """Replace a batch normalization layer, keeping its affine parameters; a fused ReLU becomes the threshold.
 
-        `tlu` says that a ReLU follows the layer (and is taken out by the caller).
+        `tlu` means that a ReLU follows the layer; the caller removes it.
         """
-        refuse_single_positions(norm, "filter response normalisation", name)
+        refuse_single_positions(norm, "filter response normalization", name)
         act = dict(norm.named_children()).get("act") if is_fused(norm) else None
         rectified = isinstance(act, nn.ReLU)
         new = cls(width(norm, name), tlu or rectified, learn_eps, **place(norm))
@@ -74,10 +76,10 @@ class FilterResponseNorm(nn.Module):
         return wrapped
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x of shape (N, C, positions)."""
+        """Normalize x of shape (N, C, positions)."""
         if x.dim() < 3:
             raise BadInput(
-                f"filter response normalisation needs maps (N, C, H, W), got an input of shape {tuple(x.shape)}: the "
+                f"filter response normalization needs maps (N, C, H, W), got an input of shape {tuple(x.shape)}: the "
                 "mean square of a single value leaves nothing but its sign"
             )
         eps = 1e-6 if self.eps is None else per_channel(self.eps.abs() + 1e-6, x)
@@ -94,9 +96,9 @@ class FilterResponseNorm(nn.Module):
 
 
 class ReLUWithoutThreshold(nn.ReLU):
-    """The ReLU of a network whose norms threshold: it lets what comes directly from such a norm pass.
+    """The ReLU of a network whose norms have thresholds: it passes on unchanged what comes directly from such a norm.
 
-    A network may use one ReLU module after norms and elsewhere (after an addition, say); there it stays a ReLU.
+    A network may use one ReLU module after norms and elsewhere (after an addition, for example); there it stays a ReLU.
 
     >>> relu, norm = ReLUWithoutThreshold(), FilterResponseNorm(1)
     >>> _ = norm.tau.data.fill_(-0.5)
@@ -106,6 +108,6 @@ class ReLUWithoutThreshold(nn.ReLU):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Max(x, 0), or x where a threshold was just applied."""
+        """Max(x, 0), or x if a threshold was just applied."""
         # The version tells whether something was added in place since (torchvision's residual blocks do that).
         return input if vars(input).get("thresholded") == input._version else super().forward(input)

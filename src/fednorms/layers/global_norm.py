@@ -1,4 +1,8 @@
-"""Normalisation with given statistics only, which measures its input on the side (FBN)."""
+"""Normalization only with given statistics; the layer also measures its input (FBN).
+
+Paper: Overcoming the Challenges of Batch Normalization in Federated Learning. Guerraoui et al. arXiv 2024.
+https://arxiv.org/abs/2405.14670
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from torch import Tensor, nn
 from fednorms.core.moments import affine, batch_moments, per_channel
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, norm_layer
-from fednorms.layers.carry import keep_parameters, keep_statistics, place, width
+from fednorms.layers.like import keep_parameters, keep_statistics, place, width
 
 
 def merged_moments(
@@ -31,11 +35,11 @@ def merged_moments(
 
 @norm_layer(Statistics("mean", "var", samples=True))
 class GlobalNorm(nn.Module):
-    """Normalise with `mean` and `var` as constants, in training and in evaluation alike.
+    """Normalize with `mean` and `var` as constants, both in training and in evaluation.
 
-    y = gamma (x - mean) / sqrt(var + eps) + beta. FBN (Guerraoui et al. 2024). While training the layer also merges the
-    moments of its inputs into `seen_mean`, `seen_var` (biased) and `seen` (a number of values); it never uses them.
-    With `sampling` off and `training` on (a test with batch statistics) it normalises with the batch instead.
+    y = gamma (x - mean) / sqrt(var + eps) + beta. In training the layer also merges the moments of its inputs into
+    `seen_mean`, `seen_var` (biased) and `seen` (a number of values); it never uses them. With `sampling` off and
+    `training` on (a test with batch statistics) it normalizes with the batch instead.
 
     >>> layer = GlobalNorm(2)
     >>> x = torch.tensor([[1.0, 2.0], [3.0, 6.0]])
@@ -71,14 +75,14 @@ class GlobalNorm(nn.Module):
 
     @classmethod
     def like(cls, norm: nn.Module, name: str = "") -> nn.Module:
-        """In place of a batch normalisation layer: keeps affine and eps, and starts from its running statistics."""
+        """Replace a batch normalization layer: keep affine and eps, and start from its running statistics."""
         new = cls(width(norm, name), float(getattr(norm, "eps", 1e-5)), **place(norm))
         keep_parameters(norm, new, "weight", "bias")
         keep_statistics(norm, new.mean, new.var)
         return keep_act(norm, new)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x of shape (N, C, ...)."""
+        """Normalize x of shape (N, C, ...)."""
         mean, var = self.mean, self.var
         if self.training and self.sampling is not False:
             self._measure(x)

@@ -1,4 +1,8 @@
-"""Group normalisation in place of batch normalisation, with the group counts that papers use."""
+"""Group normalization in place of batch normalization, with the group counts that papers use.
+
+Paper: Group Normalization. Wu and He. ECCV 2018. https://arxiv.org/abs/1803.08494
+Paper: Layer Normalization. Ba, Kiros and Hinton. arXiv 2016. https://arxiv.org/abs/1607.06450
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,13 @@ from torch import nn
 
 from fednorms.core.errors import BadInput
 from fednorms.core.norm_act import keep_act
-from fednorms.layers.carry import keep_parameters, place, width
+from fednorms.layers.like import keep_parameters, place, width
 
 
 def paper_groups(channels: int) -> int:
-    """The number of groups FedWon's comparison uses for a width: 32; 8 below 32 channels; 24 at 144 channels.
+    """The number of groups in FedWon's comparison for a width: 32; 8 below 32 channels; 24 at 144 channels.
 
-    FedWon (ICLR 2024), appendix; it divides every width of ResNet-18 and MobileNetV2.
+    From the appendix of FedWon; it divides every width of ResNet-18 and MobileNetV2.
 
     >>> [paper_groups(c) for c in (16, 64, 144)]
     [8, 32, 24]
@@ -25,11 +29,11 @@ def paper_groups(channels: int) -> int:
 
 
 def group_norm_like(norm: nn.Module, groups: int | Callable[[int], int] = paper_groups, name: str = "") -> nn.Module:
-    """GroupNorm in place of a normalisation layer, keeping its affine parameters and eps.
+    """GroupNorm in place of a normalization layer, keeping its affine parameters and eps.
 
-    y = gamma (x - mu) / sqrt(v + eps) + beta, mu and v (biased) per sample and group of channels; Wu & He
-    2018. groups=1 is the "LN" of the federated literature (statistics over C, H, W and a per-channel affine).
-    `groups` may be a rule from width to groups.
+    y = gamma (x - mu) / sqrt(v + eps) + beta, mu and v (biased) per sample and group of channels. groups=1 is the "LN"
+    of the federated literature (statistics over C, H, W and a per-channel affine). `groups` may be a rule from width to
+    groups.
 
     >>> group_norm_like(nn.BatchNorm2d(6), groups=2).num_groups
     2

@@ -1,5 +1,7 @@
-"""Hybrid batch normalisation: a learned mixture of the statistics of the batch and those sent by the
-server.
+"""Hybrid batch normalization: a learned mixture of batch statistics and those sent by the server.
+
+Paper: Hybrid Batch Normalisation: Resolving the Dilemma of Batch Normalisation in Federated Learning. Chen et al. ICML
+2025. https://arxiv.org/abs/2505.21877
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from fednorms.core.moments import affine, batch_moments, per_channel
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, Tensors, norm_layer
-from fednorms.layers.carry import keep_parameters, keep_statistics, place, width
+from fednorms.layers.like import keep_parameters, keep_statistics, place, width
 
 
 def _batch_only(layer: nn.Module, tensors: Tensors) -> dict[str, Tensor]:
@@ -19,11 +21,11 @@ def _batch_only(layer: nn.Module, tensors: Tensors) -> dict[str, Tensor]:
 
 @norm_layer(Statistics("mean", "var", batch_only=_batch_only))
 class HybridNorm(nn.Module):
-    """Normalise with a mixture of batch and global statistics in training, with global ones in evaluation.
+    """Normalize with a mixture of batch and global statistics in training, with global ones in evaluation.
 
-    a = sigmoid(phi) per channel; mu = (1 - a) mu_g + a mu_b, v = (1 - a) v_g + a v_b (biased);
-    y = gamma (x - mu) / sqrt(v + eps) + beta. HBN (ICML 2025). Gradients flow through phi and the batch
-    statistics; the global statistics `mean`, `var` are constants that the layer never changes.
+    a = sigmoid(phi) per channel; mu = (1 - a) mu_g + a mu_b, v = (1 - a) v_g + a v_b (biased); y = gamma (x - mu) /
+    sqrt(v + eps) + beta. Gradients flow through phi and the batch statistics; the global statistics `mean`, `var` are
+    constants that the layer never changes.
 
     >>> layer = HybridNorm(3)
     >>> sorted(layer.state_dict())
@@ -54,16 +56,14 @@ class HybridNorm(nn.Module):
 
     @classmethod
     def like(cls, norm: nn.Module, name: str = "") -> nn.Module:
-        """In place of a batch normalisation layer: keeps affine and eps, and starts from its running
-        statistics.
-        """
+        """Replace a batch normalization layer: keep affine and eps, and start from its running statistics."""
         new = cls(width(norm, name), float(getattr(norm, "eps", 1e-5)), **place(norm))
         keep_parameters(norm, new, "weight", "bias")
         keep_statistics(norm, new.mean, new.var)
         return keep_act(norm, new)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x of shape (N, C, ...)."""
+        """Normalize x of shape (N, C, ...)."""
         mean, var = self.mean, self.var
         if self.training:
             a = torch.sigmoid(self.phi)

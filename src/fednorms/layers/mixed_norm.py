@@ -1,4 +1,8 @@
-"""Batch normalisation mixed with statistics the server sent: the four alternatives GReg is compared with."""
+"""Batch normalization mixed with statistics that the server sent: the four alternatives that GReg is compared with.
+
+Paper: Improving Batch Normalization in Federated Learning with Non-IID Features. Anonymous authors. Submission 17440 to
+ICLR 2026. https://openreview.net/forum?id=225qfh0CoD
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.moments import affine, batch_moments, per_channel
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, Tensors, norm_layer
-from fednorms.layers.carry import keep_parameters, keep_statistics, place, width
+from fednorms.layers.like import keep_parameters, keep_statistics, place, width
 
 Kind = Literal["global", "fixed", "learned", "ensemble"]
 KINDS = ("global", "fixed", "learned", "ensemble")
@@ -23,9 +27,9 @@ def _normalise(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
 
 
 def mixed_statistics(x: Tensor, mean: Tensor, var: Tensor, lam: Tensor | float, eps: float = 1e-5) -> Tensor:
-    """Normalise with mu = (1 - lam) mu_b + lam mu_g and v = (1 - lam) v_b + lam v_g, without affine.
+    """Normalize with mu = (1 - lam) mu_b + lam mu_g and v = (1 - lam) v_b + lam v_g, without affine.
 
-    GReg, appendix E.3. lam = 0 is batch normalisation, lam = 1 uses the given statistics alone.
+    Appendix E.3 of the paper. lam = 0 is batch normalization, lam = 1 uses only the given statistics.
 
     >>> x = torch.tensor([[1.0], [3.0]])
     >>> mixed_statistics(x, torch.zeros(1), torch.ones(1), lam=1.0, eps=0.0).flatten().tolist()
@@ -41,14 +45,13 @@ def _batch_only(layer: nn.Module, tensors: Tensors) -> dict[str, Tensor]:
 
 @norm_layer(Statistics(batch_only=_batch_only))
 class MixedNorm(nn.Module):
-    """Batch normalisation that, while `active`, mixes in the statistics sent by the server when it trains.
+    """Batch normalization that, while `active`, mixes in the statistics sent by the server in training.
 
-    Training normaliser by kind (mu_b, v_b of the batch, mu_g, v_g as sent):
-    "global": (mu_g, v_g); "fixed": (1 - lam) batch + lam sent; "learned": the same with lam = sigmoid(mix),
-    mix initially 0; "ensemble": the mean of the two normalised activations. Then gamma, beta. GReg, appendix
-    E.3. The running estimates always follow the batch statistics as in BatchNorm, and evaluation uses them.
-    With active = 0 the layer is BatchNorm bit for bit; `sent_mean`, `sent_var`, `active` are tensors an owner
-    writes.
+    Normalization in training by kind (mu_b, v_b of the batch, mu_g, v_g as sent): "global": (mu_g, v_g); "fixed": (1 -
+    lam) batch + lam sent; "learned": the same with lam = sigmoid(mix), mix initially 0; "ensemble": the mean of the two
+    normalized activations. Then gamma, beta. Appendix E.3 of the paper. The running estimates always follow the batch
+    statistics as in BatchNorm, and evaluation uses them. With active = 0 the layer is BatchNorm bit for bit. The owner
+    of `sent_mean`, `sent_var` and `active` writes them.
 
     >>> layer = MixedNorm(2, kind="learned")
     >>> x = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
@@ -94,7 +97,7 @@ class MixedNorm(nn.Module):
 
     @classmethod
     def like(cls, norm: nn.Module, kind: Kind = "fixed", lam: float = 0.5, name: str = "") -> nn.Module:
-        """In place of a batch normalisation layer: keeps affine, running statistics, momentum and eps."""
+        """Replace a batch normalization layer: keep affine, running statistics, momentum and eps."""
         momentum = getattr(norm, "momentum", 0.1)
         if momentum is None:
             where = f" {name!r}" if name else ""
@@ -109,7 +112,7 @@ class MixedNorm(nn.Module):
         return keep_act(norm, new)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x of shape (N, C, ...)."""
+        """Normalize x of shape (N, C, ...)."""
         if self.training:
             self.num_batches_tracked.add_(1)
         plain = F.batch_norm(

@@ -1,4 +1,10 @@
-"""Residual blocks without normalisation: signals scaled as in NF-ResNets."""
+"""Residual blocks without normalization: signals scaled as in NF-ResNets.
+
+Paper: Characterizing Signal Propagation to Close the Performance Gap in Unnormalized ResNets. Brock, De and Smith. ICLR
+2021. https://arxiv.org/abs/2101.08692
+Paper: Batch Normalization Biases Residual Blocks Towards the Identity Function in Deep Networks. De and Smith. NeurIPS
+2020. https://arxiv.org/abs/2002.10444
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,7 @@ from fednorms.layers.scaled_ws import WSConv2d
 
 @dataclass(frozen=True)
 class _Block:
-    """A residual block: what convolves its input first, what its branch ends in, and the norm that stood there."""
+    """A residual block: the first convolution of its branch, the last one, and the norm that followed it."""
 
     opening: list[WSConv2d]
     ending: WSConv2d | None
@@ -30,9 +36,9 @@ def scale_residuals(model: nn.Module, alpha: float = 0.2) -> list[Change]:
     """Make the residual blocks of a network of WSConv2d those of an NF-ResNet: h' = h + alpha g f(beta h).
 
     beta = 1 / sqrt(v), v the variance of h if every branch f has variance 1: v <- 1 at a block whose shortcut is a
-    convolution (which takes beta h, too), then v <- v + alpha^2 at every block; g is learned, one for each branch, and
-    0 at first. Brock et al. 2021. An activation after the sum, as in torchvision's blocks, stays where it is. beta
-    becomes part of the filters of the first convolution and alpha g of the last one: there is no layer more.
+    convolution (which also gets beta h), then v <- v + alpha^2 at every block; g is learned, one for each branch, and
+    starts at 0 (SkipInit). An activation after the sum, as in torchvision's blocks, stays where it is. beta becomes
+    part of the filters of the first convolution and alpha g of the last one: no layer is added.
 
     >>> from fednorms.layers import is_norm, no_norm_like, swap
     >>> from fednorms.models import build
@@ -57,7 +63,7 @@ def scale_residuals(model: nn.Module, alpha: float = 0.2) -> list[Change]:
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[str, _Block]]:
-    """The residual blocks of a network in the order in which they stand, which is that of the forward pass."""
+    """The residual blocks of a network, in the order of the forward pass."""
     found = False
     for name, module in model.named_modules():
         block = _resnet_block(module) or _inverted_block(module)
@@ -66,7 +72,7 @@ def _blocks(model: nn.Module) -> Iterator[tuple[str, _Block]]:
         found = True
         if is_norm(block.norm):
             raise BadInput(
-                f'nf_residual: the branch of "{name}" still ends in {short(block.norm)}: remove normalisation first, '
+                f'nf_residual: the branch of "{name}" still ends in {short(block.norm)}: remove normalization first, '
                 'as "nonorm + wsconv(nf_residual=true)" and "fedwon(nf_residual=true)" do.'
             )
         if odd := _odd(model, name, module, block):
@@ -86,7 +92,7 @@ def _odd(model: nn.Module, name: str, module: nn.Module, block: _Block) -> str:
     if any(isinstance(m, nn.ModuleList) for m in above):
         return "stands beside others, not after them, so that the variance of its input is not known"
     if not block.opening or (block.added and block.ending is None):
-        return "has no standardised convolution at its start or end"
+        return "has no standardized convolution at its start or end"
     if block.added and not isinstance(block.norm, nn.Identity):
         return f"ends in {short(block.norm)}, not in a convolution"
     if module._modules.get("se") is not None:
@@ -101,7 +107,7 @@ def _resnet_block(module: nn.Module) -> _Block | None:
     norm = next((n for n in (f"bn{last[4:]}", f"norm{last[4:]}") if n in names), "")
     if not (last and norm and "conv1" in names and (hasattr(module, "downsample") or hasattr(module, "shortcut"))):
         return None
-    if names.index(norm) < names.index(last):  # normalised before each convolution: another kind of block
+    if names.index(norm) < names.index(last):  # normalized before each convolution: another kind of block
         return None
     shortcut = module._modules.get("downsample") or module._modules.get("shortcut")
     across = _convolutions(shortcut) if shortcut is not None else []
@@ -112,7 +118,7 @@ def _resnet_block(module: nn.Module) -> _Block | None:
 
 
 def _inverted_block(module: nn.Module) -> _Block | None:
-    """Inverted residuals of torchvision: one row of layers, with a shortcut around it or without."""
+    """Inverted residuals of torchvision: one sequence of layers, with or without a shortcut around it."""
     added = getattr(module, "use_res_connect", None)
     row = module._modules.get("conv") or module._modules.get("block")
     if added is None or row is None:

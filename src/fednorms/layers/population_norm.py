@@ -1,4 +1,8 @@
-"""Population normalisation: mean and variance are trained, not measured (experimental)."""
+"""Population normalization: mean and variance are trained, not measured (experimental).
+
+Paper: Population Normalization for Federated Learning. Wang et al. CVPR 2025.
+https://openaccess.thecvf.com/content/CVPR2025/html/Wang_Population_Normalization_for_Federated_Learning_CVPR_2025_paper.html
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,16 @@ from fednorms.core import noise
 from fednorms.core.moments import affine, per_channel
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import norm_layer, stored_statistics
-from fednorms.layers.carry import keep_parameters, place, width
+from fednorms.layers.like import keep_parameters, place, width
 
 
 @norm_layer()
 class PopulationNorm(nn.Module):
-    """Normalise with a trained mean and a trained log-variance per channel.
+    """Normalize with a trained mean and a trained log-variance per channel.
 
-    y = gamma (x - mu) / sqrt(exp(s) + eps) + beta, the same in training and evaluation and for every sample alone.
-    While training, `spread` > 0 uses mu (1 + spread xi) with xi standard normal per channel and call. Population
-    normalization (CVPR 2025) is known to us by its abstract: this parametrisation is our own, experimental.
+    y = gamma (x - mu) / sqrt(exp(s) + eps) + beta, the same in training and evaluation and for each sample. In
+    training, `spread` > 0 uses mu (1 + spread xi) with xi standard normal per channel and call. We know only the
+    abstract of the paper: this parametrization is our own, experimental.
 
     >>> layer = PopulationNorm(3)
     >>> sorted(layer.state_dict())
@@ -49,8 +53,9 @@ class PopulationNorm(nn.Module):
 
     @classmethod
     def like(cls, norm: nn.Module, spread: float = 0.0, name: str = "") -> nn.Module:
-        """In place of a batch normalisation layer: keeps affine and eps, and starts from its running statistics
-        (fresh ones, 0 and 1, are mu = 0 and s = 0).
+        """Replace a batch normalization layer: keep affine and eps, and start from its running statistics.
+
+        Fresh statistics, 0 and 1, are mu = 0 and s = 0.
         """
         eps = float(getattr(norm, "eps", 1e-5))
         new = cls(width(norm, name), spread, eps, noise.stream(name), **place(norm))
@@ -67,7 +72,7 @@ class PopulationNorm(nn.Module):
         return (torch.sqrt(-2 * torch.log(u[0])) * torch.cos(2 * math.pi * u[1])).to(self.mean.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x of shape (N, C, ...)."""
+        """Normalize x of shape (N, C, ...)."""
         mean: Tensor = self.mean
         if self.training and self.spread:
             mean = mean * (1 + self.spread * self._xi(x))

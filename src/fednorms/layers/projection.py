@@ -1,4 +1,7 @@
-"""MOON's projection head: a small network between the features and the classifier."""
+"""MOON's projection head: a small network between the features and the classifier.
+
+Paper: Model-Contrastive Federated Learning. Li, He and Song. CVPR 2021. https://arxiv.org/abs/2103.16257
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ import torch
 from torch import nn
 
 from fednorms.core import noise
-from fednorms.layers.carry import place
+from fednorms.layers.like import place
 
 
 def with_projection(linear: nn.Linear, width: int) -> nn.Sequential:
-    """A projection d -> d -> `width` with ReLU between, then a classifier on its output (MOON, CVPR 2021).
+    """A projection d -> d -> `width` with a ReLU in between, then a classifier on its output.
 
-    New weights are drawn from a seed hashed from the old classifier's, so that equal models stay equal.
+    New weights are drawn from a seed hashed from the old classifier's weights, so equal models stay equal.
 
     >>> block = with_projection(nn.Linear(8, 3), 4)
     >>> [type(m).__name__ for m in block], block(torch.zeros(2, 8)).shape

@@ -1,4 +1,8 @@
-"""Representative batch normalisation: BatchNorm with a calibration of every sample before and after."""
+"""Representative batch normalization: BatchNorm with a calibration of every sample before and after.
+
+Paper: Representative Batch Normalization with Feature Calibration. Gao et al. CVPR 2021.
+https://openaccess.thecvf.com/content/CVPR2021/html/Gao_Representative_Batch_Normalization_With_Feature_Calibration_CVPR_2021_paper.html
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,11 @@ from fednorms.core.errors import BadInput
 from fednorms.core.moments import affine, per_channel
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, Tensors, norm_layer, unbiased_batch_moments
-from fednorms.layers.carry import keep_parameters, keep_statistics, place, width
+from fednorms.layers.like import keep_parameters, keep_statistics, place, width
 
 
 def pooled(x: Tensor) -> Tensor:
-    """The mean over positions of x (N, C, ...), kept broadcastable; x itself where there are none.
+    """The mean over positions of x (N, C, ...), kept broadcastable; x itself if there are none.
 
     >>> pooled(torch.ones(2, 3, 4, 4)).shape
     torch.Size([2, 3, 1, 1])
@@ -23,7 +27,7 @@ def pooled(x: Tensor) -> Tensor:
 
 
 def centred(x: Tensor, centre: Tensor) -> Tensor:
-    """What the layer normalises: x + w_m GAP(x), w_m the vector `centre`.
+    """What the layer normalizes: x + w_m GAP(x), w_m the vector `centre`.
 
     >>> centred(torch.tensor([[[1.0, 3.0]]]), torch.tensor([-1.0]))
     tensor([[[-1.,  1.]]])
@@ -37,11 +41,11 @@ def _measure(layer: nn.Module, tensors: Tensors, x: Tensor) -> tuple[Tensor, Ten
 
 @norm_layer(Statistics(measure=_measure))
 class RepresentativeNorm(nn.Module):
-    """Batch normalisation that centres with, and scales by, a feature of each sample.
+    """Batch normalization that centers with, and scales by, a feature of each sample.
 
-    x <- x + w_m GAP(x);  z = batch normalisation of x;  y = gamma z sigmoid(w_v GAP(z) + w_b) + beta, all per channel;
-    w_m = 0, w_v = 0, w_b = 1 at the start, so that y = sigmoid(1) BN(x) = 0.731 BN(x) there. RBN (Gao et al., CVPR
-    2021). GAP is the mean over positions. Running statistics are BatchNorm's, of the centred input.
+    x <- x + w_m GAP(x);  z = batch normalization of x;  y = gamma z sigmoid(w_v GAP(z) + w_b) + beta, all per channel;
+    w_m = 0, w_v = 0, w_b = 1 at the start, where y = sigmoid(1) BN(x) = 0.731 BN(x). GAP is the mean over positions.
+    Running statistics are BatchNorm's, of the centered input.
 
     >>> layer, x = RepresentativeNorm(2), torch.tensor([[1.0, 2.0], [3.0, 5.0]])
     >>> torch.allclose(layer(x), 0.731059 * nn.BatchNorm1d(2)(x))
@@ -75,7 +79,7 @@ class RepresentativeNorm(nn.Module):
 
     @classmethod
     def like(cls, norm: nn.Module, name: str = "") -> nn.Module:
-        """In place of a batch normalisation layer: keeps affine, running statistics, momentum and eps."""
+        """Replace a batch normalization layer: keep affine, running statistics, momentum and eps."""
         momentum = getattr(norm, "momentum", 0.1)
         if momentum is None:
             where = f" {name!r}" if name else ""
@@ -88,7 +92,7 @@ class RepresentativeNorm(nn.Module):
         return keep_act(norm, new)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x of shape (N, C, ...)."""
+        """Normalize x of shape (N, C, ...)."""
         if self.training:
             self.num_batches_tracked.add_(1)
         z = F.batch_norm(

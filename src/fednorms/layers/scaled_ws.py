@@ -1,4 +1,10 @@
-"""Scaled weight standardisation: the convolution of FedWon, for networks without normalisation layers."""
+"""Scaled weight standardization: the convolution of FedWon, for networks without normalization layers.
+
+Paper: FedWon: Triumphing Multi-domain Federated Learning Without Normalization. Zhuang and Lyu. ICLR 2024.
+https://arxiv.org/abs/2306.05879
+Paper: Characterizing Signal Propagation to Close the Performance Gap in Unnormalized ResNets. Brock, De and Smith. ICLR
+2021. https://arxiv.org/abs/2101.08692
+"""
 
 from __future__ import annotations
 
@@ -8,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fednorms.core import noise
-from fednorms.layers.carry import place
 from fednorms.layers.convolution import PaddingMode, StandardisedConv2d, geometry
+from fednorms.layers.like import place
 
 Form = Literal["listing", "formula"]
 Init = Literal["keep", "xavier"]
@@ -18,9 +24,9 @@ Init = Literal["keep", "xavier"]
 def scaled_weight(weight: Tensor, gain: Tensor | float = 1.0, form: Form = "listing", eps: float = 1e-4) -> Tensor:
     """Filters with mean 0 and a norm that does not depend on the fan-in N.
 
-    gain * (w - mean) / sqrt(max(N * variance, eps)); FedWon (ICLR 2024). The paper's listing takes the
-    variance with divisor N-1 and learns the gain; its formula takes divisor N and a constant. Then the
-    squared norm of a filter is gain^2 * (N-1)/N or gain^2. Note max(., eps), not "+ eps".
+    gain * (w - mean) / sqrt(max(N * variance, eps)). The listing of FedWon uses the variance with divisor N-1 and
+    learns the gain; its formula uses divisor N and a constant. Then the squared norm of a filter is gain^2 * (N-1)/N or
+    gain^2. Note max(., eps), not "+ eps".
 
     >>> scaled_weight(torch.tensor([[1.0, 3.0]]), form="formula").square().sum()
     tensor(1.0000)
@@ -32,12 +38,12 @@ def scaled_weight(weight: Tensor, gain: Tensor | float = 1.0, form: Form = "list
 
 
 class WSConv2d(StandardisedConv2d):
-    """Conv2d with scaled weight-standardised filters: y = conv(x, scaled_weight(w, gain)) + b.
+    """Conv2d with scaled weight-standardized filters: y = conv(x, scaled_weight(w, gain)) + b.
 
-    FedWon (ICLR 2024). form="listing": a learnable `gain` of shape (out, 1, 1, 1), initially 1;
-    form="formula": the constant `gamma`. A new layer starts Xavier-normal as in the listing; `like` keeps the
-    weights it is given. In a residual block (`scale_residuals`) `scale` multiplies the filters, as if the input were
-    scaled, and a learnable `branch_gain` the output.
+    form="listing": a learnable `gain` of shape (out, 1, 1, 1), initially 1; form="formula": the constant `gamma`. A new
+    layer starts Xavier-normal as in the listing; `like` keeps the weights of the old layer. In a residual block
+    (`scale_residuals`), `scale` multiplies the filters, as if the input were scaled, and a learnable `branch_gain` the
+    output.
 
     >>> conv = WSConv2d.like(nn.Conv2d(3, 4, 3))
     >>> conv.gain.shape
@@ -99,9 +105,10 @@ class WSConv2d(StandardisedConv2d):
         name: str = "",
         init: Init = "keep",
     ) -> Self:
-        """The same convolution (the same Parameter objects), standardised; `add_bias` adds a zero bias where
-        none is. init="xavier" draws the weight anew in place, from a seed hashed from `name` and the weights that were
-        there: runs with other seeds start from others.
+        """The same convolution (the same Parameter objects), standardized.
+
+        `add_bias` adds a zero bias if there is none. init="xavier" draws the weight again in place, from a seed hashed
+        from `name` and the old weights: runs with other seeds start from other weights.
         """
         where = place(conv)
         new = cls(**geometry(conv, name), dtype=where["dtype"], form=form, gamma=gamma, eps=eps)._take(conv)
@@ -121,13 +128,13 @@ class WSConv2d(StandardisedConv2d):
         return new
 
     def effective_weight(self) -> Tensor:
-        """The standardised filters times the gain (listing) or the constant (formula), and times `scale`."""
+        """The standardized filters times the gain (listing) or the constant (formula), and times `scale`."""
         gain = self.gamma if self.gain is None else self.gain
         filters = scaled_weight(self.weight, gain, self.form, self.eps)
         return filters if self.scale == 1.0 else self.scale * filters
 
     def end_branch(self, alpha: float) -> None:
-        """End a residual branch: the output times alpha g, where g is learned and 0 at first."""
+        """End a residual branch: the output times alpha g, where g is learned and starts at 0."""
         self.alpha = alpha
         self.branch_gain = nn.Parameter(self.weight.new_zeros(()), requires_grad=self.weight.requires_grad)
 

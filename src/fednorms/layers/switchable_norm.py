@@ -1,4 +1,8 @@
-"""Switchable normalisation: every layer learns a mixture of instance, layer and batch statistics."""
+"""Switchable normalization: every layer learns a mixture of instance, layer and batch statistics.
+
+Paper: Differentiable Learning-to-Normalize via Switchable Normalization. Luo et al. ICLR 2019.
+https://arxiv.org/abs/1806.10779
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from torch import Tensor, nn
 from fednorms.core.moments import coarser, instance_moments, rescaled
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, Tensors, norm_layer
-from fednorms.layers.carry import keep_parameters, keep_statistics, place, tensor, width
+from fednorms.layers.like import keep_parameters, keep_statistics, place, tensor, width
 
 
 def _measure(layer: nn.Module, tensors: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -18,14 +22,13 @@ def _measure(layer: nn.Module, tensors: Tensors, x: Tensor) -> tuple[Tensor, Ten
 
 @norm_layer(Statistics(measure=_measure))
 class SwitchableNorm(nn.Module):
-    """Normalise with softmax mixtures of instance, layer and batch means and, separately, variances.
+    """Normalize with softmax mixtures of instance, layer and batch means and, separately, variances.
 
     mu = sum_k w_k mu_k, v = sum_k w'_k v_k over k = in, ln, bn in this order; w, w' = softmax of `mean_logits` and
-    `var_logits`, all 1 at the start; y = gamma (x - mu) / sqrt(v + eps) + beta. Luo et al., ICLR 2019. Layer and batch
-    moments are made from the instance ones. The reference takes the instance variance with divisor HW - 1;
-    `biased=True` with HW, which makes one-hot weights exactly instance, layer or batch normalisation. Running
-    statistics belong to the batch branch: r <- keep r + (1 - keep) batch value. Inputs of shape (N, C) count as one
-    position, whose instance variance is 0.
+    `var_logits`, all 1 at the start; y = gamma (x - mu) / sqrt(v + eps) + beta. Layer and batch moments are computed
+    from the instance ones. The reference uses the instance variance with divisor HW - 1; `biased=True` uses HW, which
+    makes one-hot weights exactly instance, layer or batch normalization. Running statistics belong to the batch branch:
+    r <- keep r + (1 - keep) batch value. Inputs of shape (N, C) count as one position, whose instance variance is 0.
 
     >>> layer = SwitchableNorm(3)
     >>> sorted(layer.state_dict())
@@ -59,7 +62,7 @@ class SwitchableNorm(nn.Module):
 
     @classmethod
     def like(cls, norm: nn.Module, biased: bool = False, name: str = "") -> nn.Module:
-        """In place of a batch normalisation layer: keeps affine, eps and the statistics that it has gathered."""
+        """Replace a batch normalization layer: keep affine, eps and the statistics that it has gathered."""
         new = cls(width(norm, name), biased, float(getattr(norm, "eps", 1e-5)), **place(norm))
         keep_parameters(norm, new, "weight", "bias")
         batches = tensor(norm, "num_batches_tracked")
@@ -73,7 +76,7 @@ class SwitchableNorm(nn.Module):
         return mean[0], var[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x of shape (N, C, ...)."""
+        """Normalize x of shape (N, C, ...)."""
         m_in, v_in = instance_moments(x, unbiased=not self.biased)  # (N, C)
         m_ln, v_ln = coarser(m_in, v_in, axis=1)  # (N, 1)
         if self.training:

@@ -1,4 +1,8 @@
-"""Where a thresholded linear unit takes the place of a ReLU: only after a norm that a ReLU followed."""
+"""Where a thresholded linear unit replaces a ReLU: only directly after a norm.
+
+Paper: Filter Response Normalization Layer: Eliminating Batch Dependence in the Training of Deep Neural Networks. Singh
+and Krishnan. CVPR 2020. https://arxiv.org/abs/1911.09737
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,10 @@ SIZES = (32, 224, 64, 28, 299)  # images tried where a model does not say what i
 
 
 def rectified_norms(model: nn.Module) -> tuple[set[str], set[str]]:
-    """Which normalisation layers hand their output to an nn.ReLU module and to nothing before it; and those ReLUs.
+    """The normalization layers whose output goes directly to an nn.ReLU module, and those ReLUs.
 
-    Seen in a forward pass of a copy (torch's meta device would load its compiler for that, which takes seconds). Where
-    no pass works (an unusual size), or the ReLU is a function rather than a module, nothing is found.
+    Found in a forward pass of a copy (torch's meta device would load its compiler, which takes seconds). If no pass
+    works (an unusual size), or the ReLU is a function rather than a module, nothing is found.
 
     >>> rectified_norms(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4)))
     ({'1'}, {'2'})
@@ -70,10 +74,10 @@ def _shapes(model: nn.Module) -> list[tuple[int, int, int]]:
 
 
 def thresholded(model: nn.Module, learn_eps: bool = False) -> list[Change]:
-    """Replace batch normalisation by filter response normalisation, and ReLUs that directly follow by thresholds.
+    """Replace batch normalization by filter response normalization, and ReLUs that directly follow by thresholds.
 
-    Before an addition, before another activation, and where it cannot be told what follows, the layer has no threshold
-    and the network's own activation stays.
+    Before an addition, before another activation, and if it is unknown what follows, the layer has no threshold and the
+    network's own activation stays.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     >>> for change in thresholded(net): print(change)

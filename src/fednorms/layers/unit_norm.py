@@ -1,4 +1,8 @@
-"""The classifier of FedFN: a linear layer that sees features of norm 1."""
+"""The classifier of FedFN: a linear layer that sees features of norm 1.
+
+Paper: FedFN: Feature Normalization for Alleviating Data Heterogeneity Problem in Federated Learning. Kim et al. NeurIPS
+workshop FL@FM 2023. https://arxiv.org/abs/2311.13267
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fednorms.layers.carry import keep_parameters, place, refuse_other_forward
+from fednorms.layers.like import keep_parameters, place, refuse_other_forward
 
 
 def unit_norm(features: Tensor, eps: float = 1e-12) -> Tensor:
-    """Each row of `features` divided by max(its norm, eps).
-
-    f / max(|f|, eps); FedFN (2023).
+    """Each row of `features` divided by max(its norm, eps): f / max(|f|, eps).
 
     >>> unit_norm(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     tensor([[0.6000, 0.8000],
@@ -26,7 +28,7 @@ def unit_norm(features: Tensor, eps: float = 1e-12) -> Tensor:
 class UnitNormLinear(nn.Linear):
     """A linear classifier of unit-norm features: z = W f / |f| (+ b), state-dict keys of Linear.
 
-    FedFN (2023). The weights are not normalised and there is no temperature. `eps` guards the norm.
+    The weights are not normalized and there is no temperature. `eps` guards the norm.
 
     >>> head = UnitNormLinear(2, 3)
     >>> f = torch.tensor([[0.5, -1.0]])
@@ -48,9 +50,7 @@ class UnitNormLinear(nn.Linear):
 
     @classmethod
     def like(cls, linear: nn.Linear, bias: bool = True, eps: float = 1e-12, name: str = "") -> Self:
-        """The same linear layer (the same Parameter objects) on unit-norm features; bias=False drops its
-        bias.
-        """
+        """The same linear layer (the same Parameter objects) on unit-norm features; bias=False drops its bias."""
         refuse_other_forward(linear, nn.Linear, name)
         keep_bias = bias and linear.bias is not None
         dtype = place(linear)["dtype"]

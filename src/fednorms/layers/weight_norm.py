@@ -1,4 +1,10 @@
-"""Weight normalisation of FedNN: every filter of a convolution has mean 0 and variance 1."""
+"""Weight normalization of FedNN: every filter of a convolution has mean 0 and variance 1.
+
+Paper: FedNN: Federated learning on concept drift data using weight and adaptive group normalizations. Kang et al.
+Pattern Recognition 149, 2024. https://doi.org/10.1016/j.patcog.2023.110230
+Paper: Micro-Batch Training with Batch-Channel Normalization and Weight Standardization. Qiao et al. arXiv 2019.
+https://arxiv.org/abs/1903.10520
+"""
 
 from __future__ import annotations
 
@@ -7,8 +13,8 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from fednorms.layers.carry import place
 from fednorms.layers.convolution import PaddingMode, StandardisedConv2d, geometry
+from fednorms.layers.like import place
 
 Variant = Literal["paper", "author"]
 
@@ -16,9 +22,9 @@ Variant = Literal["paper", "author"]
 def weight_norm(weight: Tensor, variant: Variant = "paper", eps: float = 1e-5) -> Tensor:
     """Each filter of `weight` (out, ...) with its mean subtracted and divided by its standard deviation.
 
-    paper:  (w - mean) / sqrt(biased variance + eps);  author (public code):  (w - mean) / (sample deviation +
-    eps). FedNN (Pattern Recognition 2024), weight normalisation; in other papers "weight standardisation"
-    (Qiao et al.).
+    paper: (w - mean) / sqrt(biased variance + eps).
+    author (public code): (w - mean) / (sample deviation + eps).
+    Other papers call it "weight standardization".
 
     >>> w = weight_norm(torch.tensor([[1.0, 3.0]]), eps=0.0)
     >>> w
@@ -33,9 +39,9 @@ def weight_norm(weight: Tensor, variant: Variant = "paper", eps: float = 1e-5) -
 
 
 class WNConv2d(StandardisedConv2d):
-    """Conv2d with weight-normalised filters: y = conv(x, weight_norm(w)) + b, state-dict keys of Conv2d.
+    """Conv2d with weight-normalized filters: y = conv(x, weight_norm(w)) + b, state-dict keys of Conv2d.
 
-    FedNN (Pattern Recognition 2024). The gradient flows through mean and deviation; the bias is untouched.
+    The gradient flows through mean and deviation; the bias is unchanged.
 
     >>> conv = WNConv2d.like(nn.Conv2d(3, 4, 3))
     >>> sorted(conv.state_dict())
@@ -76,12 +82,12 @@ class WNConv2d(StandardisedConv2d):
 
     @classmethod
     def like(cls, conv: nn.Conv2d, variant: Variant = "paper", eps: float = 1e-5, name: str = "") -> Self:
-        """The same convolution (the same Parameter objects) with weight-normalised filters."""
+        """The same convolution (the same Parameter objects) with weight-normalized filters."""
         new = cls(**geometry(conv, name), dtype=place(conv)["dtype"], variant=variant, eps=eps)
         return new._take(conv)
 
     def effective_weight(self) -> Tensor:
-        """The weight-normalised filters."""
+        """The weight-normalized filters."""
         return weight_norm(self.weight, self.variant, self.eps)
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""AdaBN: test with batch-normalisation statistics measured on the tested site's own images."""
+"""AdaBN: test with batch normalization statistics measured on the tested site's images."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 
 @part("adabn")
 class AdaBN(Part):
-    """Before a test, measure the running statistics anew on the site's images (no labels); training is unchanged.
+    """Before a test, measure the running statistics again on the site's images, without labels; training is unchanged.
 
-    m = sum n_b m_b / n and v = sum n_b v_b / n over batches b: the statistics "re-estimated" of an evaluation, here the
-    default for global, personal and unseen models. Paper: Li et al., Adaptive batch normalization for practical domain
-    adaptation, 2018; SiloBN uses it for new sites. Acts on evaluation alone; no state, no communication.
+    Paper: Adaptive Batch Normalization for Practical Domain Adaptation. Li et al. Pattern Recognition 80, 2018.
+    https://doi.org/10.1016/j.patcog.2018.03.005
+
+    m = sum n_b m_b / n and v = sum n_b v_b / n over batches b. These are the statistics "re-estimated" of an
+    evaluation; this part makes them the default for global, personal and unseen models. SiloBN uses them for new sites.
+    Acts on evaluation only. No state, no communication.
 
     >>> AdaBN().evaluation().statistics
     're-estimated'

@@ -1,4 +1,4 @@
-"""The two ends of the scale: every client alone, and all data in one place."""
+"""The two baselines: every client on its own, and all data in one place."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ if TYPE_CHECKING:
 
 @part("standalone")
 class Standalone(Part):
-    """Train every client alone from the common start; nothing is sent (SingleSet, local only).
+    """Train every client on its own from the common first model; nothing is sent (SingleSet, local only).
 
-    The papers' lower reference. Acts on routes: every tensor is local. Client state: its whole model.
+    Paper: none. This is the lower baseline of most papers.
+
+    Acts on routes: every tensor is local. Client state: its whole model.
 
     >>> Standalone()
     standalone
     """
 
-    paper = "reference"
+    paper = "baseline"
     keeps_all_local = True
 
     @override
@@ -34,14 +36,16 @@ class Standalone(Part):
 class Centralised(Part):
     """Pool the training data of all sites and train one model on it; every site still has its own test.
 
-    The papers' upper reference: T rounds of E epochs over the pooled data, the optimiser starts afresh every round as
-    everywhere. Acts on the federation; composes with every part that changes model, loss or gradient.
+    Paper: none. This is the upper baseline of most papers.
+
+    T rounds of E epochs over the pooled data; the optimizer starts fresh in every round, as everywhere. Acts on the
+    federation. Combines with every part that changes model, loss or gradient.
 
     >>> Centralised()
     centralised
     """
 
-    paper = "reference"
+    paper = "baseline"
 
     @override
     def arrange(self, federation: Federation) -> Federation:

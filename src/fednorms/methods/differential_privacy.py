@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from fednorms.core.part import Part, option, part
 from fednorms.core.tree import Tree
-from fednorms.core.views import Context, End, Mechanism, Round
+from fednorms.core.views import Context, End, Mechanism, Privacy, Round
 
 if TYPE_CHECKING:
     from fednorms.core.net import Net
@@ -23,14 +23,17 @@ DRAWS = ("auto", "seeded", "system")
 class CentralDP(Part):
     """Clip a client's update to the length C; add noise N(0, (z C / m)^2) to their sum over m.
 
-    What a client sends of the model, parameters and running statistics, is one vector d_k; it becomes
-    d_k min(1, C / |d_k|), and the server goes on with (sum d_k + N(0, (z C)^2)) / m. m is how many clients a round is
-    expected to have, not how many came, and all weigh the same; so one client moves the sum by C at most. C is `clip`,
-    z is `noise`. Whoever sees only the server's models learns little about any client: epsilon, at `delta`, is in the
-    metrics. The server itself sees the clipped updates. Paper: McMahan et al., Learning differentially private
-    recurrent language models, ICLR 2018. Acts after all parts on what is sent, before all others on the server. No
-    state, nothing more to send; counters of batches stay as they were. Statistics take part of C: `silobn`, `fedbn`
-    or `gn` leave all of it to the parameters. Noise is drawn from the run's seed, across machines ("auto") from the
+    Paper: Learning Differentially Private Recurrent Language Models. McMahan et al. ICLR 2018.
+    https://arxiv.org/abs/1710.06963
+
+    What a client sends of the model, parameters and running statistics, is one vector d_k. It becomes d_k min(1, C /
+    |d_k|), and the server continues with (sum d_k + N(0, (z C)^2)) / m. C is `clip`, z is `noise`. m is the expected
+    number of clients in a round, not how many came, and all have the same weight: one client moves the sum by at most
+    C. Whoever sees only the server's models learns little about any client; the metrics report epsilon at `delta`. The
+    server itself sees the clipped updates.
+    Acts on what is sent, after all other parts, and on the server, before all other parts. No state, nothing more to
+    send; counters of batches stay as they were. Statistics take part of C: `silobn`, `fedbn` or `gn` leave all of it to
+    the parameters. In a simulation, noise is drawn from the run's seed; in a deployment (draws="auto"), from the
     operating system.
 
     >>> CentralDP(clip=0.5, noise=1.1)
@@ -50,15 +53,13 @@ class CentralDP(Part):
         return None if net.exchanged else "tensor that is sent"
 
     @override
-    def mechanism(self) -> Mechanism | None:
-        return Mechanism(self.clip, self.noise, self.delta, "server")
+    def privacy(self) -> Privacy:
+        return Privacy(self._protect, self._release, Mechanism(self.clip, self.noise, self.delta, "server"))
 
-    @override
-    def protect(self, update: Tree, e: End) -> Tree:
+    def _protect(self, update: Tree, e: End) -> Tree:
         return _clipped(update, self.clip)
 
-    @override
-    def release(self, update: Tree, r: Round) -> Tree:
+    def _release(self, update: Tree, r: Round) -> Tree:
         if math.isinf(self.clip):
             return update
         m = r.context.cohort
@@ -70,12 +71,14 @@ class CentralDP(Part):
 class LocalDP(Part):
     """Clip a client's update to the length C and add noise N(0, (z C)^2) to it before it leaves the client.
 
-    As `dpcentral`, but d_k min(1, C / |d_k|) + N(0, (z C)^2) is what is sent, so that nobody has to be trusted, at the
-    price of far more noise in the mean of m clients: z C / sqrt(m) instead of z C / m. Two updates of one client differ
-    by 2 C at most, for which epsilon counts; it grows with the rounds that a client takes part in. Paper: Wei et al.,
-    Federated learning with differential privacy: algorithms and performance analysis, 2020. Acts after all parts on
-    what is sent. No state, nothing more to send. Noise is drawn from the run's seed, across machines ("auto") from the
-    site's operating system.
+    Paper: Federated Learning with Differential Privacy: Algorithms and Performance Analysis. Wei et al. IEEE
+    Transactions on Information Forensics and Security 2020. https://arxiv.org/abs/1911.00222
+
+    Like `dpcentral`, but a client sends d_k min(1, C / |d_k|) + N(0, (z C)^2), so nobody has to be trusted. The price
+    is more noise in the mean of m clients: z C / sqrt(m) instead of z C / m. Two updates of one client differ by at
+    most 2 C, for which epsilon counts; it grows with the rounds in which a client takes part. Acts on what is sent,
+    after all other parts. No state, nothing more to send. In a simulation, noise is drawn from the run's seed; in a
+    deployment (draws="auto"), from the site's operating system.
 
     >>> LocalDP(noise=0.1)
     dplocal(noise=0.1)
@@ -93,11 +96,10 @@ class LocalDP(Part):
         return None if net.exchanged else "tensor that is sent"
 
     @override
-    def mechanism(self) -> Mechanism | None:
-        return Mechanism(self.clip, self.noise, self.delta, "client")
+    def privacy(self) -> Privacy:
+        return Privacy(self._protect, mechanism=Mechanism(self.clip, self.noise, self.delta, "client"))
 
-    @override
-    def protect(self, update: Tree, e: End) -> Tree:
+    def _protect(self, update: Tree, e: End) -> Tree:
         return _noisy(_clipped(update, self.clip), self.noise * self.clip, e.context, self.draws)
 
 

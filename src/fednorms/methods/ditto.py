@@ -1,4 +1,4 @@
-"""Ditto: beside the global model, a personal one that is pulled towards it."""
+"""Ditto: a second, personal model per client that is pulled towards the global one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from fednorms.core.views import Step
 class Ditto(Part):
     """Train FedAvg's model as usual and a personal v_k on F_k(v) + lam/2 |v - w|^2, w the received model.
 
-    v <- v - eta (grad F_k(v) + lam (v - w)), for as many steps and over the same batches as the global model. Paper: Li
-    et al., Ditto, ICML 2021 (lam 0.1, 1, 2). Acts beside local training; the pull is on trained tensors, not on
-    statistics; other parts' gradient corrections do not reach v. Client state: v_k (from the common first model on),
-    which is its personal model; a client that never trained is tested with the server's. No extra communication;
-    twice the computation. lam=0 is every client alone.
-    Divergence: a public port anchors at the client's own trained copy, averages personal models and overwrites them;
-    we follow the paper (D9).
+    Paper: Ditto: Fair and Robust Federated Learning Through Personalization. Li et al. ICML 2021.
+    https://arxiv.org/abs/2012.04221
+
+    v <- v - eta (grad F_k(v) + lam (v - w)), for as many steps and over the same batches as the global model. The paper
+    uses lam 0.1, 1 and 2; lam=0 is every client on its own. The pull acts on trained tensors, not on statistics; other
+    parts' gradient corrections do not reach v. Client state: v_k, from the common first model on. It is the client's
+    personal model; a client that never trained is tested with the server's. No extra communication; twice the
+    computation.
+    Divergence: a public port anchors v at the client's own trained copy, averages personal models and overwrites them.
+    This part follows the paper.
 
     >>> Ditto(lam=0.1)
     ditto(lam=0.1)

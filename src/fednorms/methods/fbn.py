@@ -1,4 +1,4 @@
-"""FBN: normalise with global statistics in training too, and pool them without bias."""
+"""FBN: normalize with global statistics also in training, and pool them without bias."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from fednorms.layers.global_norm import GlobalNorm
 
 @part("fbn")
 class FBN(Part):
-    """Normalise with the global mean and variance as constants; pool what clients measured in their local steps.
+    """Normalize with the global mean and variance as constants; pool what clients measured in their local steps.
+
+    Paper: Overcoming the Challenges of Batch Normalization in Federated Learning. Guerraoui et al. arXiv 2024.
+    https://arxiv.org/abs/2405.14670
 
     m = sum n_k m_k / n, v = sum n_k (v_k + (m_k - m)^2) / (n - 1), n in images, m_k and v_k the moments of all inputs
-    that client k's layer saw in the round; (mu, var) <- (1 - rho) (mu, var) + rho (m, v). Paper: Guerraoui et al.,
-    Overcoming the challenges of batch normalization in federated learning, 2024. Acts on the model; the part owns the
-    statistics and resets what is measured at each start. No client state; 2C floats per layer each way.
-    Divergence: third-party code pools around the smoothed mean and leaves out the variance between batches; this pools
-    exactly.
+    that client k's layer saw in the round; (mu, var) <- (1 - rho) (mu, var) + rho (m, v). Acts on the model; the part
+    owns the statistics and resets what is measured at the start of each round. No client state; 2C floats per layer
+    each way.
+    Divergence: third-party code pools around the smoothed mean and leaves out the variance between batches; this part
+    pools exactly.
 
     >>> FBN(rho=0.5)
     fbn(rho=0.5)

@@ -1,4 +1,4 @@
-"""FedAvgM: the server moves along a momentum of the mean updates."""
+"""FedAvgM: the server keeps a momentum of the mean updates."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from fednorms.core.views import Round
 class FedAvgM(Part):
     """Keep a momentum of the mean updates on the server: v <- beta v + delta; w <- w + lr v.
 
-    Paper: Hsu et al., Measuring the effects of non-identical data distribution for federated visual classification,
-    2019. Acts on the server's step of the parameters; statistics are averaged. Server state v, no client state, no
-    extra communication. beta=0 with lr=1 is FedAvg bit for bit.
+    Paper: Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification. Hsu, Qi and
+    Brown. arXiv 2019. https://arxiv.org/abs/1909.06335
+
+    Acts on the server's step of the parameters; statistics are averaged. Server state: v. No client state, no extra
+    communication. beta=0 with lr=1 is FedAvg bit for bit.
 
     >>> FedAvgM(beta=0.5)
     fedavgm(beta=0.5)

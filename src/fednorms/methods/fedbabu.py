@@ -1,4 +1,4 @@
-"""FedBABU: federate the body under a random head that never moves."""
+"""FedBABU: train the body with a random head that never moves."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from fednorms.core.part import Eval, Part, Phase, Route, Slot, option, part
 class FedBABU(Part):
     """Freeze the classifier at its initial value during federated training; fine-tune everything for personal use.
 
-    Paper: Oh et al., FedBABU, ICLR 2022 (five epochs at 0.001). Acts on routes; the head is a shared constant that is
-    never sent. No state. As "+ fedbabu" it applies to any method, whose variates and norms then cover the body only.
+    Paper: FedBABU: Towards Enhanced Representation for Federated Image Classification. Oh, Kim and Yun. ICLR 2022.
+    https://arxiv.org/abs/2106.06042
+
+    The paper fine-tunes for five epochs at 0.001. Acts on routes; the head is a shared constant that is never sent. No
+    state. "+ fedbabu" applies to any method, whose control variates and norms then cover only the body.
 
     >>> FedBABU(epochs=1)
     fedbabu(epochs=1)

@@ -1,4 +1,4 @@
-"""FedBN: batch normalisation stays with the client."""
+"""FedBN: batch normalization stays with the client."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from fednorms.core.part import Part, Route, Slot, option, part
 class FedBN(Part):
     """Keep every tensor of every BatchNorm layer (gamma, beta, statistics, counter) local; average the rest.
 
-    Paper: Li et al., FedBN, ICLR 2021. Acts on routes, by module type. Client state: its BN tensors; communication is
-    less than FedAvg's. Clients are tested with their own BN. `upload=True` also sends them, so that the server's model
-    holds their mean for sites that never trained (the clients still keep their own).
-    Divergence: the public code finds layers by the letters "bn" and misses some; averaging is uniform as there.
+    Paper: FedBN: Federated Learning on Non-IID Features via Local Batch Normalization. Li et al. ICLR 2021.
+    https://arxiv.org/abs/2102.07623
+
+    Acts on routes, by module type. Client state: its BatchNorm tensors. Sends less than FedAvg. Clients are tested with
+    their own BatchNorm layers. With `upload=True` they also send them: the server's model then holds the mean for sites
+    that never trained, while clients keep their own.
+    Divergence: the public code finds layers by the letters "bn" in their names and misses some. Averaging is uniform,
+    as in that code.
 
     >>> FedBN()
     fedbn

@@ -1,4 +1,4 @@
-"""FedDyn: a dynamic regulariser that makes the clients' optima agree with the global one."""
+"""FedDyn: a dynamic regularizer that makes the clients' optima agree with the global one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from fednorms.core.views import End, Round, Step
 class FedDyn(Part):
     """Add -<lambda_k, w> + alpha_k/2 |w - w_t|^2 to the local loss; then lambda_k <- lambda_k - alpha_k (w - w_t).
 
-    alpha_k = alpha / u_k, u_k = n_k N / n the client's relative size. The server keeps h <- h - alpha |S|/N
-    mean(w_k - w_t), which is the mean of all u_k lambda_k, and moves to mean(w_k) - h / alpha. Paper: Acar et al.,
-    Federated learning based on dynamic regularization, ICLR 2021 (alpha 0.1, 0.01 or 0.001; 0 is not allowed, the
-    server divides by it). Acts on the local loss, over the tensors that are shared, and on the server's step;
-    statistics are averaged. Client state lambda_k, server state h, no extra communication.
+    Paper: Federated Learning Based on Dynamic Regularization. Acar et al. ICLR 2021. https://arxiv.org/abs/2111.04263
+
+    alpha_k = alpha / u_k, u_k = n_k N / n the client's relative size. The server keeps h <- h - alpha |S|/N mean(w_k -
+    w_t), which is the mean of all u_k lambda_k, and moves to mean(w_k) - h / alpha. The paper uses alpha 0.1, 0.01 or
+    0.001; 0 is not allowed, because the server divides by it. Acts on the local loss, over the tensors that are shared,
+    and on the server's step; statistics are averaged. Client state: lambda_k. Server state: h. No extra communication.
     form="code" is the authors' program: a client keeps the sum of its updates H_k = -lambda_k / alpha_k, the term is
     alpha_k <w, H_k - w_t>, the quadratic part is weight decay alpha_k, and the server adds the mean H_k of all clients.
     Both forms agree as long as nothing is clipped.
-    Divergence: that weight decay escapes gradient clipping; the default clips the whole penalty.
+    Divergence: that weight decay is not clipped with the gradient; the default clips the whole penalty.
 
     >>> FedDyn(alpha=0.1)
     feddyn(alpha=0.1)
@@ -43,7 +44,7 @@ class FedDyn(Part):
 
     @override
     def loss(self, s: Step) -> Tensor | float:
-        if s.context.evaluating:  # fine-tuning minimises the client's own loss
+        if s.context.evaluating:  # fine-tuning minimizes the client's own loss
             return 0.0
         w, alpha = s.params.pick(s.mine), self.alpha / s.context.relative
         if self.form == "code":

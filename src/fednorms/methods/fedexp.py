@@ -1,4 +1,4 @@
-"""FedEXP: extrapolate on the server when clients disagree."""
+"""FedExP: extrapolate on the server when clients disagree."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from fednorms.core.views import End, Round
 class FedEXP(Part):
     """Scale the mean update by eta = max(1, mean |d_k|^2 / (2 (|mean d|^2 + eps))), over all parameters as one vector.
 
-    Paper: Jhunjhunwala et al., FedExP: speeding up federated averaging via extrapolation, ICLR 2023. Acts on the
-    server's update of the parameters; statistics are averaged. One number more to send. Tests use the mean of the last
-    two global models (average_last_two). Server state: the previous model.
-    Divergence: variant="author" is the public code, which takes M eps (lr / lr_0)^2 for eps, M the clients of the
-    round; the default is the paper's constant.
+    Paper: FedExP: Speeding Up Federated Averaging via Extrapolation. Jhunjhunwala, Wang and Joshi. ICLR 2023.
+    https://arxiv.org/abs/2301.09604
+
+    Acts on the server's update of the parameters; statistics are averaged. One number more to send. Tests use the mean
+    of the last two global models (average_last_two). Server state: the previous model.
+    Divergence: variant="author" is the public code, which uses M eps (lr / lr_0)^2 for eps, M the clients of the round;
+    the default is the paper's constant.
 
     >>> FedEXP(eps=0.1)
     fedexp(eps=0.1)

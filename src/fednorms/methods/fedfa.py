@@ -24,13 +24,15 @@ FOLLOWED = {"mean": "between_mean", "std": "between_std"}
 class FedFA(Part):
     """In training, give each image's channels new means and deviations: gamma (x - mu) / sigma + beta.
 
-    beta ~ N(mu, (1 + g_mu) V_mu), gamma ~ N(sigma, (1 + g_sigma) V_sigma), V the variance over the batch, g larger for
-    channels whose running statistics vary more between clients, variance Sig. Layers act with probability `p` per pass,
-    after each stage of the network, or `after` the modules named there (separated by commas). Paper: Zhou and
-    Konukoglu, FedFA, ICLR 2023. Acts on the model. Server state: Sig, unbiased over the round's clients, unchanged if
-    there is only one. Communication: 4 numbers per channel down, 6 up. No client state.
-    Divergence: the released server takes one variance over clients and channels together (variance="scalar"); the
-    default is per channel, as in the text (D10).
+    Paper: FedFA: Federated Feature Augmentation. Zhou and Konukoglu. ICLR 2023. https://arxiv.org/abs/2301.12995
+
+    beta ~ N(mu, (1 + g_mu) V_mu), gamma ~ N(sigma, (1 + g_sigma) V_sigma), V the variance over the batch; g is larger
+    for channels whose running statistics vary more between clients, with variance Sig. Layers act with probability `p`
+    per forward pass, after each stage of the network or after the modules that `after` names (separated by commas).
+    Acts on the model. Server state: Sig, unbiased over the round's clients, unchanged if there is only one.
+    Communication: 4 numbers per channel down, 6 up. No client state.
+    Divergence: the released server computes one variance over clients and channels together (variance="scalar"); the
+    default is per channel, as in the text.
 
     >>> FedFA(after="pool")
     fedfa(after='pool')

@@ -1,4 +1,4 @@
-"""FedFN and FedFR: what the classifier sees of a feature's length."""
+"""FedFN and FedFR: normalize or penalize the length of the features that the classifier sees."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from fednorms.layers.unit_norm import UnitNormLinear
 class FedFN(Part):
     """Feed the classifier unit-norm features, in training and test: z = W f / |f| (+ b).
 
-    Paper: Kim et al., FedFN: feature normalization for alleviating data heterogeneity, 2023. Acts on the model's head;
-    the classifier's weights are not normalised and there is no temperature. No state, no extra communication; use a
-    larger learning rate. Divergence: the formula has no bias, the authors' personalisation code has one (default).
+    Paper: FedFN: Feature Normalization for Alleviating Data Heterogeneity Problem in Federated Learning. Kim et al.
+    NeurIPS workshop FL@FM 2023. https://arxiv.org/abs/2311.13267
+
+    Acts on the model's head; the classifier's weights are not normalized and there is no temperature. No state, no
+    extra communication. Use a larger learning rate.
+    Divergence: the formula has no bias, the authors' personalization code has one (default).
 
     >>> FedFN(bias=False)
     fedfn(bias=False)
@@ -38,8 +41,11 @@ class FedFN(Part):
 class FedFR(Part):
     """Add mu times the mean feature norm to the loss: CE + mu mean |f|_2 (not squared), with standard logits.
 
-    Paper: Kim et al., FedFN, 2023 (best mu 0.005 with two classes per client, 0.05 with five). Acts on the local loss.
-    No state, no extra communication. mu=0 is FedAvg bit for bit.
+    Paper: FedFN: Feature Normalization for Alleviating Data Heterogeneity Problem in Federated Learning. Kim et al.
+    NeurIPS workshop FL@FM 2023. https://arxiv.org/abs/2311.13267
+
+    The paper's best mu is 0.005 with two classes per client, 0.05 with five. Acts on the local loss. No state, no extra
+    communication. mu=0 is FedAvg bit for bit.
 
     >>> FedFR(mu=0.05)
     fedfr(mu=0.05)

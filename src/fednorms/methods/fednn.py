@@ -1,4 +1,4 @@
-"""FedNN: weight normalisation and adaptive group normalisation."""
+"""FedNN: weight normalization and adaptive group normalization."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from fednorms.layers.weight_norm import WNConv2d
 
 @part("wn")
 class WeightNorm(Part):
-    """Convolve with standardised filters: (W - mean_i) / sqrt(var_i + eps), no gain.
+    """Convolve with standardized filters: (W - mean_i) / sqrt(var_i + eps), no gain.
 
-    Paper: Kang et al., FedNN, Pattern Recognition 2024. Alone it is the ablation WN+BN; with nonorm, WN only; with
-    gn(groups=2), WN+GN. Acts on the model; what is stored and averaged is W. No state.
-    Divergence: the text has a biased variance with eps in the root (default), the public code divides by the sample
+    Paper: FedNN: Federated learning on concept drift data using weight and adaptive group normalizations. Kang et al.
+    Pattern Recognition 149, 2024. https://doi.org/10.1016/j.patcog.2023.110230
+
+    Without other parts it is the ablation WN+BN; with nonorm, WN only; with gn(groups=2), WN+GN. Acts on the model;
+    what is stored and averaged is W. No state.
+    Divergence: the text has a biased variance with eps in the root (default); the public code divides by the sample
     deviation + 1e-5 (variant="author").
 
     >>> WeightNorm(variant="author")
@@ -44,12 +47,15 @@ class WeightNorm(Part):
 
 @part("agn")
 class AGN(Part):
-    """Let every normalisation layer choose between batch and group statistics by a Gumbel softmax.
+    """Let every normalization layer choose between batch and group statistics by a Gumbel softmax.
 
-    s = softmax((a + G) / tau), tau_t = tau (T - t + 0.001) / T in round t. Paper: Kang et al., FedNN, 2024.
-    Acts on the model; the temperature is owned by this part and set from the round, never averaged. No client state.
-    Divergence: the text mixes deviations, the public code variances with other divisors (variant="author"); the code
-    still samples in tests (eval_mode="sample"), the default is the noise-free softmax.
+    Paper: FedNN: Federated learning on concept drift data using weight and adaptive group normalizations. Kang et al.
+    Pattern Recognition 149, 2024. https://doi.org/10.1016/j.patcog.2023.110230
+
+    s = softmax((a + G) / tau), tau_t = tau (T - t + 0.001) / T in round t, counted from 0. Acts on the model; this part
+    owns the temperature and sets it from the round; it is never averaged. No client state.
+    Divergence: the text mixes deviations, the public code variances with other divisors (variant="author"). The code
+    also samples in tests (eval_mode="sample"); the default is the noise-free softmax.
 
     >>> AGN(tau=3.0)
     agn(tau=3.0)
@@ -87,8 +93,10 @@ class AGN(Part):
 def fednn(tau: float = 5.0, groups: int = 2, variant: Literal["paper", "author"] = "paper") -> tuple[Part, ...]:
     """FedNN = wn + agn.
 
-    Paper: Kang et al., FedNN: federated learning on concept drift data using weight and adaptive group normalizations,
-    Pattern Recognition 2024. variant="author" reproduces the public code.
+    Paper: FedNN: Federated learning on concept drift data using weight and adaptive group normalizations. Kang et al.
+    Pattern Recognition 149, 2024. https://doi.org/10.1016/j.patcog.2023.110230
+
+    variant="author" reproduces the public code.
 
     >>> fednn(tau=3.0)
     (wn, agn(tau=3.0))

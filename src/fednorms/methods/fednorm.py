@@ -1,4 +1,4 @@
-"""FedNorm: one set of normalisation tensors per modality."""
+"""FedNorm: one set of normalization tensors per modality."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ ATTRIBUTE = "modality"
 
 @part("fednorm")
 class FedNorm(Part):
-    """Average normalisation layers only over the clients of the same modality (CT, MRI, ...); all else over everybody.
+    """Average normalization layers only over the clients of the same modality (CT, MRI, ...), all else over everybody.
 
-    norm[m] = sum p_k norm_k / sum p_k over this round's clients k of modality m, affine and statistics alike. Paper:
-    Bernecker et al., FedNorm, 2022. Acts on routes, by module type: the part owns these tensors and the server keeps a
-    set per modality, named in each site's attribute "modality". No client state; every client receives all sets.
-    A modality that has not taken part yet starts from the initial model. One modality is FedAvg.
-    Divergence: FedWon describes FedNorm as keeping BatchNorm local; this follows the averaging per modality.
+    Paper: FedNorm: Modality-Based Normalization in Federated Learning for Multi-Modal Liver Segmentation. Bernecker et
+    al. arXiv 2022. https://arxiv.org/abs/2205.11096
+
+    norm[m] = sum p_k norm_k / sum p_k over this round's clients k of modality m, for affine parameters and statistics.
+    Acts on routes, by module type: the part owns these tensors, and the server keeps one set per modality, named in
+    each site's attribute "modality". No client state; every client receives all sets. A modality that has not taken
+    part yet starts from the initial model. With one modality it is FedAvg.
+    Divergence: FedWon describes FedNorm as keeping BatchNorm local; this part averages per modality, as the paper does.
 
     >>> FedNorm()
     fednorm
@@ -54,7 +57,7 @@ class FedNorm(Part):
 
     @override
     def missing(self, net: Net) -> str | None:
-        return None if net.owned_by.get(self.name) else "normalisation tensor that no other part keeps back"
+        return None if net.owned_by.get(self.name) else "normalization tensor that no other part keeps back"
 
     @override
     def down(self, mine: Tree) -> Tree:

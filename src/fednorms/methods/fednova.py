@@ -1,4 +1,4 @@
-"""FedNova: average the clients' updates per step, so that a client that takes more steps does not pull harder."""
+"""FedNova: average the clients' updates per step, so a client with more steps does not pull harder."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from fednorms.core.views import End, Round
 class FedNova(Part):
     """Send d_k = (w_k - w_t) / a_k; the server moves by (sum p_k a_k) sum p_k d_k.
 
-    a_k is the sum of the weights that a client's update gives to its gradients: the number of steps K under plain SGD,
+    Paper: Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization. Wang et al. NeurIPS
+    2020. https://arxiv.org/abs/2007.07481
+
+    a_k is the sum of the weights that a client's update gives to its gradients: the number of steps K with plain SGD,
     (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho) with momentum rho, (1 - (1 - lr mu)^K) / (lr mu) with FedProx's pull,
-    counted step by step here. Set `mu` to that of a fedprox in the same method. Paper: Wang et al., Tackling the
-    objective inconsistency problem in heterogeneous federated optimization, NeurIPS 2020. Acts on what is sent and on
-    the server's step; statistics are averaged. No state; one number more to send. Equal steps give FedAvg.
+    counted step by step here. Set `mu` to that of a fedprox in the same method. Acts on what is sent and on the
+    server's step; statistics are averaged. No state; one number more to send. With equal steps it is FedAvg.
 
     >>> FedNova(mu=0.1)
     fednova(mu=0.1)

@@ -1,4 +1,4 @@
-"""FedAdagrad, FedYogi and FedAdam: the server takes the mean update for a gradient and steps adaptively."""
+"""FedAdagrad, FedYogi and FedAdam: the server uses the mean update as a gradient and steps adaptively."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ def _square(delta: Tree) -> Tree:
 class FedAdagrad(Part):
     """Step adaptively: m <- beta1 m + (1 - beta1) delta; v <- v + delta^2; w <- w + lr m / (sqrt(v) + tau).
 
-    Paper: Reddi et al., Adaptive federated optimization, ICLR 2021, algorithm 2; v starts at tau^2, m at 0. Acts on the
-    server's step of the parameters; statistics are averaged. Server state m and v, no client state, no extra
-    communication. lr is worth tuning: the paper's best lie between 0.001 and 1.
+    Paper: Adaptive Federated Optimization. Reddi et al. ICLR 2021. https://arxiv.org/abs/2003.00295
+
+    Algorithm 2 of the paper; v starts at tau^2, m at 0. Acts on the server's step of the parameters; statistics are
+    averaged. Server state: m and v. No client state, no extra communication. Tune lr: the paper's best values are
+    between 0.001 and 1.
 
     >>> FedAdagrad(lr=0.1)
     fedadagrad(lr=0.1)
@@ -57,9 +59,11 @@ class FedAdagrad(Part):
 class FedYogi(Part):
     """Like FedAdagrad with v <- v - (1 - beta2) delta^2 sign(v - delta^2), which changes slowly when delta is small.
 
-    w <- w + lr m / (sqrt(v) + tau), m <- beta1 m + (1 - beta1) delta. Paper: Reddi et al., Adaptive federated
-    optimization, ICLR 2021, algorithm 2; v starts at tau^2, m at 0, no bias correction. Acts on the server's step of
-    the parameters; statistics are averaged. Server state m and v, no client state, no extra communication.
+    Paper: Adaptive Federated Optimization. Reddi et al. ICLR 2021. https://arxiv.org/abs/2003.00295
+
+    w <- w + lr m / (sqrt(v) + tau), m <- beta1 m + (1 - beta1) delta. Algorithm 2 of the paper; v starts at tau^2, m at
+    0, no bias correction. Acts on the server's step of the parameters; statistics are averaged. Server state: m and v.
+    No client state, no extra communication.
 
     >>> FedYogi(lr=0.1)
     fedyogi(lr=0.1)
@@ -87,9 +91,11 @@ class FedYogi(Part):
 class FedAdam(Part):
     """Like FedAdagrad with v <- beta2 v + (1 - beta2) delta^2, which forgets.
 
-    w <- w + lr m / (sqrt(v) + tau), m <- beta1 m + (1 - beta1) delta. Paper: Reddi et al., Adaptive federated
-    optimization, ICLR 2021, algorithm 2; v starts at tau^2, m at 0, no bias correction. Acts on the server's step of
-    the parameters; statistics are averaged. Server state m and v, no client state, no extra communication.
+    Paper: Adaptive Federated Optimization. Reddi et al. ICLR 2021. https://arxiv.org/abs/2003.00295
+
+    w <- w + lr m / (sqrt(v) + tau), m <- beta1 m + (1 - beta1) delta. Algorithm 2 of the paper; v starts at tau^2, m at
+    0, no bias correction. Acts on the server's step of the parameters; statistics are averaged. Server state: m and v.
+    No client state, no extra communication.
 
     >>> FedAdam(lr=0.1)
     fedadam(lr=0.1)

@@ -1,4 +1,4 @@
-"""FedPer: a shared body under a private classifier, trained together."""
+"""FedPer: a shared body and a private classifier, trained together."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from fednorms.core.part import Part, Route, Slot, part
 class FedPer(Part):
     """Train body and head jointly; send and average the body, keep the head: w_k = (theta, phi_k).
 
-    Paper: Arivazhagan et al., Federated learning with personalization layers, 2019. Acts on routes. Client state: its
-    head; a client that never trained has the common first one. Communication: less than FedAvg by the head. BN layers
-    travel with the body.
-    Divergence: a public script trains a copy and drops the head again; here the client keeps it (D2).
+    Paper: Federated Learning with Personalization Layers. Arivazhagan et al. arXiv 2019.
+    https://arxiv.org/abs/1912.00818
+
+    Acts on routes. Client state: its head; a client that never trained has the common first one. Communication:
+    FedAvg's without the head. BatchNorm layers are sent with the body.
+    Divergence: a public script trains a copy and discards its head; here the client keeps it.
 
     >>> FedPer()
     fedper

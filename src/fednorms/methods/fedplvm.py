@@ -29,13 +29,17 @@ def sparse_contrast(similarity: Tensor, positive: Tensor, valid: Tensor, alpha: 
 class FedPLVM(Part):
     """Pull features to their class's prototypes with a contrast of cos^alpha, and to the prototypes' mean.
 
-    l = CE + lam (L_con + 2 mean (cos(f, gbar^y) - 1)^2), L_con = -log(sum_{g in G^y} e^(cos(f,g)^alpha / tau) /
-    sum_{g in G} e^(cos(f,g)^alpha / tau)), from the second round on. After training, in evaluation mode, each client
-    clusters its features per class with FINCH; the server clusters the received means again; gbar is the mean of a
-    class's G. Samples of classes without prototype are left out. Paper: Wang et al., Taming cross-domain representation
-    variance in federated prototype learning (FedPLVM), NeurIPS 2024. Acts on the loss and by a pass after training.
-    Server state: G. Communication: prototypes up and down; uploads are lists, so no secure aggregation.
-    Divergence: lam is 1 as in GReg's comparison, 100 in the authors' code (D15); the clustering is our own (D14).
+    Paper: Taming Cross-Domain Representation Variance in Federated Prototype Learning with Heterogeneous Data Domains.
+    Wang et al. NeurIPS 2024. https://arxiv.org/abs/2403.09048
+    Paper: Efficient Parameter-Free Clustering Using First Neighbor Relations. Sarfraz, Sharma and Stiefelhagen. CVPR
+    2019. https://arxiv.org/abs/1902.11266
+
+    l = CE + lam (L_con + 2 mean (cos(f, gbar^y) - 1)^2), L_con = -log(sum_{g in G^y} e^(cos(f,g)^alpha / tau) / sum_{g
+    in G} e^(cos(f,g)^alpha / tau)), from the second round on. After training, in evaluation mode, each client clusters
+    its features per class with FINCH; the server clusters the received means again; gbar is the mean of a class's G.
+    Samples of classes without a prototype are left out. Acts on the loss and by a pass after training. Server state: G.
+    Communication: prototypes up and down; uploads are lists, which rules out secure aggregation.
+    Divergence: lam is 1 as in GReg's comparison, 100 in the authors' code. The clustering is our own implementation.
 
     >>> FedPLVM(lam=100.0)
     fedplvm(lam=100.0)

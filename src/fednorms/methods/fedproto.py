@@ -27,12 +27,16 @@ def to_prototypes(features: Tensor, y: Tensor, prototypes: Tensor, known: Tensor
 class FedProto(Part):
     """Pull features to the global prototype of their class: CE + lam mean (f - C^y)^2; models stay local.
 
+    Paper: FedProto: Federated Prototype Learning across Heterogeneous Clients. Tan et al. AAAI 2022.
+    https://arxiv.org/abs/2105.00243
+
     After training, in evaluation mode, a client sums its features per class; the server's C^j is their mean over all
-    samples (`weights="uniform"`: over clients that have the class). A class that nobody sent this round keeps its
-    last prototype. Tested by the nearest prototype among the client's own classes, or by its own classifier
-    (`predict="head"`). Paper: Tan et al., FedProto, AAAI 2022. Acts on the loss; every tensor is local. Client state:
-    its model. Communication: classes x (features + 1) numbers each way, no weights.
-    Divergence: the code collects prototypes while weights move and averages clients plainly; we follow the paper.
+    samples (`weights="uniform"`: over clients that have the class). A class that nobody sent this round keeps its last
+    prototype. Tests predict the nearest prototype among the client's own classes, or use its classifier
+    (`predict="head"`). Acts on the loss; every tensor is local. Client state: its model. Communication: classes x
+    (features + 1) numbers each way, no weights.
+    Divergence: the code collects prototypes while weights change and averages clients uniformly; this part follows the
+    paper.
 
     >>> FedProto(lam=0.1)
     fedproto(lam=0.1)

@@ -1,4 +1,4 @@
-"""FedProx: pull the local model towards the broadcast one."""
+"""FedProx: pull the local model towards the received one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from fednorms.core.views import Context, Step
 class FedProx(Part):
     """Add mu/2 |w - w_t|^2 to the local loss, over all trainable tensors and on every step.
 
-    Paper: Li et al., Federated optimization in heterogeneous networks, MLSys 2020 (mu 0.001 to 1; FedNN, GReg: 0.001).
-    Acts on the local loss. No state, no extra communication. mu=0 is FedAvg bit for bit.
-    In each round a client is a straggler with chance `straggler_fraction`: it ends after 1 to E epochs, all equally
-    likely (with E=1, after as many of its batches). Who straggles depends on seed, round and client's name alone, so
-    that fedprox(mu=0, straggler_fraction=0.5) meets the same stragglers, also beside other methods.
-    Divergence: FedBN's code adds the unsquared norm and skips steps, FedDC's fixes mu at 2e-4; we follow the paper.
+    Paper: Federated Optimization in Heterogeneous Networks. Li et al. MLSys 2020. https://arxiv.org/abs/1812.06127
+
+    The paper uses mu 0.001 to 1; FedNN and GReg use 0.001. Acts on the local loss. No state, no extra communication.
+    mu=0 is FedAvg bit for bit.
+    In each round a client is a straggler with probability `straggler_fraction`: it stops after 1 to E epochs, all
+    equally likely (with E=1, after a random number of its batches). Who straggles depends only on seed, round and the
+    client's name: fedprox(mu=0, straggler_fraction=0.5) has the same stragglers, also combined with other methods.
+    Divergence: FedBN's code adds the unsquared norm and skips steps, FedDC's fixes mu at 2e-4; this part follows the
+    paper.
 
     >>> FedProx(mu=0.01)
     fedprox(mu=0.01)

@@ -1,4 +1,4 @@
-"""FedRDN: normalise each image with a random client's statistics."""
+"""FedRDN: normalize each image with a random client's statistics."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from fednorms.core.views import Local, Round, Step
 class FedRDN(Part):
     """Train on (x - mu_j) / sigma_j with j drawn for every image each time it is used; test with the site's own pair.
 
+    Paper: A Simple Data Augmentation for Feature Distribution Skewed Federated Learning. Yan et al. CVPR 2025.
+    https://arxiv.org/abs/2306.09363
+
     mu_k and sigma_k are the means over client k's training images of their per-channel mean and standard deviation in
-    [0, 1]; they are measured once, pooled and broadcast. Paper: Yan et al., FedRDN, 2025. Acts on the data, in place of
-    the fixed normalisation. Client state: its own pair. Sends raw channel statistics of the data once.
+    [0, 1]. They are measured once, pooled and broadcast. Acts on the data; replaces the fixed normalization. Client
+    state: its own pair. Sends raw channel statistics of the data once.
     Divergence: the public code draws mean and deviation independently, once per batch (variant="author").
 
     >>> FedRDN(variant="author")

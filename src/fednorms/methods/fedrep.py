@@ -14,10 +14,13 @@ from fednorms.core.views import Context
 class FedRep(Part):
     """Train the head for `head_epochs` with the body fixed, then the body with the head fixed; share the body.
 
-    Paper: Collins et al., Exploiting shared representations for personalized federated learning, ICML 2021. Acts on
-    routes and on the plan of a round; each phase has a fresh optimiser. Client state: its head. Tested personally;
-    "adapted" fits the head once more first, as the authors do after the last round.
-    Divergence: a widely used port finds no head tensor by name and trains the whole network; we follow the paper.
+    Paper: Exploiting Shared Representations for Personalized Federated Learning. Collins et al. ICML 2021.
+    https://arxiv.org/abs/2102.07078
+
+    Acts on routes and on the phases of a round; each phase has a fresh optimizer. Client state: its head. Judged by
+    personal models; "adapted" fits the head once more first, as the authors do after the last round.
+    Divergence: a widely used port finds no head tensor by name and trains the whole network; this part follows the
+    paper.
 
     >>> FedRep(head_epochs=5)
     fedrep(head_epochs=5)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
+from fednorms.core.errors import BadInput
 from fednorms.core.norms import is_batchnorm
 from fednorms.core.part import Part, part
 
@@ -17,30 +17,35 @@ if TYPE_CHECKING:
 
 @part("fedtan")
 class FedTAN(Part):
-    """Share batch-normalisation statistics and their gradients among all participants in a round's first step.
+    """Share batch normalization statistics and their gradients among all participants in a round's first step.
 
-    Layer by layer, m = sum p_i mean(x_i) and v = sum p_i mean((x_i - m)^2) normalise every client's batch, and the
-    gradient flows through both; with one local step the averaged update is that of one network on all batches together.
-    Later steps are local, then everything is averaged. Paper: Wang et al., Why batch normalization damage federated
-    learning on non-IID data?, 2024. Acts on the engine: a simulation that needs all participants at once (`joint`). No
-    client state; 3 exchanges and 4C floats per BatchNorm layer beside the model: 3L + 1 exchanges a round.
+    Paper: Why Batch Normalization Damage Federated Learning on Non-IID Data? Wang, Shi and Chang. IEEE Transactions on
+    Neural Networks and Learning Systems 2023. https://arxiv.org/abs/2301.02982
+
+    Layer by layer, m = sum p_i mean(x_i) and v = sum p_i mean((x_i - m)^2) normalize every client's batch, and the
+    gradient flows through both. With one local step, the averaged update is that of one network on all batches
+    together. Later steps are local, then everything is averaged. Acts on the engine: a simulation that needs all
+    participants at once (`joint`). No client state. Communication: 3 exchanges and 4C floats per BatchNorm layer
+    besides the model, 3L + 1 exchanges a round.
     Divergence: running variances have the factor M / (M - 1), M values per channel in the local batch; the public code
-    B / (B - 1).
+    has B / (B - 1).
 
     >>> sorted(FedTAN().requires)
     ['joint']
     """
 
-    paper = "Wang et al. 2024"
+    paper = "Wang et al. 2023"
     uploads = True  # statistics of every layer, while all clients step together
     weighting = "uniform"
     requires = frozenset({"joint"})
 
     @override
     def missing(self, net: Net) -> str | None:
-        return None if any(is_batchnorm(m) for m in net.module.modules()) else "BatchNorm layer"
-
-    @override
-    def trips(self, net: Net) -> tuple[int, int]:
-        channels = [m.num_features for m in net.module.modules() if isinstance(m, _BatchNorm)]
-        return 3 * len(channels), 4 * sum(channels) * torch.float32.itemsize
+        layers = {name: m for name, m in net.module.named_modules() if is_batchnorm(m)}
+        for name, m in layers.items():
+            if not isinstance(m, _BatchNorm):
+                raise BadInput(
+                    f'fedtan computes shared statistics in the BatchNorm layers of torch; layer "{name}" of model '
+                    f'"{net.name}" is a {type(m).__name__}. Replace it with nn.BatchNorm2d, or leave out fedtan.'
+                )
+        return None if layers else "BatchNorm layer"

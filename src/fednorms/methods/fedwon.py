@@ -1,4 +1,4 @@
-"""FedWon: no normalisation layers, scaled weight-standardised convolutions, adaptive gradient clipping."""
+"""FedWon: no normalization layers, scaled weight-standardized convolutions, adaptive gradient clipping."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from fednorms.layers.scaled_ws import WSConv2d
 
 @part("nonorm")
 class NoNorm(Part):
-    """Remove every normalisation layer (a fused activation stays).
+    """Remove every normalization layer (a fused activation stays).
 
-    First half of FedWon; alone it is the papers' "without normalisation". Acts on the model; no state.
+    Paper: FedWon: Triumphing Multi-domain Federated Learning Without Normalization. Zhuang and Lyu. ICLR 2024.
+    https://arxiv.org/abs/2306.05879
+
+    First part of FedWon; without the others it is the papers' "without normalization". Acts on the model; no state.
 
     >>> NoNorm()
     nonorm
@@ -37,15 +40,23 @@ class NoNorm(Part):
 
 @part("wsconv")
 class WSConv(Part):
-    """Replace every Conv2d by one with scaled standardised filters: gain (W - mean_i) / sqrt(max(N var_i, 1e-4)).
+    """Replace every Conv2d by one with scaled standardized filters: gain (W - mean_i) / sqrt(max(N var_i, 1e-4)).
 
-    Paper: Zhuang and Lyu, FedWon, ICLR 2024. Acts on the model; one gain per filter more to send, no state.
+    Paper: FedWon: Triumphing Multi-domain Federated Learning Without Normalization. Zhuang and Lyu. ICLR 2024.
+    https://arxiv.org/abs/2306.05879
+    Paper: Characterizing Signal Propagation to Close the Performance Gap in Unnormalized ResNets. Brock, De and Smith.
+    ICLR 2021. https://arxiv.org/abs/2101.08692
+    Paper: Batch Normalization Biases Residual Blocks Towards the Identity Function in Deep Networks. De and Smith.
+    NeurIPS 2020. https://arxiv.org/abs/2002.10444
+
+    Acts on the model; one gain per filter more to send, no state. Convolutions keep their own bias flag unless
+    add_bias=True. They keep their weights (pretrained ones, for example) unless start="xavier", which starts
+    Xavier-normal as the paper's listing does, from seeds hashed from the layers' names.
+    The paper replaces the convolutions of residual networks and nothing else. nf_residual=True also scales their blocks
+    as NF-ResNets do, h + 0.2 g f(beta h) with a learnable g that starts at 0 (SkipInit). It needs nonorm before it, and
+    a larger learning rate, because branches start silent.
     Divergence: the paper's formula has a constant gain and a biased variance, its listing a learnable gain and an
-    unbiased one; form="listing" is the default. Convolutions keep their own bias flag unless add_bias=True, and the
-    weights they have (published ones, say) unless start="xavier", which starts Xavier-normal as the listing does, from
-    seeds hashed from the layers' names. The paper replaces the convolutions of residual networks and nothing else;
-    nf_residual=True scales their blocks as NF-ResNets do, h + 0.2 g f(beta h) with a learnable g from 0 (Brock et al.
-    2021), needs nonorm before it, and a larger rate: branches are silent at first.
+    unbiased one; form="listing" is the default.
 
     >>> WSConv(form="formula")
     wsconv(form='formula')
@@ -71,15 +82,18 @@ class WSConv(Part):
 class AGC(Part):
     """Clip the gradient of each unit (filter, output row) to `clip` times the norm of its weights (at least 1e-3).
 
-    G_i <- G_i min(1, clip max(|W_i|, eps) / |G_i|). Paper: Brock et al. 2021, as used in FedWon (Digits 0.64, Office
-    and DomainNet 1.28). Acts on the gradient; the classifier is left alone. Off for batches smaller than `min_batch`
-    (FedWon clips at batch size 32 only). clip=inf changes nothing, bit for bit.
+    Paper: High-Performance Large-Scale Image Recognition Without Normalization. Brock et al. ICML 2021.
+    https://arxiv.org/abs/2102.06171
+
+    G_i <- G_i min(1, clip max(|W_i|, eps) / |G_i|). FedWon uses it with 0.64 for Digits and 1.28 for Office and
+    DomainNet. Acts on the gradient; the classifier is not clipped. Off for batches smaller than `min_batch` (FedWon
+    clips only at batch size 32). clip=inf changes nothing, bit for bit.
 
     >>> AGC(clip=1.28)
     agc(clip=1.28)
     """
 
-    paper = "Brock et al. 2021"
+    paper = "Brock et al. 2021 (AGC)"
 
     clip: float = option(0.64, above=0.0)
     min_batch: int = option(0, at_least=0)
@@ -97,7 +111,8 @@ def fedwon(
 ) -> tuple[Part, ...]:
     """FedWon = nonorm + wsconv + agc. Its ablations are the sums without one of them.
 
-    Paper: Zhuang and Lyu, FedWon: triumphing multi-domain federated learning without normalization, ICLR 2024.
+    Paper: FedWon: Triumphing Multi-domain Federated Learning Without Normalization. Zhuang and Lyu. ICLR 2024.
+    https://arxiv.org/abs/2306.05879
 
     >>> fedwon(clip=1.28)
     (nonorm, wsconv, agc(clip=1.28, min_batch=32))

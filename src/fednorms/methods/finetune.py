@@ -13,9 +13,14 @@ from fednorms.core.part import Eval, Part, Phase, option, part
 class FineTune(Part):
     """Test each client after `epochs` epochs on its own training data: FedAvg-FT, FedFN-FT, any method + finetune.
 
-    The rate is `factor` times the recipe's learning rate (FedFN's grid: 1, 0.1, 0.01; its choice 0.1), without weight
-    decay unless `weight_decay` says so, whatever federated training has. Acts on the evaluation mode "adapted" only;
-    federated training is untouched, bit for bit. epochs=0 tests the model as it is.
+    Paper: FedFN: Feature Normalization for Alleviating Data Heterogeneity Problem in Federated Learning. Kim et al.
+    NeurIPS workshop FL@FM 2023. https://arxiv.org/abs/2311.13267
+    Paper: FedBABU: Towards Enhanced Representation for Federated Image Classification. Oh, Kim and Yun. ICLR 2022.
+    https://arxiv.org/abs/2106.06042
+
+    The rate is `factor` times the recipe's learning rate (FedFN's grid is 1, 0.1, 0.01; it chooses 0.1). There is no
+    weight decay unless `weight_decay` sets one, whatever federated training uses. Acts only on the evaluation mode
+    "adapted"; federated training is unchanged, bit for bit. epochs=0 tests the model as it is.
     Divergence: published scripts start from the round with the best test accuracy; here it is the last round.
 
     >>> FineTune(train="head")

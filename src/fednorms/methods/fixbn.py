@@ -1,4 +1,4 @@
-"""FixBN: train normally, then freeze the global batch-normalisation statistics and go on."""
+"""FixBN: train normally, then freeze the global batch normalization statistics and continue."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 @part("fixbn")
 class FixBN(Part):
-    """From round `switch * T` on, normalise with the global running statistics of that moment, in training and test.
+    """From round `switch * T` on, normalize with the global running statistics of that moment, in training and test.
 
-    Paper: Zhong et al., Making batch normalization great in federated deep learning, 2023. Acts on the norm mode of the
-    local phases; gamma, beta and all weights keep training; statistics are then constant, bit for bit. No state, no
-    extra communication. switch=1 is FedAvg.
-    Fine-tuning ("+ finetune") starts from the frozen statistics and updates them on the client's data, as everywhere.
+    Paper: Making Batch Normalization Great in Federated Deep Learning. Zhong, Chen and Chao. NeurIPS workshop FL@FM
+    2023. https://arxiv.org/abs/2303.06530
+
+    Acts on the norm mode of the local phases. gamma, beta and all weights keep training; statistics are then constant,
+    bit for bit. No state, no extra communication. switch=1 is FedAvg. Fine-tuning ("+ finetune") starts from the frozen
+    statistics and updates them on the client's data, as everywhere.
     Divergence: the original also carries momentum across rounds; here that is the recipe's keep_momentum.
 
     >>> FixBN(switch=0.25)

@@ -1,4 +1,4 @@
-"""FRAug, reduced: train the classifier also on features that a shared generator and a private network make."""
+"""FRAug, reduced: train the classifier also on features from a shared generator and a private network."""
 
 from __future__ import annotations
 
@@ -42,14 +42,18 @@ def kernel_discrepancy(a: Tensor, b: Tensor) -> Tensor:
 class FRAug(Part):
     """Train the head on real and synthetic features: (1 - r) CE(real) + r CE(synthetic); reduced form, experimental.
 
-    A generator G(z, y), shared, makes features for everybody; a private network turns them into a residual on the
-    client's class means m: f = ratio (m + FT(G, y)) + (1 - ratio) m, ratio = exp(gamma (t - T)), r = min(1/2, ratio).
-    f moves the head alone. G descends CE(head(G)) - lam_g dist(G, m) and FT descends -entropy(head(m + FT)) + lam_ft
-    dist(m + FT, m), each with `factor` times the learning rate and everything else held fixed. Distances are mean L2
-    norms, or for G a kernel discrepancy (distance="mmd"; lam_g=10 as the authors for PACS). Paper: Chen et al., FRAug,
-    ICCV 2023. Acts on the loss. Client state: FT, class means, BN statistics. Communication: G on top of the model.
-    Divergence: reduced. One combined gradient per step instead of three in turn; class means are measured at the start
-    of a round (momentum 0.3) instead of batch by batch; the authors' numbers are not a target.
+    Paper: FRAug: Tackling Federated Learning with Non-IID Features via Representation Augmentation. Chen et al. ICCV
+    2023. https://arxiv.org/abs/2205.14900
+
+    A shared generator G(z, y) makes features for everybody; a private network turns them into a residual on the
+    client's class means m: f = ratio (m + FT(G, y)) + (1 - ratio) m, ratio = exp(gamma (t - T)), r = min(1/2, ratio). f
+    trains only the head. G descends CE(head(G)) - lam_g dist(G, m) and FT descends -entropy(head(m + FT)) + lam_ft
+    dist(m + FT, m), each with `factor` times the learning rate and everything else fixed. Distances are mean L2 norms,
+    or for G a kernel discrepancy (distance="mmd"; the authors use lam_g=10 for PACS). Acts on the loss. Client state:
+    FT, class means, BatchNorm statistics. Communication: G besides the model.
+    Divergence: this is a reduced form. There is one combined gradient per step instead of three in turn. Class means
+    are measured at the start of a round (momentum 0.3) instead of batch by batch. The authors' numbers are not a
+    target.
 
     >>> FRAug(distance="mmd", lam_g=10.0)
     fraug(lam_g=10.0, distance='mmd')
@@ -108,7 +112,7 @@ class FRAug(Part):
         real = s.base(s.logits, s.y)
         if (
             len(s.x) < 2 or not s.mine
-        ):  # batch normalisation of features cannot take one; an unknown client has no means
+        ):  # batch normalization of features cannot take one; an unknown client has no means
             return real
         weight, bias = _tensor(s, 2), _tensor(s, 1)
         assert weight is not None
@@ -118,12 +122,12 @@ class FRAug(Part):
         def head(f: Tensor) -> Tensor:
             return F.linear(f, weight.detach(), None if bias is None else bias.detach())
 
-        def localised(w: Tree, f: Tensor) -> Tensor:
+        def localized(w: Tree, f: Tensor) -> Tensor:
             return m + two_layers(w, "fraug.local", torch.cat([f, label], 1), last_relu=False)
 
         z = s.uniform(len(s.x), self.latent)
         fake = two_layers(s.params, "fraug.generator", torch.cat([z, label], 1), last_relu=True)
-        private = localised(s.params, fake.detach())
+        private = localized(s.params, fake.detach())
         mixed = ratio * private.detach() + (1 - ratio) * m
         r = ratio.clamp(max=0.5)
         synthetic = s.base(F.linear(mixed, weight, bias), s.y)

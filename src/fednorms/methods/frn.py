@@ -1,4 +1,4 @@
-"""FRN: filter response normalisation with thresholded linear units."""
+"""FRN: filter response normalization with thresholded linear units."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from fednorms.layers.thresholds import thresholded
 
 @part("frn")
 class FRN(Part):
-    """Divide every map by its root mean square; threshold at a learnt level where a ReLU followed.
+    """Divide every map by its root mean square; threshold at a learned level where a ReLU followed.
+
+    Paper: Filter Response Normalization Layer: Eliminating Batch Dependence in the Training of Deep Neural Networks.
+    Singh and Krishnan. CVPR 2020. https://arxiv.org/abs/1911.09737
 
     y = gamma x / sqrt(mean x^2 + eps) + beta, z = max(y, tau), eps = 1e-6 (learn_eps=True trains it, for maps of 1x1).
-    Paper: Singh and Krishnan, Filter response normalization layer, CVPR 2020; compared in FedNN 2024. Acts on the
-    model; no statistics, no state; one number per channel more to send.
-    Divergence: a public port thresholds after every layer; here only where an nn.ReLU module directly followed, which
-    is taken out. Before an addition, or where what follows cannot be told (a functional ReLU), the layer has no
+    FedNN compares with it. Acts on the model; no statistics, no state; one number per channel more to send.
+    Divergence: a public port thresholds after every layer. Here a threshold replaces only an nn.ReLU module that
+    directly follows. Before an addition, or if the next operation is unknown (a functional ReLU), the layer has no
     threshold and the activation stays.
 
     >>> FRN(learn_eps=True)

@@ -1,4 +1,4 @@
-"""GReg: keep batch normalisation, make batch and global statistics predict alike; and the paper's four alternatives."""
+"""GReg: keep batch normalization, make batch and global statistics predict alike; and the paper's four alternatives."""
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ def symmetric_kl(a: Tensor, b: Tensor) -> Tensor:
 
 @part("greg")
 class GReg(Part):
-    """Add alpha times the symmetric KL divergence between predictions with batch and with broadcast statistics.
+    """Add alpha times the symmetric KL divergence between predictions with batch and with received statistics.
 
-    l = CE(q_b, y) + alpha/2 (KL(q_b||q_g) + KL(q_g||q_b)) from round 1 on; the server smooths the statistics from
-    round 0 on: S <- (1 - rho) S + rho mean(S_k). Paper: Improving batch normalization in federated learning with
-    non-IID features (GReg). Acts on the local loss (a second forward pass that touches no buffer) and on the server's
-    statistics. No client state, no extra communication. alpha=0 with rho=1 is FedAvg bit for bit.
-    Gradients flow through both passes unless detach_global=True (the paper does not say).
+    Paper: Improving Batch Normalization in Federated Learning with Non-IID Features. Anonymous authors. Submission
+    17440 to ICLR 2026. https://openreview.net/forum?id=225qfh0CoD
+
+    l = CE(q_b, y) + alpha/2 (KL(q_b||q_g) + KL(q_g||q_b)), from the second round on. The server smooths the statistics
+    from the first round on: S <- (1 - rho) S + rho mean(S_k). Acts on the local loss (a second forward pass that
+    changes no buffer) and on the server's statistics. No client state, no extra communication. alpha=0 with rho=1 is
+    FedAvg bit for bit. Gradients flow through both passes unless detach_global=True (the paper does not say).
 
     >>> GReg(alpha=1.5)
     greg(alpha=1.5)
     """
 
-    paper = "GReg"
+    paper = "Anonymous 2026 (GReg)"
 
     alpha: float = option(1.0, at_least=0.0)
     rho: float = option(0.1, at_least=0.0, at_most=1.0)
@@ -53,7 +55,7 @@ class GReg(Part):
     def missing(self, net: Net) -> str | None:
         shared = {n.rpartition(".")[0] for n in net.statistics if net.routes[n] is Route.SHARED}
         found = any(keeps_statistics(net.module.get_submodule(n)) for n in shared)
-        return None if found else "normalisation layer whose running statistics are shared"
+        return None if found else "normalization layer whose running statistics are shared"
 
     @override
     def path(self, c: Context) -> bool:
@@ -74,18 +76,21 @@ class GReg(Part):
 
 @part("mixbn")
 class MixBN(Part):
-    """Train with a mixture of batch and broadcast statistics: the four alternatives GReg is compared with.
+    """Train with a mixture of batch and received statistics: the four alternatives that GReg is compared with.
 
-    kind="global": the broadcast statistics alone; "fixed": (1 - lam) batch + lam broadcast; "learned": the same with a
-    trained lam per layer; "ensemble": the mean of both normalised activations. Active from round 1 on; tests use the
-    averaged running statistics. Paper: GReg, appendix E.3. Acts on the model; no state, no extra communication
+    Paper: Improving Batch Normalization in Federated Learning with Non-IID Features. Anonymous authors. Submission
+    17440 to ICLR 2026. https://openreview.net/forum?id=225qfh0CoD
+
+    Appendix E.3 of the paper. kind="global": only the received statistics; "fixed": (1 - lam) batch + lam received;
+    "learned": the same with a trained lam per layer; "ensemble": the mean of both normalized activations. Active from
+    the second round on; tests use the averaged running statistics. Acts on the model; no state, no extra communication
     (learned: one number per layer).
 
     >>> MixBN(kind="ensemble")
     mixbn(kind='ensemble')
     """
 
-    paper = "GReg, appendix E.3"
+    paper = "Anonymous 2026 (GReg, appendix E.3)"
 
     kind: Literal["global", "fixed", "learned", "ensemble"] = option(
         "fixed", choices=("global", "fixed", "learned", "ensemble")

@@ -1,4 +1,4 @@
-"""FedAvg+GN and FedAvg+LN: replace batch normalisation by group or layer normalisation."""
+"""FedAvg+GN and FedAvg+LN: replace batch normalization by group or layer normalization."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from fednorms.layers.group_norm import group_norm_like, paper_groups
 
 @part("gn")
 class GroupNorm(Part):
-    """Replace every BatchNorm by GroupNorm with per-channel affine; nothing else changes.
+    """Replace every BatchNorm by GroupNorm with per-channel affine parameters; nothing else changes.
 
-    groups=0 follows FedWon's rules: the network's own table (digits-cnn: 32, 32, 64), else 32 groups, 8 below 32
+    Paper: Group Normalization. Wu and He. ECCV 2018. https://arxiv.org/abs/1803.08494
+
+    groups=0 follows FedWon's rules: the network's own table (digits-cnn: 32, 32, 64), otherwise 32 groups, 8 below 32
     channels, 24 for 144. FedNN, FedDyn and FedDC use groups=2. Acts on the model; no statistics, no state.
 
     >>> GroupNorm(groups=2)
@@ -39,7 +41,9 @@ class GroupNorm(Part):
 
 @part("ln")
 class LayerNorm(Part):
-    """Replace every BatchNorm by layer normalisation: one group over channels and positions, per-channel affine.
+    """Replace every BatchNorm by layer normalization: one group over channels and positions, per-channel affine.
+
+    Paper: Layer Normalization. Ba, Kiros and Hinton. arXiv 2016. https://arxiv.org/abs/1607.06450
 
     As in FedWon's comparison (FedAvg+LN). Acts on the model; no statistics, no state.
 

@@ -1,4 +1,4 @@
-"""HBN: a learnt mixture of batch and global statistics; global statistics measured apart from learning."""
+"""HBN: a learned mixture of batch and global statistics; global statistics are measured separately from training."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from fednorms.layers.hybrid_norm import HybridNorm
 
 @part("hbn")
 class HBN(Part):
-    """Normalise with (1 - a) global + a batch statistics, a = sigmoid(phi) per channel; tests use the global ones.
+    """Normalize with (1 - a) global + a batch statistics, a = sigmoid(phi) per channel; tests use the global ones.
 
-    Before training in a round each client measures raw moments of its data under the broadcast model; the server pools
+    Paper: Hybrid Batch Normalisation: Resolving the Dilemma of Batch Normalisation in Federated Learning. Chen et al.
+    ICML 2025. https://arxiv.org/abs/2505.21877
+
+    Before training in a round, each client measures raw moments of its data with the received model; the server pools
     them, m = sum n_k m_k / n, v = sum n_k (v_k + (m_k - m)^2) / (n - 1), n in images, and moves the global statistics
-    by `rate`. Testing measures them afresh (one exchange). Paper: Hybrid batch normalisation, ICML 2025. Acts on the
-    model and by passes; clients keep their own phi, which is also averaged for those who have none.
+    by `rate`. A test measures them again (one exchange). Acts on the model and by passes. Clients keep their own phi,
+    which is also averaged for those who have none.
     Divergence: the public code measures one batch of 64 and records mixed statistics (variant="author"); the default
     measures all local data, raw.
 
@@ -32,7 +35,7 @@ class HBN(Part):
     hbn(rate=0.01)
     """
 
-    paper = "HBN 2025"
+    paper = "Chen et al. 2025 (HBN)"
     uploads = True
 
     rate: float = option(0.002, at_least=0.0, at_most=1.0)

@@ -1,4 +1,4 @@
-"""FedAvg+IN: replace batch normalisation by instance normalisation."""
+"""FedAvg+IN: replace batch normalization by instance normalization."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from fednorms.layers.instance_norm import instance_norm_like
 
 @part("inorm")
 class InstanceNorm(Part):
-    """Replace every BatchNorm by instance normalisation with per-channel affine and no running statistics.
+    """Replace every BatchNorm by instance normalization with per-channel affine and no running statistics.
 
-    mu and v over the positions of each sample and channel; the same as gn with as many groups as channels. Paper:
-    Ulyanov et al., Instance normalization, 2016. Acts on the model; no statistics, no state.
+    Paper: Instance Normalization: The Missing Ingredient for Fast Stylization. Ulyanov, Vedaldi and Lempitsky. arXiv
+    2016. https://arxiv.org/abs/1607.08022
+
+    mu and v over the positions of each sample and channel; the same as gn with as many groups as channels. Acts on the
+    model; no statistics, no state.
 
     >>> InstanceNorm()
     inorm

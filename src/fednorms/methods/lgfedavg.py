@@ -1,4 +1,4 @@
-"""LG-FedAvg: private representation layers under shared top layers."""
+"""LG-FedAvg: private representation layers and shared top layers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ PRESETS = {"LeNet": 2}  # top layers that are shared, by class of the model; oth
 class LGFedAvg(Part):
     """Keep the front ("local") layers at the client and average the top ("global") ones: w_k = (l_k, g).
 
-    `layers` is the number of top weight layers that are shared; 0 takes the preset: two for LeNet, else the
-    classifier. `shared` names modules instead, separated by commas; whatever lies in them is shared. A norm goes with
-    the layer before it. Paper: Liang et al., Think locally, act globally, 2020. Acts on routes. Client state: its
-    front layers. Communication: only the top layers.
-    Divergence: the authors' CIFAR network shares its convolutions, against their text; we follow the text (D3), and
-    start from the common first model rather than from a FedAvg checkpoint (give one as `weights` for that).
+    Paper: Think Locally, Act Globally: Federated Learning with Local and Global Representations. Liang et al. arXiv
+    2020. https://arxiv.org/abs/2001.01523
+
+    `layers` is the number of top weight layers that are shared; 0 uses the preset: two for LeNet, otherwise the
+    classifier. `shared` names modules instead, separated by commas; everything in them is shared. A normalization layer
+    belongs to the layer before it. Acts on routes. Client state: its front layers. Communication: only the top layers.
+    Divergence: the authors' CIFAR network shares its convolutions, against their text; this part follows the text. It
+    starts from the common first model, not from a FedAvg checkpoint (give one as `weights` for that).
 
     >>> LGFedAvg(shared="fc2,head")
     lgfedavg(shared='fc2,head')

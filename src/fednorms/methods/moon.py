@@ -28,12 +28,14 @@ def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor
 class MOON(Part):
     """Add mu times a contrast of the features z with the received model's (near) and the client's last one's (far).
 
+    Paper: Model-Contrastive Federated Learning. Li, He and Song. CVPR 2021. https://arxiv.org/abs/2103.16257
+
     l = CE + mu mean -log(e^(cos(z, z_glob)/T) / (e^(cos(z, z_glob)/T) + e^(cos(z, z_prev)/T))). Both other models are
     frozen and run as in a test, with their own statistics. `projection` > 0 puts an MLP d -> d -> projection before the
-    classifier, and z is its output (the authors: 256). Paper: Li et al., Model-contrastive federated learning, CVPR
-    2021. Acts on the local loss (three forward passes). Client state: its last model. No extra communication.
-    Divergence: the first time a client trains there is no last model, and the term is 0 (another port takes the
-    initial weights). The default is the form of FedNTD and FedFN: no projection, mu 0.1.
+    classifier, and z is its output (the authors use 256). Acts on the local loss (three forward passes). Client state:
+    its last model. No extra communication.
+    Divergence: the first time a client trains there is no last model, and the term is 0 (another port uses the initial
+    weights). The default is the form of FedNTD and FedFN: no projection, mu 0.1.
 
     >>> MOON(mu=5.0, projection=256)
     moon(mu=5.0, projection=256)

@@ -21,16 +21,18 @@ Strategy = Literal["no_bn_no_head", "no_bn", "bottom_up", "top_down", "adaptive"
 
 @part("partialfed")
 class PartialFed(Part):
-    """Start layer l from a_l w_l + (1 - a_l) v_l: the server's w where a = 1, else the client's own last v.
+    """Start layer l from a_l w_l + (1 - a_l) v_l: the server's w where a = 1, otherwise the client's own last v.
 
-    Fixed strategies: load all but BN and classifier (`no_bn_no_head`), all but BN (`no_bn`), the first `m` weight
-    layers (`bottom_up`) or the last `m` (`top_down`). `adaptive` learns a: each round, for `choice_epochs` epochs with
-    both copies frozen, a straight-through Gumbel-softmax sample of two logits per layer at temperature
-    T_0 cooling^round mixes the copies, and SGD with `choice_rate` on the loss moves the logits; then a = argmax (a tie
-    loads). Paper: Sun et al., PartialFed, NeurIPS 2021. Acts on routes (SENT), and by a pass before training. Client
-    state: the tensors it does not load (adaptive: its whole last model and two numbers per layer). Communication: as
-    FedAvg; strategies never leave the client.
-    Divergence: the adaptive schedule and its numbers are our reconstruction, not the authors' (D8).
+    Paper: PartialFed: Cross-Domain Personalized Federated Learning via Partial Initialization. Sun et al. NeurIPS 2021.
+    https://openreview.net/forum?id=lgDP84byd5
+
+    Fixed strategies load all but BatchNorm and classifier (`no_bn_no_head`), all but BatchNorm (`no_bn`), the first `m`
+    weight layers (`bottom_up`) or the last `m` (`top_down`). `adaptive` learns a: each round, for `choice_epochs`
+    epochs with both copies frozen, a straight-through Gumbel-softmax sample of two logits per layer at temperature T_0
+    cooling^round mixes the copies, and SGD with `choice_rate` on the loss moves the logits; then a = argmax (a tie
+    loads). Acts on routes (SENT), and by a pass before training. Client state: the tensors it does not load (adaptive:
+    its whole last model and two numbers per layer). Communication: as FedAvg; strategies never leave the client.
+    Divergence: the adaptive schedule and its numbers are our reconstruction, not the authors'.
 
     >>> PartialFed(strategy="top_down", m=2)
     partialfed(strategy='top_down', m=2)

@@ -1,4 +1,4 @@
-"""Per-FedAvg: train an initialisation that is good after one local gradient step."""
+"""Per-FedAvg: train an initialization that is good after one local gradient step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from fednorms.core.views import Context, Gradient, Step
 class PerFedAvg(Part):
     """Step along the gradient taken after an inner step: g(w - alpha g(w; D); D').
 
+    Paper: Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach. Fallah,
+    Mokhtari and Ozdaglar. NeurIPS 2020. https://arxiv.org/abs/2002.07948
+
     variant="first" drops the second-order term; "exact" subtracts alpha H(w; D'') v, v the outer gradient and H the
-    Hessian; "hessian_free" takes (g(w + delta v; D'') - g(w - delta v; D'')) / (2 delta) for H v.
-    Paper: Fallah et al., Personalized federated learning: a model-agnostic meta-learning approach, NeurIPS 2020.
-    Acts on how a gradient is taken; two or three batches per step. No state, no extra communication.
-    Tested after one inner step on the client's own data, a bare gradient step as in training.
+    Hessian; "hessian_free" uses (g(w + delta v; D'') - g(w - delta v; D'')) / (2 delta) for H v. alpha=0 and beta=0
+    mean the round's own learning rate (in a test: the last round's), for the inner and outer step. Acts on how a
+    gradient is computed; two or three batches per step. No state, no extra communication. Tests take one inner step on
+    the client's own data first, a plain gradient step as in training.
     Divergence: FedBABU's port adapts to another client's test data and shares momentum; neither is done here.
-    alpha=0 and beta=0 mean the round's own learning rate (in a test: the last round's), for the inner and outer step.
 
     >>> PerFedAvg(alpha=0.01)
     perfedavg(alpha=0.01)

@@ -1,4 +1,4 @@
-"""PN: population normalisation, experimental."""
+"""PN: population normalization, experimental."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from fednorms.layers.population_norm import PopulationNorm
 
 @part("pn")
 class PN(Part):
-    """EXPERIMENTAL: normalise with a mean and a variance that are trained instead of measured.
+    """EXPERIMENTAL: normalize with a mean and a variance that are trained instead of measured.
+
+    Paper: Population Normalization for Federated Learning. Wang et al. CVPR 2025.
+    https://openaccess.thecvf.com/content/CVPR2025/html/Wang_Population_Normalization_for_Federated_Learning_CVPR_2025_paper.html
 
     y = gamma (x - mu) / sqrt(exp(s) + eps) + beta, mu and s parameters that are trained by the local loss and averaged
-    like all others. Paper: Population normalization for federated learning, CVPR 2025, of which we know the abstract
-    only: the parametrisation and the noise law are ours, and no published number is claimed. Acts on the model;
-    a sample's output never depends on its batch, so batches of one train; no statistics, no state.
-    noise > 0 trains with mu (1 + noise xi), xi standard normal per channel and step.
+    like all others. We know only the abstract of the paper: the parametrization and the noise law are ours, and no
+    published number is claimed. Acts on the model; a sample's output never depends on its batch, so batches of one
+    work; no statistics, no state. noise > 0 trains with mu (1 + noise xi), xi standard normal per channel and step.
 
     >>> PN(noise=0.1)
     pn(noise=0.1)
     """
 
-    paper = "Population normalization 2025 (abstract only; experimental)"
+    paper = "Wang et al. 2025 (PN; abstract only, experimental)"
 
     noise: float = option(0.0, at_least=0.0)
 

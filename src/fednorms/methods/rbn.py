@@ -1,4 +1,4 @@
-"""RBN: batch normalisation with a calibration per sample."""
+"""RBN: batch normalization with a calibration per sample."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from fednorms.layers.representative_norm import RepresentativeNorm
 
 @part("rbn")
 class RBN(Part):
-    """Centre each sample by its own mean feature before batch normalisation and scale it by a gate after.
+    """Center each sample by its own mean feature before batch normalization and scale it by a gate after.
 
-    x <- x + w_m GAP(x); z = BN(x) without affine; y = gamma z sigmoid(w_v GAP(z) + w_b) + beta. Paper: Gao et al.,
-    Representative batch normalization with feature calibration, CVPR 2021; compared in FedNN 2024. Acts on the model;
-    statistics are averaged as BatchNorm's; no state; three numbers per channel more to send.
+    Paper: Representative Batch Normalization with Feature Calibration. Gao et al. CVPR 2021.
+    https://openaccess.thecvf.com/content/CVPR2021/html/Gao_Representative_Batch_Normalization_With_Feature_Calibration_CVPR_2021_paper.html
+
+    x <- x + w_m GAP(x); z = BN(x) without affine; y = gamma z sigmoid(w_v GAP(z) + w_b) + beta. FedNN compares with it.
+    Acts on the model; statistics are averaged as BatchNorm's; no state; three numbers per channel more to send.
 
     >>> RBN()
     rbn

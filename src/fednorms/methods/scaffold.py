@@ -16,16 +16,19 @@ from fednorms.core.views import Context, End, Round, Step
 class Scaffold(Part):
     """Step along g - c_i + c; then c_i <- the client's mean gradient, c <- c + |S|/N mean(c_i+ - c_i).
 
-    Paper: Karimireddy et al., SCAFFOLD, ICML 2020. Option I: c_i+ is the gradient of all local data at w_t (one more
-    pass). Option II, control="gradient": the mean of the round's raw gradients, which keeps its meaning under
-    clipping, momentum, several phases and other parts; control="difference": c_i - c + (w_t - w) / (K lr), equal under
-    plain SGD; with momentum rho, K becomes (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho).
-    Acts on the gradient. Client state c_i, server state c, one model each way beside FedAvg's. Uploads are uniform
-    means, so that c = mean(c_i) always; models are averaged uniformly. Statistics are never corrected.
+    Paper: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. Karimireddy et al. ICML 2020.
+    https://arxiv.org/abs/1910.06378
+
+    Option I: c_i+ is the gradient of all local data at w_t (one more pass). Option II, control="gradient": the mean of
+    the round's raw gradients, which keeps its meaning with clipping, momentum, several phases and other parts;
+    control="difference": c_i - c + (w_t - w) / (K lr), equal with plain SGD; with momentum rho, K becomes (K - rho (1 -
+    rho^K) / (1 - rho)) / (1 - rho).
+    Acts on the gradient. Client state: c_i. Server state: c. Communication: one model more each way than FedAvg.
+    Uploads are uniform means, so c = mean(c_i) always; models are averaged uniformly. Statistics are never corrected.
     Divergence: two published programs differ, both with option II by difference. variant="feddc": the gradient of the
     loss term <w, c/u_i - c_i> is added (u_i the client's relative size), every client takes K = E ceil(mean n / B)
-    steps, c_i+ divides by K and the first round's rate, c <- c + 1/N sum u_i (c_i+ - c_i). variant="fedntd": K as
-    above with momentum, models weighted by size. The default uses the steps and the rate in force.
+    steps, c_i+ divides by K and the first round's rate, c <- c + 1/N sum u_i (c_i+ - c_i). variant="fedntd": K as above
+    with momentum, models weighted by size. The default uses the current steps and rate.
 
     >>> Scaffold(option="I")
     scaffold(option='I')
@@ -61,7 +64,7 @@ class Scaffold(Part):
 
     @override
     def grad(self, g: Tree, s: Step) -> Tree:
-        if s.context.evaluating:  # fine-tuning minimises the client's own loss, not the federation's
+        if s.context.evaluating:  # fine-tuning minimizes the client's own loss, not the federation's
             return g
         return g - s.mine + (s.down / s.context.relative if self.variant == "feddc" else s.down)
 

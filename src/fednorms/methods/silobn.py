@@ -1,4 +1,4 @@
-"""SiloBN: share what batch normalisation learns, keep what it measures."""
+"""SiloBN: share what batch normalization learns, keep what it measures."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from fednorms.core.part import Eval, Part, Route, Slot, part
 class SiloBN(Part):
     """Average gamma and beta of BatchNorm layers like all weights; keep running statistics and counters local.
 
-    Paper: Andreux et al., Siloed federated learning for multi-centric histopathology, 2020. Acts on routes, by module
-    type. Client state: statistics; communication is less than FedAvg's. A site that never trained estimates its own
-    statistics from its unlabelled images.
+    Paper: Siloed Federated Learning for Multi-Centric Histopathology Datasets. Andreux et al. MICCAI workshop DART/DCL
+    2020. https://arxiv.org/abs/2008.07424
+
+    Acts on routes, by module type. Client state: statistics. Sends less than FedAvg. A site that never trained
+    estimates its own statistics from its unlabeled images.
 
     >>> SiloBN()
     silobn

@@ -1,4 +1,4 @@
-"""SN: switchable normalisation."""
+"""SN: switchable normalization."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from fednorms.layers.switchable_norm import SwitchableNorm
 
 @part("sn")
 class SN(Part):
-    """Let every normalisation layer learn how much instance, layer and batch statistics it uses.
+    """Let every normalization layer learn how much instance, layer and batch statistics it uses.
 
-    mu = sum w_k mu_k and v = sum w'_k v_k over k in {IN, LN, BN}, w and w' two softmaxes of three logits each. Paper:
-    Luo et al., Differentiable learning-to-normalize via switchable normalization, ICLR 2019; compared in FedNN 2024.
-    Acts on the model; statistics of the batch branch are averaged; no state; six numbers per layer more to send.
-    Divergence: the public code takes instance variances with divisor HW - 1 (default); biased=True takes HW, which
+    Paper: Differentiable Learning-to-Normalize via Switchable Normalization. Luo et al. ICLR 2019.
+    https://arxiv.org/abs/1806.10779
+
+    mu = sum w_k mu_k and v = sum w'_k v_k over k in {IN, LN, BN}, w and w' two softmaxes of three logits each. FedNN
+    compares with it. Acts on the model; statistics of the batch branch are averaged; no state; six numbers per layer
+    more to send.
+    Divergence: the public code computes instance variances with divisor HW - 1 (default); biased=True uses HW, which
     makes one-hot weights exactly IN, LN or BN. Running variances start from BatchNorm's 1, in the code from 0.
 
     >>> SN(biased=True)

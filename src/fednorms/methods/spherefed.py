@@ -1,4 +1,4 @@
-"""SphereFed: unit-norm features under a fixed orthonormal classifier."""
+"""SphereFed: unit-norm features with a fixed orthonormal classifier."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from fednorms.layers.unit_norm import UnitNormLinear
 
 @part("spherefed")
 class SphereFed(Part):
-    """Fix the head to orthonormal rows shared by all clients, normalise features, federate the body only.
+    """Fix the head to orthonormal rows shared by all clients, normalize features, train only the body.
+
+    Paper: SphereFed: Hyperspherical Federated Learning. Dong et al. ECCV 2022. https://arxiv.org/abs/2207.09413
 
     z = W f / |f| with W W^T = I, no bias. Loss "ce": cross-entropy of temperature * z; "mse": the squared error to the
-    one-hot label, mean over batch and classes (mse_reduction="sum_over_classes" sums over classes). Paper: Dong et al.,
-    SphereFed, ECCV 2022. Acts on the head and the loss. No state; the head is sent once. Needs at least as many
-    features as classes.
-    Divergence: the best rates for MSE differ widely between the original and FedFN's re-runs; the cause is open.
+    one-hot label, mean over batch and classes (mse_reduction="sum_over_classes" sums over classes). Acts on the head
+    and the loss. No state; the head is sent once. Needs at least as many features as classes.
+    Divergence: the best rates for MSE differ widely between the original and FedFN's re-runs; the cause is unknown.
 
     >>> SphereFed(loss_kind="ce", temperature=15.0)
     spherefed(loss_kind='ce', temperature=15.0)

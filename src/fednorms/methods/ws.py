@@ -1,4 +1,4 @@
-"""WS: weight standardisation of convolutions, before a normalisation layer."""
+"""WS: weight standardization of convolutions, before a normalization layer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from fednorms.layers.weight_norm import WNConv2d
 class WeightStandardisation(Part):
     """Convolve with (W - mean_i) / (std_i + 1e-5) per filter i, std with divisor m - 1, m the fan-in; no gain.
 
-    Paper: Qiao et al., Micro-batch training with batch-channel normalization and weight standardization, 2019. The same
-    as wn(variant="author"); meant for convolutions that a normalisation layer follows ("ws + gn"). A standardised
+    Paper: Micro-Batch Training with Batch-Channel Normalization and Weight Standardization. Qiao et al. arXiv 2019.
+    https://arxiv.org/abs/1903.10520
+
+    The same as wn(variant="author"), for convolutions followed by a normalization layer ("ws + gn"). A standardized
     filter has squared norm m - 1, wsconv's has (m - 1) / m times its gain squared. Acts on the model; what is stored
     and averaged is W. No state, no extra communication.
 

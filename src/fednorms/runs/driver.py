@@ -258,7 +258,7 @@ def play(session: Session, directory: RunDirectory | None, callback: Callback | 
         done = engine.train(sent, cohort, score=scored) if cohort else Trained([])
         between = local.take(state.round, done.after_local)
         uploads = done.uploads
-        moves = uploads or task.method.having("release")  # noise hides whether anybody came
+        moves = uploads or task.method.moves_without_clients  # noise hides whether anybody came
         state = server_update(task, state, done.combined or uploads) if moves else replace(state, round=state.round + 1)
         scores = _test(session, state, cohort, local, best, due)
         row: dict[str, Any] = {

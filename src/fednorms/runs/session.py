@@ -134,7 +134,7 @@ def data_notes(federation: Federation) -> list[str]:
 
 def participation_of(recipe: Recipe, method: Method) -> Participation:
     """Who takes part; a method that adds noise for privacy also lives through rounds in which tosses choose nobody."""
-    return replace(Participation.read(recipe.participation), empty=bool(method.having("release")))
+    return replace(Participation.read(recipe.participation), empty=method.moves_without_clients)
 
 
 def open_engine(recipe: Recipe, task: Task, training: Federation, testing: Federation, store: ClientStore) -> Loop:

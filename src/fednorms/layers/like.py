@@ -12,7 +12,7 @@ from fednorms.core.norms import stored_statistics
 
 
 def width(norm: nn.Module, name: str = "") -> int:
-    """The number of channels of a batch or group normalisation layer.
+    """The number of channels of a batch or group normalization layer.
 
     >>> width(nn.BatchNorm2d(8)), width(nn.GroupNorm(2, 6))
     (8, 6)
@@ -24,12 +24,12 @@ def width(norm: nn.Module, name: str = "") -> int:
     where = f" {name!r}" if name else ""
     raise BadInput(
         f"layer{where}: cannot tell the number of channels of a {type(norm).__name__}; "
-        "expected a batch or group normalisation layer with a known width (run a lazy layer once first)"
+        "expected a batch or group normalization layer with a known width (run a lazy layer once first)"
     )
 
 
 def tensor(module: nn.Module, name: str) -> Tensor | None:
-    """A parameter or buffer of `module`, or None where it has none of that name.
+    """A parameter or buffer of `module`, or None if it has none of that name.
 
     >>> tensor(nn.Linear(2, 2, bias=False), "bias") is None
     True
@@ -51,8 +51,7 @@ def place(module: nn.Module) -> dict[str, Any]:
 
 
 def keep_parameters(old: nn.Module, new: nn.Module, *names: str) -> None:
-    """Give `new` the very Parameter objects of `old`, so dtype, device, requires_grad and tying stay; and its
-    flag.
+    """Give `new` the Parameter objects of `old`, so dtype, device, requires_grad and tying stay; and its mode.
 
     >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> keep_parameters(a, b, "weight", "bias")
@@ -65,7 +64,7 @@ def keep_parameters(old: nn.Module, new: nn.Module, *names: str) -> None:
 
 
 def keep_statistics(old: nn.Module, mean: Tensor, var: Tensor, batches: Tensor | None = None) -> None:
-    """Copy the stored statistics of `old`, where it has any, and its counter of batches.
+    """Copy the stored statistics of `old`, if it has any, and its counter of batches.
 
     >>> bn, mean, var = nn.BatchNorm1d(1), torch.ones(1), torch.zeros(1)
     >>> keep_statistics(bn, mean, var)
@@ -97,11 +96,11 @@ def refuse_other_forward(old: nn.Module, base: type[nn.Module], name: str = "") 
 def refuse_single_positions(norm: nn.Module, what: str, name: str = "") -> None:
     """Refuse a layer of vectors, (N, C): statistics over the positions of a sample need more than one.
 
-    >>> refuse_single_positions(nn.BatchNorm2d(3), "instance normalisation")
+    >>> refuse_single_positions(nn.BatchNorm2d(3), "instance normalization")
     """
     if isinstance(norm, nn.BatchNorm1d):
         where = f" {name!r}" if name else ""
         raise BadInput(
-            f"layer{where}: {what} needs maps with several positions, got {type(norm).__name__}, which normalises "
-            "vectors; expected a model whose normalisation layers see images, such as 'cnn-small'"
+            f"layer{where}: {what} needs maps with several positions, got {type(norm).__name__}, which normalizes "
+            "vectors; expected a model whose normalization layers see images, such as 'cnn-small'"
         )
