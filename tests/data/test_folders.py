@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from fednorms.core.errors import BadInput
-from fednorms.data import MappedImages, folders, from_folders, site_from_folder
+from fednorms.data import MappedImages, from_folders, site_from_folder
 
 
 def picture(path: Path, value=0, size=(6, 5), mode="RGB"):
@@ -239,7 +239,7 @@ def counted(monkeypatch):
             opened.append(path)
         return original(path, *args, **kwargs)
 
-    monkeypatch.setattr(folders.Image, "open", count)
+    monkeypatch.setattr(Image, "open", count)
     return opened
 
 
@@ -321,7 +321,7 @@ def test_a_full_disk_leaves_nothing_behind(root, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folders.os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.warns(UserWarning, match="No space left"):
         assert len(load(root).sites) == 2
     assert not list((root.parent / "cache").iterdir())
