@@ -11,7 +11,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, raise_problems
 from fednorms.data.readers.divisions import shuffled
-from fednorms.data.readers.office import fedbn_federation, fedbn_lists
+from fednorms.data.readers.fedbn_lists import fedbn_federation, fedbn_lists
 from fednorms.data.readers.pictures import (
     FEDBN,
     FEDNN,
