@@ -11,7 +11,7 @@ from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, raise_problems
 from fednorms.data.readers.divisions import greg
 from fednorms.data.readers.pictures import FEDBN, MEMORY, PLAIN, Cache, Member, Pictures, absent, built
-from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
+from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 from fednorms.data.readers.tables import read_table, whole_number
 from fednorms.data.splits import split
 
@@ -47,9 +47,7 @@ def camelyon17(
 
     Paper: Bandi et al. 2019; Koh et al., WILDS, ICML 2021.
     """
-    chosen("camelyon17", protocol, PROTOCOLS)
-    expected = "ROOT/metadata.csv and ROOT/patches/patient_P_node_N/patch_patient_P_node_N_x_X_y_Y.png"
-    place = home("camelyon17", root, ("camelyon17_v1.0", "camelyon17"), layout, expected)
+    place = READER.find(root, protocol)
     rows = read_table(place / "metadata.csv", ("patient", "node", "x_coord", "y_coord", "tumor", "center"))
     found = {}
     for centre in sorted({row["center"] for row in rows}):
@@ -88,4 +86,12 @@ def _patch(row: Mapping[str, str]) -> str:
     return f"{folder}/patch_{folder}_x_{row['x_coord']}_y_{row['y_coord']}.png"
 
 
-READER = Reader("camelyon17", "Camelyon17 (WILDS): tumour or not, five hospitals", camelyon17, PROTOCOLS, layout)
+READER = Reader(
+    "camelyon17",
+    "Camelyon17 (WILDS): tumor or not, five hospitals",
+    camelyon17,
+    PROTOCOLS,
+    layout,
+    "ROOT/metadata.csv and ROOT/patches/patient_P_node_N/patch_patient_P_node_N_x_X_y_Y.png",
+    ("camelyon17_v1.0", "camelyon17"),
+)

@@ -12,19 +12,15 @@ import torch
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, Site, Split, raise_problems
+from fednorms.data.generate.corruptions import CORRUPTIONS
 from fednorms.data.pickles import load_pickle
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.digits_five import as_rgb
 from fednorms.data.readers.divisions import stratified
 from fednorms.data.readers.pictures import FEDBN, Pictures, images_in
-from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
+from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CORRUPTIONS = (
-    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
-    "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression", "speckle_noise",
-    "gaussian_blur", "spatter", "saturate",
-)  # fmt: skip
 _FEDDC = Preprocessing((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
 # Whose mean and deviation, and whose augmentation.
 _TEN = {
@@ -57,7 +53,6 @@ CIFAR10C_PROTOCOLS = {
 class _Edition:
     name: str
     classes: int
-    folders: tuple[str, ...]
     train: tuple[str, ...]
     test: tuple[str, ...]
     label: str
@@ -65,12 +60,10 @@ class _Edition:
 
 
 _CIFAR10 = _Edition(
-    "cifar-10", 10, ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10", "CIFAR-10", "cifar-10"),
-    tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",), "labels", _TEN,
+    "cifar-10", 10, tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",), "labels", _TEN,
 )  # fmt: skip
 _CIFAR100 = _Edition(
-    "cifar-100", 100, ("cifar-100-python", "cifar-100-binary", "cifar100", "CIFAR-100", "cifar-100"),
-    ("train",), ("test",), "fine_labels", _HUNDRED,
+    "cifar-100", 100, ("train",), ("test",), "fine_labels", _HUNDRED,
 )  # fmt: skip
 _EXPECTED = (
     "the python batches (data_batch_1 ... or train and test), the binary ones (.bin), or {train,test}/{class}/*.png"
@@ -96,7 +89,7 @@ def cifar_10(
 
     Paper: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
     """
-    return _cifar(_CIFAR10, root, protocol, size, complete, allow_pickle)
+    return _cifar(CIFAR10, _CIFAR10, root, protocol, size, complete, allow_pickle)
 
 
 def cifar_100(
@@ -117,7 +110,7 @@ def cifar_100(
         complete: whether other counts than the published ones are an error.
         allow_pickle: open the python files, with an unpickler that admits NumPy arrays only.
     """
-    return _cifar(_CIFAR100, root, protocol, size, complete, allow_pickle)
+    return _cifar(CIFAR100, _CIFAR100, root, protocol, size, complete, allow_pickle)
 
 
 def cifar10_layout(root: Path) -> str | None:
@@ -141,11 +134,16 @@ def _layout(edition: _Edition, root: Path) -> str | None:
 
 
 def _cifar(
-    edition: _Edition, root: str | Path, protocol: str, size: int | None, complete: bool, allow_pickle: bool
+    reader: Reader,
+    edition: _Edition,
+    root: str | Path,
+    protocol: str,
+    size: int | None,
+    complete: bool,
+    allow_pickle: bool,
 ) -> Federation:
-    chosen(edition.name, protocol, edition.protocols)
+    place = reader.find(root, protocol)
     size = size or (224 if protocol == "greg" else 32)
-    place = home(edition.name, root, edition.folders, lambda p: _layout(edition, p), _EXPECTED)
     found = _layout(edition, place)
     problems: list[str] = []
     splits, sizes, classes = {}, {}, list(CIFAR10_CLASSES)
@@ -246,10 +244,7 @@ def cifar_10_c(
 
     Paper: Hendrycks and Dietterich, ICLR 2019.
     """
-    chosen("cifar-10-c", protocol, CIFAR10C_PROTOCOLS)
-    place = home(
-        "cifar-10-c", root, ("CIFAR-10-C", "cifar-10-c"), corruptions_layout, "ROOT/gaussian_noise.npy, ..., labels.npy"
-    )
+    place = CIFAR10C.find(root, protocol)
     severity = 4 if protocol == "fednn" else int(protocol[-1])
     problems, missing, sites = [], [], []
     labels = _npy(place / "labels.npy")
@@ -294,7 +289,13 @@ def _npy(path: Path) -> np.ndarray:
 
 
 CIFAR10 = Reader(
-    "cifar-10", "CIFAR-10: ten classes at one site, for partitioners", cifar_10, CIFAR10_PROTOCOLS, cifar10_layout
+    "cifar-10",
+    "CIFAR-10: ten classes at one site, for partitioners",
+    cifar_10,
+    CIFAR10_PROTOCOLS,
+    cifar10_layout,
+    _EXPECTED,
+    ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10", "CIFAR-10", "cifar-10"),
 )
 CIFAR100 = Reader(
     "cifar-100",
@@ -302,6 +303,8 @@ CIFAR100 = Reader(
     cifar_100,
     CIFAR100_PROTOCOLS,
     cifar100_layout,
+    _EXPECTED,
+    ("cifar-100-python", "cifar-100-binary", "cifar100", "CIFAR-100", "cifar-100"),
 )
 CIFAR10C = Reader(
     "cifar-10-c",
@@ -309,4 +312,6 @@ CIFAR10C = Reader(
     cifar_10_c,
     CIFAR10C_PROTOCOLS,
     corruptions_layout,
+    "ROOT/gaussian_noise.npy, ..., labels.npy",
+    ("CIFAR-10-C", "cifar-10-c"),
 )

@@ -18,7 +18,7 @@ from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, Site, Split, raise_problems
 from fednorms.data.pickles import load_pickle
 from fednorms.data.readers.divisions import even, sklearn_eighty_twenty
-from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
+from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 
 PROTOCOLS = {
     "fedwon": "FedBN and FedWon, cross-silo tables: five clients with part 0 (743 images) each, 28 px",
@@ -55,11 +55,6 @@ _DOMAINS = (
     _Domain("mnist-m", "MNIST_M", "mnist_m", 56_000, 14_000),
 )
 _FEDNN_ORDER = ("mnist", "mnist-m", "svhn", "synthdigits", "usps")
-_EXPECTED = (
-    "ROOT/{MNIST,SVHN,USPS,SynthDigits,MNIST_M} with train.pkl and test.pkl (FedBN's release), train.npz and "
-    "test.npz, or the raw sources; or ROOT/{mnist,svhn,usps,synthdigits,mnist_m}_{train,test}.webp with "
-    "..._labels.npy (sheets of 28-pixel tiles, 100 in a row)"
-)
 
 
 def digits_five(
@@ -94,10 +89,9 @@ def digits_five(
     Traceback (most recent call last):
     fednorms.BadInput: digits-five: '/no/such/place' is not a folder; expected ...
     """
-    chosen("digits-five", protocol, PROTOCOLS)
+    place = READER.find(root, protocol)
     base, validated = protocol.removesuffix("-val"), protocol.endswith("-val")
     size = size or (32 if base == "fednn" else 28)
-    place = home("digits-five", root, ("digits-five", "digits_five", "digits", "data"), layout, _EXPECTED)
     found, problems, sites = {}, [], []
     for domain in _DOMAINS:
         try:
@@ -359,4 +353,8 @@ READER = Reader(
     digits_five,
     PROTOCOLS,
     layout,
+    "ROOT/{MNIST,SVHN,USPS,SynthDigits,MNIST_M} with train.pkl and test.pkl (FedBN's release), train.npz and "
+    "test.npz, or the raw sources; or ROOT/{mnist,svhn,usps,synthdigits,mnist_m}_{train,test}.webp with "
+    "..._labels.npy (sheets of 28-pixel tiles, 100 in a row)",
+    ("digits-five", "digits_five", "digits", "data"),
 )

@@ -26,7 +26,7 @@ from fednorms.data.readers.pictures import (
     present,
     text_list,
 )
-from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
+from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 
 TEN_CLASSES = (
     "bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra",
@@ -56,10 +56,6 @@ PROTOCOLS = {
 _SHARES = {"fedwon": (0.05, 0.05), "greg": (0.3, 0.1)}
 _FOLDERS = {domain: (domain,) for domain in TEN_LISTS}
 _CLIENTS, _EACH, _TOP = 200, 380, 100
-_EXPECTED = (
-    "ROOT/{clipart,infograph,painting,quickdraw,real,sketch}/{class}/* with {domain}_{train,test}.pkl (ten classes) "
-    "or {domain}_{train,test}.txt (official)"
-)
 
 
 def domainnet(
@@ -90,8 +86,7 @@ def domainnet(
 
     Paper: Peng et al., Moment Matching for Multi-Source Domain Adaptation, ICCV 2019.
     """
-    chosen("domainnet", protocol, PROTOCOLS)
-    place = home("domainnet", root, ("DomainNet", "domainnet", "domain_net"), layout, _EXPECTED)
+    place = READER.find(root, protocol)
     if protocol in _SHARES:
         lists, problems, drawn = fedbn_lists(place, _FOLDERS, TEN_CLASSES, allow_pickle, seed)
         for domain, (train, test) in TEN_LISTS.items():
@@ -220,4 +215,13 @@ def _top(
     return members, kept.tolist(), renamed
 
 
-READER = Reader("domainnet", "DomainNet: ten, a hundred or 345 classes in six styles", domainnet, PROTOCOLS, layout)
+READER = Reader(
+    "domainnet",
+    "DomainNet: ten, a hundred or 345 classes in six styles",
+    domainnet,
+    PROTOCOLS,
+    layout,
+    "ROOT/{clipart,infograph,painting,quickdraw,real,sketch}/{class}/* with {domain}_{train,test}.pkl (ten classes) "
+    "or {domain}_{train,test}.txt (official)",
+    ("DomainNet", "domainnet", "domain_net"),
+)

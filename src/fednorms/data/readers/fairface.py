@@ -11,7 +11,7 @@ from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, raise_problems
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, absent, built, joined
-from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
+from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 from fednorms.data.readers.tables import read_table
 
 RACES = ("East Asian", "Indian", "Black", "White", "Middle Eastern", "Latino_Hispanic", "Southeast Asian")
@@ -41,9 +41,7 @@ def fairface(
 
     Paper: Kärkkäinen and Joo, WACV 2021.
     """
-    chosen("fairface", protocol, PROTOCOLS)
-    expected = "ROOT/{train,val}/N.jpg and ROOT/fairface_label_{train,val}.csv"
-    place = home("fairface", root, ("fairface", "FairFace"), layout, expected)
+    place = READER.find(root, protocol)
     tables = {
         part: read_table(place / f"fairface_label_{word}.csv", ("file", "gender", "race"))
         for part, word in (("train", "train"), ("test", "val"))
@@ -80,4 +78,12 @@ def layout(root: Path) -> str | None:
     return "official" if (root / "fairface_label_train.csv").is_file() else None
 
 
-READER = Reader("fairface", "Fairface: gender, seven groups", fairface, PROTOCOLS, layout)
+READER = Reader(
+    "fairface",
+    "FairFace: gender, seven groups",
+    fairface,
+    PROTOCOLS,
+    layout,
+    "ROOT/{train,val}/N.jpg and ROOT/fairface_label_{train,val}.csv",
+    ("fairface", "FairFace"),
+)

@@ -20,7 +20,7 @@ from fednorms.data.readers.pictures import (
     has_domains,
     require_domains,
 )
-from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
+from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 
 CALTECH_CLASSES = (
     "back_pack", "bike", "calculator", "headphones", "keyboard",
@@ -96,11 +96,7 @@ def office_caltech_10(
 
     Paper: Gong et al., CVPR 2012; lists of Li et al., FedBN, ICLR 2021.
     """
-    chosen("office-caltech-10", protocol, CALTECH_PROTOCOLS)
-    place = home(
-        "office-caltech-10", root, ("office_caltech_10", "office-caltech-10", "OfficeCaltech10"), caltech_layout,
-        "ROOT/{amazon,caltech,dslr,webcam}/{back_pack,...}/*.jpg with {domain}_{train,test}.pkl",
-    )  # fmt: skip
+    place = CALTECH.find(root, protocol)
     lists, problems, drawn = fedbn_lists(place, _CALTECH_FOLDERS, CALTECH_CLASSES, allow_pickle, seed)
     if not drawn:
         for domain, counts in CALTECH_LISTS.items():
@@ -151,10 +147,7 @@ def office_home(
 
     Paper: Venkateswara et al., Deep Hashing Network, CVPR 2017.
     """
-    chosen("office-home", protocol, HOME_PROTOCOLS)
-    expected = "ROOT/{Art,Clipart,Product,Real World}/{65 classes}/*.jpg"
-    names = ("OfficeHomeDataset_10072016", "OfficeHome", "office_home", "office-home")
-    place = home("office-home", root, names, home_layout, expected)
+    place = HOME.find(root, protocol)
     found, problems = class_folders(place, _HOME_FOLDERS, HOME_CLASSES)
     require_domains("office-home", place, problems)
     notes = deviations("office-home", problems + count_domains(found, HOME_COUNTS), complete)
@@ -199,9 +192,7 @@ def office_31(
 
     Paper: Saenko et al., Adapting Visual Category Models to New Domains, ECCV 2010.
     """
-    chosen("office-31", protocol, OFFICE31_PROTOCOLS)
-    expected = "ROOT/{amazon,dslr,webcam}/[images/]{31 classes}/*.jpg"
-    place = home("office-31", root, ("office31", "office-31", "Office31", "office_31"), office31_layout, expected)
+    place = OFFICE31.find(root, protocol)
     found, problems = class_folders(place, _OFFICE31_FOLDERS, OFFICE31_CLASSES)
     require_domains("office-31", place, problems)
     notes = deviations("office-31", problems + count_domains(found, OFFICE31_COUNTS), complete)
@@ -222,6 +213,8 @@ CALTECH = Reader(
     office_caltech_10,
     CALTECH_PROTOCOLS,
     caltech_layout,
+    "ROOT/{amazon,caltech,dslr,webcam}/{back_pack,...}/*.jpg with {domain}_{train,test}.pkl",
+    ("office_caltech_10", "office-caltech-10", "OfficeCaltech10"),
 )
 HOME = Reader(
     "office-home",
@@ -229,7 +222,15 @@ HOME = Reader(
     office_home,
     HOME_PROTOCOLS,
     home_layout,
+    "ROOT/{Art,Clipart,Product,Real World}/{65 classes}/*.jpg",
+    ("OfficeHomeDataset_10072016", "OfficeHome", "office_home", "office-home"),
 )
 OFFICE31 = Reader(
-    "office-31", "Office-31: 31 classes from Amazon, DSLR and webcam", office_31, OFFICE31_PROTOCOLS, office31_layout
+    "office-31",
+    "Office-31: 31 classes from Amazon, DSLR and webcam",
+    office_31,
+    OFFICE31_PROTOCOLS,
+    office31_layout,
+    "ROOT/{amazon,dslr,webcam}/[images/]{31 classes}/*.jpg",
+    ("office31", "office-31", "Office31", "office_31"),
 )

@@ -33,7 +33,7 @@ from fednorms.data.readers.pictures import (
     require_domains,
     text_list,
 )
-from fednorms.data.readers.reader import Reader, chosen, deviations, home, source_of
+from fednorms.data.readers.reader import Reader, deviations, source_of
 
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 PACS_COUNTS: Mapping[str, Sequence[int]] = {
@@ -101,14 +101,7 @@ def pacs(
 
     Paper: Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017.
     """
-    chosen("pacs", protocol, PACS_PROTOCOLS)
-    place = home(
-        "pacs",
-        root,
-        ("PACS", "pacs", "pacs_data"),
-        pacs_layout,
-        "ROOT/{art_painting,...}/{dog,...}/*.jpg or ROOT/kfold",
-    )
+    place = PACS.find(root, protocol)
     base = folder_of(place, ["kfold"]) or place
     found, problems = class_folders(base, _PACS_FOLDERS, PACS_CLASSES)
     require_domains("pacs", place, problems)
@@ -159,14 +152,7 @@ def vlcs(
 
     Paper: Fang et al., Unbiased Metric Learning, ICCV 2013.
     """
-    chosen("vlcs", protocol, VLCS_PROTOCOLS)
-    place = home(
-        "vlcs",
-        root,
-        ("VLCS", "vlcs"),
-        vlcs_layout,
-        "ROOT/{Caltech101,...}/{bird,...}/*.jpg or ROOT/{CALTECH,...}/full/{0..4}/*.jpg",
-    )
+    place = VLCS.find(root, protocol)
     if vlcs_layout(place) == "flat":
         found, problems = class_folders(place, _VLCS_FOLDERS, VLCS_CLASSES)
     else:
@@ -272,5 +258,21 @@ def _built(
     return built(name, place, found, members, classes, pixels, norm, source, cache, memory_limit, protocol=habits)
 
 
-PACS = Reader("pacs", "PACS: seven classes as art, cartoon, photo and sketch", pacs, PACS_PROTOCOLS, pacs_layout)
-VLCS = Reader("vlcs", "VLCS: five classes from four photo collections", vlcs, VLCS_PROTOCOLS, vlcs_layout)
+PACS = Reader(
+    "pacs",
+    "PACS: seven classes as art, cartoon, photo and sketch",
+    pacs,
+    PACS_PROTOCOLS,
+    pacs_layout,
+    "ROOT/{art_painting,...}/{dog,...}/*.jpg or ROOT/kfold",
+    ("PACS", "pacs", "pacs_data"),
+)
+VLCS = Reader(
+    "vlcs",
+    "VLCS: five classes from four photo collections",
+    vlcs,
+    VLCS_PROTOCOLS,
+    vlcs_layout,
+    "ROOT/{Caltech101,...}/{bird,...}/*.jpg or ROOT/{CALTECH,...}/full/{0..4}/*.jpg",
+    ("VLCS", "vlcs"),
+)
