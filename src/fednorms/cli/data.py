@@ -111,16 +111,14 @@ def _check_folder(root: Path, given: Check) -> dict[str, Any]:
     from fednorms.data.readers import recognised
 
     if not root.exists():
-        raise BadInput(f"{str(root)!r}: no such file or folder")
+        raise BadInput(f'"{root}": no such file or folder')
     known = recognised(root)
     if not known:
         try:
             with counted_only():
                 found = from_folders(root, size=1, cache=False)
         except BadInput as problem:
-            raise BadInput(
-                f"{str(root)!r} is none of the data sets of `fednorms list federations`, and {problem}"
-            ) from None
+            raise BadInput(f'"{root}" is none of the data sets of `fednorms list federations`, and {problem}') from None
         what = "your own images, site/class/image (use it as folder:PATH)"
         nothing: dict[str, Any] = {"protocols": {}, "tables": {}, "problem": None}
         notes = [f"note: {note}" for note in found.source.get("notes", [])]
@@ -228,7 +226,7 @@ def pack(args: Sequence[str]) -> int:
 
     out = Path(given.out).expanduser()
     if out.exists() and not out.is_file():
-        raise BadInput(f"{given.out!r} is a folder; give the file to write, as {given.out.rstrip('/')}/data.fnpack")
+        raise BadInput(f'"{given.out}" is a folder; give the file to write, as {given.out.rstrip("/")}/data.fnpack')
     known = recognised(given.root)
     named, root = (known[0][0].name, given.root) if known else (given.root, None)
     found = federation(

@@ -65,11 +65,11 @@ def from_arrays(
     b     b           -    -    10  2/2
     """
     if channels not in (None, 1, 3):
-        raise BadInput(f"federation {name!r}: channels must be 1 or 3, got {channels}")
+        raise BadInput(f'federation "{name}": channels must be 1 or 3, got {channels}')
     if layout not in (None, "NHW", "NHWC", "NCHW"):
-        raise BadInput(f"federation {name!r}: layout must be NHW, NHWC or NCHW, got {layout!r}")
+        raise BadInput(f'federation "{name}": layout must be NHW, NHWC or NCHW, got "{layout}"')
     problems = [
-        f"{what} given for {site!r}, which is not a site"
+        f'{what} given for "{site}", which is not a site'
         for what, named in (("groups", groups), ("domain", domains), ("attributes", attributes))
         for site in named or {}
         if site not in sites
@@ -80,19 +80,19 @@ def from_arrays(
         try:
             pairs = _parts(data, val, test, seed, site, (groups or {}).get(site))
         except BadInput as problem:
-            problems.append(f"site {site!r}: {problem}")
+            problems.append(f'site "{site}": {problem}')
             continue
         for part, (x, y) in pairs.items():
             try:
                 parts[part] = Split(_images(x, layout, channels), _labels(y))
             except BadInput as problem:
-                problems.append(f"site {site!r}, {part}: {problem}")
+                problems.append(f'site "{site}", {part}: {problem}')
         named = (attributes or {}).get(site, {})
         made.append(Site(site, (domains or {}).get(site, site), **parts, attributes=named))
     held = [part for site in made for part in site.splits.values()]
     if preprocessing is None and not problems:
         problems += _scale_problems(made)
-    raise_problems(f"federation {name!r}", problems)
+    raise_problems(f'federation "{name}"', problems)
     if classes is None:
         classes = [str(c) for c in range(max((int(s.y.max()) for s in held), default=0) + 1)]
     source = {"spec": "arrays", "val": val, "test": test, "seed": seed}
@@ -134,7 +134,7 @@ def from_datasets(
         parts = data
         if isinstance(data, tuple):
             if len(data) not in (2, 3):
-                problems.append(f"site {site!r}: give (train, test) or (train, val, test), got {len(data)} datasets")
+                problems.append(f'site "{site}": give (train, test) or (train, val, test), got {len(data)} datasets')
                 continue
             parts = dict(zip(("train", "test") if len(data) == 2 else _PARTS, data, strict=True))
         read: dict[str, Any] = {}
@@ -144,9 +144,9 @@ def from_datasets(
             try:
                 read[part] = _read(dataset)
             except BadInput as problem:
-                problems.append(f"site {site!r}{', ' * bool(part)}{part}: {problem}")
+                problems.append(f'site "{site}"{", " * bool(part)}{part}: {problem}')
         arrays[site] = read.get("") if not isinstance(parts, Mapping) else read
-    raise_problems(f"federation {name!r}", problems)
+    raise_problems(f'federation "{name}"', problems)
     if classes is None and named and named[0] is not None and len(set(named)) == 1:
         classes = named[0]
     return from_arrays(
@@ -283,7 +283,7 @@ def _scale_problems(sites: Sequence[Site]) -> list[str]:
         low, high = _range(list(site.splits.values()))
         if low >= 0 and 2 < high <= 255:
             found.append(
-                f"site {site.name!r}: images are floats from {low:g} to {high:g}, which looks like 0 to 255; "
+                f'site "{site.name}": images are floats from {low:g} to {high:g}, which looks like 0 to 255; '
                 "divide by 255, convert to uint8, or pass preprocessing= to say that it is meant"
             )
     return found

@@ -170,7 +170,7 @@ class Federation:
         object.__setattr__(self, "sites", tuple(self.sites))
         object.__setattr__(self, "classes", tuple(str(c) for c in self.classes))
         object.__setattr__(self, "source", dict(self.source))
-        raise_problems(f"federation {self.name!r}", _problems(self))
+        raise_problems(f'federation "{self.name}"', _problems(self))
 
     @cached_property
     def clients(self) -> tuple[Site, ...]:
@@ -324,13 +324,13 @@ class Federation:
     def _select(self, names: Sequence[str]) -> list[Site]:
         known = [s.name for s in self.sites] + list(self.domains)
         raise_problems(
-            f"federation {self.name!r}",
+            f'federation "{self.name}"',
             [self._unknown(n, known, "site or domain") for n in names if n not in known],
         )
         return [site for site in self.sites if site.name in names or site.domain in names]
 
     def _unknown(self, name: str, known: Sequence[str], what: str) -> str:
-        return f"no {what} {name!r}; {did_you_mean(name, known)}it has {_some(list(dict.fromkeys(known)))}"
+        return f'no {what} "{name}"; {did_you_mean(name, known)}it has {_some(list(dict.fromkeys(known)))}'
 
 
 def raise_problems(where: str, problems: Sequence[str]) -> None:
@@ -362,7 +362,7 @@ def _problems(federation: Federation) -> list[str]:
     elif all(site.train is None for site in sites):
         found.append("no site has training data; at least one site needs a train split")
     found += [
-        f"{count} sites are named {name!r}; give every site its own name"
+        f'{count} sites are named "{name}"; give every site its own name'
         for name, count in Counter(site.name for site in sites).items()
         if count > 1
     ]
@@ -370,12 +370,12 @@ def _problems(federation: Federation) -> list[str]:
     dtypes: dict[torch.dtype, list[str]] = {}
     for site in sites:
         if not site.name or not site.domain:
-            found.append(f"site {site.name!r} needs a name and a domain, got domain {site.domain!r}")
+            found.append(f'site "{site.name}" needs a name and a domain, got domain "{site.domain}"')
         if not site.splits:
-            found.append(f"site {site.name!r} has no data; give it a train or test split, or leave it out")
+            found.append(f'site "{site.name}" has no data; give it a train or test split, or leave it out')
         for part, split in site.splits.items():
             wrong = _split_problems(split, len(classes))
-            found += [f"site {site.name!r}, {part}: {problem}" for problem in wrong]
+            found += [f'site "{site.name}", {part}: {problem}' for problem in wrong]
             if not isinstance(split.x, Tensor | MappedImages):
                 continue
             if split.x.ndim == 4:

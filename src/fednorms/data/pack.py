@@ -135,7 +135,7 @@ def check_pack(path: str | Path) -> dict[str, Any]:
             digest.update(chunk)
             left -= len(chunk)
     if digest.hexdigest() != store.header["data_hash"]:
-        raise BadInput(f"pack {str(store.path)!r}: its data are damaged (the hash differs); make or copy it again")
+        raise BadInput(f'pack "{store.path}": its data are damaged (the hash differs); make or copy it again')
     kept = ("name", "classes", "shape", "codec", "quality", "images", "source")
     return {key: store.header[key] for key in kept} | {"bytes": store.path.stat().st_size}
 
@@ -261,7 +261,7 @@ class _Store:
                 plain = image if image.mode == _MODES[channels] else image.convert(_MODES[channels])
                 pixels = np.asarray(plain).reshape(height, width, channels)
         except Exception as problem:  # Pillow's decoders raise almost anything on broken data
-            raise BadInput(f"pack {str(self.path)!r}: image {row} is damaged ({problem})") from None
+            raise BadInput(f'pack "{self.path}": image {row} is damaged ({problem})') from None
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
@@ -273,7 +273,7 @@ def _store(path: Path) -> _Store:
     try:
         found = path.stat()
     except OSError:
-        raise BadInput(f"pack {str(path)!r}: no such file") from None
+        raise BadInput(f'pack "{path}": no such file') from None
     key = (str(path), found.st_mtime_ns, found.st_size)
     store = _open_stores.get(key)
     if store is None:
@@ -282,7 +282,7 @@ def _store(path: Path) -> _Store:
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    where = f"pack {str(path)!r}"
+    where = f'pack "{path}"'
     if path.is_dir():
         raise BadInput(f"{where}: a folder, not a file made by `fednorms data pack`")
     size = path.stat().st_size
@@ -327,13 +327,13 @@ def _check_blocks(store: _Store) -> None:
         rows = store.block("rows", "<i8")
         right = len(rows) == 0 or (rows.min() >= 0 and rows.max() < store.count)
     if not right:
-        raise BadInput(f"pack {str(store.path)!r}: damaged, its tables do not fit its data; make or copy it again")
+        raise BadInput(f'pack "{store.path}": damaged, its tables do not fit its data; make or copy it again')
 
 
 def _check_codec(federation: Federation, codec: str, quality: int | None, dtype: torch.dtype) -> None:
     channels = federation.shape[0]
     if codec not in ("raw", "png", "webp", "jpeg"):
-        raise BadInput(f"pack: the codec is raw, png, webp or jpeg, got {codec!r}")
+        raise BadInput(f'pack: the codec is raw, png, webp or jpeg, got "{codec}"')
     if dtype not in _DTYPES:
         raise BadInput(f"pack: images must be uint8 or float32, got {dtype}")
     if codec != "raw" and dtype != torch.uint8:

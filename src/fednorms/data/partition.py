@@ -54,7 +54,7 @@ class Partition:
         found = {part: sum(len(s) for s in splits) for part, splits in sources.items() if splits}
         if found != {part: n for part, n in self.sizes.items() if n}:
             raise BadInput(
-                f"the partition was made for {_counted(self.sizes)}, but federation {federation.name!r} has "
+                f'the partition was made for {_counted(self.sizes)}, but federation "{federation.name}" has '
                 f"{_counted(found)}; use the data it was made for"
             )
         sites = []
@@ -83,7 +83,7 @@ class Partition:
             with file.open("wb") as stream:
                 np.savez_compressed(stream, allow_pickle=False, head=text, **arrays)
         else:
-            raise BadInput(f"partition: write it as .json or .npz, got {str(path)!r}")
+            raise BadInput(f'partition: write it as .json or .npz, got "{path}"')
         return self.hash
 
     @classmethod
@@ -99,7 +99,7 @@ class Partition:
             else:
                 head = json.loads(file.read_text(encoding="utf-8"))
             if head["format"] != _FORMAT:
-                raise BadInput(f"partition: {str(path)!r} has format {head['format']!r}, expected {_FORMAT!r}")
+                raise BadInput(f'partition: "{path}" has format "{head["format"]}", expected "{_FORMAT}"')
             clients = {}
             for i, row in enumerate(head["clients"]):
                 stored_parts: dict[str, Any] = {p: arrays.get(f"{i}.{p}", row.get(p)) for p in _PARTS}
@@ -111,11 +111,11 @@ class Partition:
             raise
         except Exception as error:  # whatever a damaged archive or text can raise
             raise BadInput(
-                f"partition: cannot read {str(path)!r} ({type(error).__name__}: {error}); "
+                f'partition: cannot read "{path}" ({type(error).__name__}: {error}); '
                 "expected a .json or .npz file written by Partition.save"
             ) from None
         if made.hash != told:
-            raise BadInput(f"partition: {str(path)!r} was changed or damaged: its hash is {made.hash}, it says {told}")
+            raise BadInput(f'partition: "{path}" was changed or damaged: its hash is {made.hash}, it says {told}')
         return made
 
 

@@ -91,7 +91,7 @@ def to_npz(path: str | Path, out: str | Path | None = None) -> Path:
     arrays = {str(name): np.asarray(value) for name, value in data.items()}
     for name, array in arrays.items():
         if array.dtype.kind == "O":
-            raise BadInput(f"{path.name}: {name!r} is not an array of numbers or strings")
+            raise BadInput(f'{path.name}: "{name}" is not an array of numbers or strings')
     np.savez_compressed(target, **arrays)  # type: ignore[arg-type]
     return target
 
@@ -102,7 +102,7 @@ class _Dtype:
     def __init__(self, code: object, align: object = False, copy: object = False) -> None:
         text = code.decode("ascii") if isinstance(code, bytes) else code
         if not isinstance(text, str) or not _CODE.fullmatch(text):
-            raise BadInput(f"an array of type {text!r} is not admitted")
+            raise BadInput(f'an array of type "{text}" is not admitted')
         self.dtype = np.dtype(text)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:

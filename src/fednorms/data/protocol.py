@@ -31,7 +31,7 @@ class Protocol:
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_weights", tuple(float(w) for w in self.class_weights))
         if self.metric not in get_args(Metric):
-            raise BadInput(f"protocol: the metric is {' or '.join(get_args(Metric))}, got {self.metric!r}")
+            raise BadInput(f'protocol: the metric is {" or ".join(get_args(Metric))}, got "{self.metric}"')
 
     @property
     def facts(self) -> list[str]:

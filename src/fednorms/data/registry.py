@@ -73,7 +73,7 @@ def federation(
     asked = {option: value for option, value in options.items() if value is not None}
     if isinstance(spec, Federation):
         if given := ", ".join(_dividing(asked)):
-            raise BadInput(f"federation {spec.name!r} is made already: {given} cannot be changed")
+            raise BadInput(f'federation "{spec.name}" is made already: {given} cannot be changed')
         return spec
     return _made(str(spec), asked).remember(str(spec), asked)
 
@@ -86,14 +86,14 @@ def _dividing(asked: Mapping[str, Any]) -> list[str]:
 def _made(text: str, asked: Mapping[str, Any]) -> Federation:
     root, group, size = asked.get("root"), asked.get("group"), asked.get("size")
     if group is not None and (text in READERS or text.startswith("digits-")):
-        raise BadInput(f"federation {text!r}: group is for folders of images")
+        raise BadInput(f'federation "{text}": group is for folders of images')
     if text in READERS:
         return READERS[text].open(root, {option: value for option, value in asked.items() if option != "root"})
     if "protocol" in asked:
-        raise BadInput(f"federation {text!r} has no protocols; they belong to data sets: {', '.join(READERS)}")
+        raise BadInput(f'federation "{text}" has no protocols; they belong to data sets: {", ".join(READERS)}')
     if text.startswith("pack:") or text.endswith(SUFFIX):
         if given := ", ".join(_dividing(asked)):
-            raise BadInput(f"federation {text!r} is packed already: {given} cannot be changed")
+            raise BadInput(f'federation "{text}" is packed already: {given} cannot be changed')
         return unpacked(Path(root or "", text.removeprefix("pack:")))
     seed, val, test = asked.get("seed", 0), asked.get("val", 0.1), asked.get("test", 0.2)
     if text.startswith("digits-dials"):
@@ -106,14 +106,14 @@ def _made(text: str, asked: Mapping[str, Any]) -> Federation:
             return from_folders(path, size, val=val, test=test, seed=seed, group=group)
         except BadInput as problem:
             if names := [reader.name for reader, _ in recognised(path)]:
-                hint = f"It looks like {names[0]}: use federation {names[0]!r} with root={str(path)!r}"
+                hint = f'It looks like {names[0]}: use federation "{names[0]}" with root="{path}"'
                 raise BadInput(f"{problem}. {hint}") from None
             raise
-    where = f"in root {str(root)!r}" if root else f"from {str(Path.cwd())!r}"
+    where = f'in root "{root}"' if root else f'from "{Path.cwd()}"'
     if "/" in text:
-        raise BadInput(f"no federation {text!r}: there is no such folder, looked for {where}")
+        raise BadInput(f'no federation "{text}": there is no such folder, looked for {where}')
     raise BadInput(
-        f"no federation {text!r}; {did_you_mean(text, _DESCRIPTIONS)}There are {', '.join(_DESCRIPTIONS)}, and the "
+        f'no federation "{text}"; {did_you_mean(text, _DESCRIPTIONS)}There are {", ".join(_DESCRIPTIONS)}, and the '
         f"path of a folder (looked for {where})"
     )
 
@@ -140,8 +140,8 @@ def _check_types(spec: object, given: Mapping[str, object]) -> None:
         and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types))
     ]
     if not isinstance(spec, (str, Path, Federation)):
-        problems.append(f"expected a name or a path, got {spec!r}")
-    raise_problems(f"federation {spec!r}" if isinstance(spec, (str, Path)) else "federation", problems)
+        problems.append(f'expected a name or a path, got "{spec}"')
+    raise_problems(f'federation "{spec}"' if isinstance(spec, (str, Path)) else "federation", problems)
 
 
 def _dials(text: str, size: int | None, seed: int, val: float, test: float) -> Federation:

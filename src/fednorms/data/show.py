@@ -114,7 +114,7 @@ def picture(federation: Federation, path: str | Path, images: int = 8, found: Vi
         raise BadInput("the picture needs matplotlib, which is not installed: pip install 'fednorms[report]'") from None
     file = Path(path)
     if file.suffix.lower() != ".png":
-        raise BadInput(f"the picture is a PNG; name it so, got {str(path)!r}")
+        raise BadInput(f'the picture is a PNG; name it so, got "{path}"')
     found = found or view(federation)
     rows = [found.sites[i] for i in _even(len(found.sites), _ROWS)]
     # A figure without pyplot: no window, no global state.

@@ -137,19 +137,19 @@ def build(
     """
     if classes < 1 or channels < 1 or (size is not None and size < 1):
         raise BadInput(
-            f"model {name!r}: classes, channels and size must be positive, got {classes}, {channels}, {size}"
+            f'model "{name}": classes, channels and size must be positive, got {classes}, {channels}, {size}'
         )
     library, _, rest = name.partition(":")
     ours = models()
     if name not in ours and (library not in LIBRARIES or not rest):
         question = did_you_mean(name, [*ours, *(f"{prefix}:" for prefix in LIBRARIES)])
         raise BadInput(
-            f"unknown model {name!r}; {question}expected one of {', '.join(ours)}, torchvision:NAME or timm:NAME"
+            f'unknown model "{name}"; {question}expected one of {", ".join(ours)}, torchvision:NAME or timm:NAME'
         )
     if pretrained and name in ours:
-        raise BadInput(f"model {name!r} has no pretrained weights; leave out pretrained or pass weights= with a file")
+        raise BadInput(f'model "{name}" has no pretrained weights; leave out pretrained or pass weights= with a file')
     if pretrained and weights is not None:
-        raise BadInput(f"model {name!r}: pass either pretrained or weights=, not both")
+        raise BadInput(f'model "{name}": pass either pretrained or weights=, not both')
     # Only the CPU's generator is forked and seeded (torch.manual_seed would reseed every GPU's as well).
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(noise.seed_of("model", seed, name))

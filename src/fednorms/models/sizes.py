@@ -19,6 +19,6 @@ def require_size(model: str, got: int | Sequence[int], expected: int) -> None:
     height, width = (got, got) if isinstance(got, int) else got
     if (height, width) != (expected, expected):
         raise BadInput(
-            f"model {model!r} takes {expected}x{expected} images, got {height}x{width}: resize the images to "
+            f'model "{model}" takes {expected}x{expected} images, got {height}x{width}: resize the images to '
             f"{expected} or choose a model that takes any size, such as 'cnn-small'"
         )

@@ -57,7 +57,7 @@ def build_zoo(
         question = did_you_mean(name, known, prefix=f"{library}:")
         raise BadInput(
             f"unknown model '{library}:{name}'; {question}{len(known)} names are listed by "
-            f"fednorms.models.zoo.zoo_names({library!r})"
+            f'fednorms.models.zoo.zoo_names("{library}")'
         )
     build = _torchvision if library == "torchvision" else _timm
     return build(name, classes, channels, size, pretrained)

@@ -12,8 +12,8 @@ import torch
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, Site, Split, raise_problems
-from fednorms.data.folders.cache import counted_only, load, read_images
-from fednorms.data.folders.decode import MODES, Prepared, first_size, read_image
+from fednorms.data.folders.cache import MEMORY_LIMIT, counted_only, load, read_images
+from fednorms.data.folders.decode import MODES, Decoding, Prepared, first_size, read_image
 from fednorms.data.folders.scan import (
     EXTENSIONS,
     SITE_LAYOUT,
@@ -49,31 +49,32 @@ def from_folders(
     seed: int = 0,
     group: Group | None = None,
     cache: str | Path | bool | None = None,
-    memory_limit: int = 2 * 2**30,
+    memory_limit: int = MEMORY_LIMIT,
     classes: Sequence[str] | None = None,
     preprocessing: Preprocessing | None = None,
     name: str | None = None,
 ) -> Federation:
-    r"""A federation from `root/site/class/image.png` (or jpg, bmp, tif, webp, gif: its first frame).
+    r"""Make a federation of `root/site/class/image.png` (or jpg, bmp, tif, webp, gif: the first frame).
 
-    The classes are the sorted union over the sites, and a site may miss some. A site may bring its own
-    division, `root/site/{train,val,test}/class/image`, taken as it is. Hidden files are ignored.
+    The classes are the sorted union over the sites; a site may lack some. A site may bring its own split,
+    `root/site/{train,val,test}/class/image`, which is used as it is. Hidden files are ignored. EXIF rotation is
+    applied; 16-bit images are scaled to 8 bits.
 
     Args:
         root: the folder of the sites.
-        size: resize to this many pixels (bilinear; one number for a square, or height and width; each side is
-            scaled on its own). Without it all images must have one shape.
-        channels: 3 (RGB), 1 (grey) or 4 (RGBA).
-        val: fraction of each site's images kept for validation, stratified.
-        test: fraction kept for testing.
-        seed: decides, with the site's name, which images those are.
-        group: the patient of an image, none of whom is in two splits: a function of the path, or a regular
-            expression whose first group (or whole match) in the file name is the patient.
-        cache: the folder for decoded images, by default in the user's cache folder; False for none.
-        memory_limit: in bytes; a larger federation stays in the cache and is read batch by batch.
-        classes: their names and order, if not those of the folders found.
-        preprocessing: by default pixels go to [-1, 1].
-        name: of the federation; by default the folder's.
+        size: resize to this many pixels (bilinear; one number for a square, or height and width; the aspect ratio is
+            not kept). Without it all images must have the same shape.
+        channels: 3 (RGB), 1 (gray) or 4 (RGBA).
+        val: fraction of each site's images for validation, stratified.
+        test: fraction for testing.
+        seed: decides, together with the site's name, which images those are.
+        group: keeps the images of one patient in one split: a function of the path, or a regular expression whose
+            first group (or whole match) in the file name is the patient.
+        cache: the folder for decoded images; by default the user's cache folder, False for none.
+        memory_limit: in bytes; above it, images stay in the cache and are read batch by batch.
+        classes: names and order of the classes, by default those of the folders.
+        preprocessing: by default pixels are scaled to [-1, 1].
+        name: the federation's name, by default the folder's.
 
     >>> from PIL import Image
     >>> from tempfile import TemporaryDirectory
@@ -120,9 +121,9 @@ def site_from_folder(
     seed: int = 0,
     group: Group | None = None,
     cache: str | Path | bool | None = None,
-    memory_limit: int = 2 * 2**30,
+    memory_limit: int = MEMORY_LIMIT,
 ) -> Site:
-    """One new site from `folder/class/image.png`, with the classes of a federation that exists already.
+    """Make one new site of `folder/class/image.png`, with the classes of an existing federation.
 
     The options are those of `from_folders`. Without fractions all images are in the train split.
 
@@ -137,9 +138,9 @@ def site_from_folder(
     folder = Path(folder).expanduser()
     _check_options(size, channels, val, test, memory_limit)
     if not folder.is_dir():
-        raise BadInput(f"folder {str(folder)!r}: not a folder; {SITE_LAYOUT}")
+        raise BadInput(f'"{folder}" is not a folder; {SITE_LAYOUT}.')
     files, problems = scan_site(folder.resolve(), SITE_LAYOUT)
-    raise_problems(f"folder {str(folder)!r}", problems)
+    raise_problems(f'Folder "{folder}"', problems)
     names = class_names(folder, files, classes)
     root = folder.resolve()
     return _sites(root, files, names, size, channels, val, test, seed, group, cache, memory_limit)[0]
@@ -160,11 +161,10 @@ def _sites(
 ) -> list[Site]:
     groups = groups_of(files, group)
     hw = (size, size) if isinstance(size, int) else size
-    shape = (channels, *(hw or first_size(files)))
-    in_memory = len(files) * int(np.prod(shape)) <= memory_limit
+    wanted = Decoding(root, files, (channels, *(hw or first_size(files))), hw is not None)
     number = {label: i for i, label in enumerate(classes)}
     y = torch.tensor([number[file.label] for file in files], dtype=torch.int64)
-    everything = Split(load(root, files, shape, hw is not None, cache, in_memory), y)
+    everything = Split(load(wanted, cache, memory_limit), y)
     members: dict[str, list[int]] = {}
     for i, file in enumerate(files):
         members.setdefault(file.site, []).append(i)
@@ -190,7 +190,7 @@ def _check_options(
     if channels not in MODES:
         problems.append(f"channels must be 1, 3 or 4, got {channels!r}")
     if min(val, test) < 0 or val + test >= 1:
-        problems.append(f"val and test must be fractions that leave something to train on, got {val} and {test}")
+        problems.append(f"val and test must be fractions that leave images to train on, got {val} and {test}")
     if memory_limit < 0:
-        problems.append(f"memory_limit is a number of bytes, got {memory_limit}")
+        problems.append(f"memory_limit must be a number of bytes, got {memory_limit}")
     raise_problems("from_folders", problems)

@@ -86,10 +86,10 @@ def corrupt(x: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
     if name not in CORRUPTIONS:
         raise BadInput(f'Unknown corruption "{name}": {nearest(name, CORRUPTIONS)}')
     if severity not in range(1, 6):
-        raise BadInput(f"corruption {name!r}: severity must be 1 to 5, got {severity!r}")
+        raise BadInput(f'corruption "{name}": severity must be 1 to 5, got {severity!r}')
     if x.dtype != torch.uint8 or x.ndim != 4 or x.shape[1] != 3 or min(x.shape[2:]) < 4:
         raise BadInput(
-            f"corruption {name!r}: expected RGB images of type uint8 and shape (N, 3, H, W) from 4 pixels on, "
+            f'corruption "{name}": expected RGB images of type uint8 and shape (N, 3, H, W) from 4 pixels on, '
             f"got {x.dtype} of shape {tuple(x.shape)}"
         )
     function, constants = CORRUPTIONS[name]

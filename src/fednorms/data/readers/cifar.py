@@ -163,7 +163,7 @@ def _cifar(
             half = stratified(y, len(y) // 2, 0, edition.name)
             x, y = x[half], y[half]
         splits[part] = Split(torch.from_numpy(as_rgb(x, size)), torch.from_numpy(y))
-    raise_problems(f"{edition.name} in {str(place)!r}", problems)
+    raise_problems(f'{edition.name} in "{place}"', problems)
     if edition.classes == 100 and found != "PNG folders":
         classes = _fine_names(place, allow_pickle)
     notes = deviations(edition.name, compared(edition.name, sizes, {"train": 50_000, "test": 10_000}), complete)
@@ -213,7 +213,7 @@ def _pngs(folder: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
             with Image.open(path) as image:
                 images[i] = np.asarray(image.convert("RGB"))
         except Exception as problem:  # Pillow's decoders raise almost anything on broken files
-            raise BadInput(f"{str(path)!r} cannot be read as 32x32 pixels: {problem}") from None
+            raise BadInput(f'"{path}" cannot be read as 32x32 pixels: {problem}') from None
     return images, pictures.y, classes
 
 
@@ -250,7 +250,7 @@ def cifar_10_c(
     labels = _npy(place / "labels.npy")
     per_level = len(labels) // 5
     if labels.ndim != 1 or per_level == 0 or not np.array_equal(labels[:per_level], labels[per_level : 2 * per_level]):
-        raise BadInput(f"cifar-10-c: {str(place / 'labels.npy')!r} must repeat the same labels for five severities")
+        raise BadInput(f'cifar-10-c: "{place / "labels.npy"}" must repeat the same labels for five severities')
     rows = slice((severity - 1) * per_level, severity * per_level)
     y = labels[rows].astype(np.int64)
     held = stratified(y, per_level // 20, seed, "cifar-10-c")
@@ -268,7 +268,7 @@ def cifar_10_c(
         x = as_rgb(np.asarray(images[rows]), size)
         train, test = (Split(torch.from_numpy(x[at]), torch.from_numpy(y[at])) for at in (kept, held))
         sites.append(Site(name, name, train, test=test))
-    raise_problems(f"cifar-10-c in {str(place)!r}", problems)
+    raise_problems(f'cifar-10-c in "{place}"', problems)
     missing += compared("cifar-10-c", {"labels": len(labels)}, {"labels": 50_000}, "rows")
     notes = deviations("cifar-10-c", missing, complete)
     source = {"spec": "cifar-10-c", **source_of(root, protocol, seed, notes), "size": size}

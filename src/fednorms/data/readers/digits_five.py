@@ -98,7 +98,7 @@ def digits_five(
             found[domain.name] = _read(place, domain, allow_pickle)
         except BadInput as problem:
             problems.append(f"{domain.name}: {problem}")
-    raise_problems(f"digits-five in {str(place)!r}", problems)
+    raise_problems(f'digits-five in "{place}"', problems)
     notes = deviations("digits-five", _differences(found), complete) + _shortened(found)
     domains = {d.name: d for d in _DOMAINS}
     for name in _FEDNN_ORDER if base == "fednn" else tuple(domains):
@@ -181,7 +181,7 @@ def _npz(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as arrays:
             missing = [name for name in ("x", "y") if name not in arrays]
             if missing:
-                raise BadInput(f"{path.name} has no array {missing[0]!r}; it has {', '.join(arrays)}")
+                raise BadInput(f'{path.name} has no array "{missing[0]}"; it has {", ".join(arrays)}')
             return _checked(arrays["x"], arrays["y"], path)
     except BadInput:
         raise

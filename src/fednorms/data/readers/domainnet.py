@@ -132,7 +132,7 @@ def _official(
                 lists.setdefault(domain, {})[part] = text_list(path, place)
             else:
                 missing.append(f"the official list {path.name} is missing")
-    raise_problems(f"domainnet in {str(place)!r}", missing)
+    raise_problems(f'domainnet in "{place}"', missing)
     for domain, (train, test) in FULL_LISTS.items():
         have = {part: len(pictures) for part, pictures in lists[domain].items()}
         problems += compared(domain, have, {"train": train, "test": test})

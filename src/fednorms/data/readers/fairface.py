@@ -64,7 +64,7 @@ def fairface(
             for part, mine in rows.items()
         }
         found[race], parts[race] = joined(lists)
-    raise_problems(f"fairface in {str(place)!r}", absent(found))
+    raise_problems(f'fairface in "{place}"', absent(found))
     notes = deviations("fairface", problems, complete)
     members = [Member(race, race, at) for race, at in parts.items()]
     source, norm, habits = source_of(root, protocol, 0, notes), Preprocessing.imagenet(), Protocol("fairface")

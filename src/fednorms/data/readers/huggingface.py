@@ -47,11 +47,11 @@ def hugging_face(
         raise BadInput("huggingface: reading datasets needs the extra: pip install 'fednorms[hf]'") from None
     root = Path(root).expanduser()
     if layout(root) is None:
-        raise BadInput(f"huggingface: {str(root)!r} is not a folder that save_to_disk wrote")
+        raise BadInput(f'huggingface: "{root}" is not a folder that save_to_disk wrote')
     try:
         loaded = load_from_disk(str(root))
     except Exception as problem:  # the library raises almost anything on broken folders
-        raise BadInput(f"huggingface: {str(root)!r} cannot be read: {problem}") from problem
+        raise BadInput(f'huggingface: "{root}" cannot be read: {problem}') from problem
     parts = dict(loaded.items()) if isinstance(loaded, DatasetDict) else {"": loaded}
     words = {"train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test", "": ""}
     if unknown := [part for part in parts if part not in words]:
@@ -68,7 +68,7 @@ def hugging_face(
             at = np.flatnonzero(owners == site)
             images = [_pixels(data[int(i)][x_name], size) for i in at]
             if len({image.shape for image in images}) > 1:
-                raise BadInput(f"huggingface: site {site!r} has images of different sizes; set size=")
+                raise BadInput(f'huggingface: site "{site}" has images of different sizes; set size=')
             pair = (np.stack(images), labels[at])
             if part:
                 sites.setdefault(site, {})[words[part]] = pair

@@ -44,7 +44,7 @@ def npz(
     chosen("npz", protocol, PROTOCOLS)
     files = array_files(root)
     if not files:
-        raise BadInput(f"npz: {str(root)!r} is not an .npz file and holds none")
+        raise BadInput(f'npz: "{root}" is not an .npz file and holds none')
     sites: dict[str, Any] = {}
     problems, named = [], []
     for path in files:
@@ -57,7 +57,7 @@ def npz(
             named.append(tuple(classes))
     if len(set(named)) > 1:
         problems.append("the files name different classes")
-    raise_problems(f"npz in {str(root)!r}", problems)
+    raise_problems(f'npz in "{root}"', problems)
     name = Path(root).expanduser().resolve().stem
     made = from_arrays(sites, named[0] if named else None, val, test, seed, "NCHW", name=name)
     return with_source(made, "npz", root, protocol, {"size": size, "seed": seed, "val": val, "test": test})

@@ -222,7 +222,7 @@ def _numbered(place: Path) -> tuple[dict[str, Pictures], list[str]]:
     for domain, names in _VLCS_FOLDERS.items():
         folder = folder_of(place, names)
         if folder is None:
-            problems.append(f"{domain}: no folder {' or '.join(map(repr, names))} in {str(place)!r}")
+            problems.append(f'{domain}: no folder {" or ".join(map(repr, names))} in "{place}"')
             continue
         inner = [folder / "full"] if (folder / "full").is_dir() else [folder / p for p in ("train", "crossval", "test")]
         paths: list[Path] = []

@@ -83,7 +83,7 @@ def _below(folder: Path) -> list[Path]:
 
 def require_domains(name: str, place: Path, problems: Sequence[str]) -> None:
     """Raise what `class_folders` found if a whole domain is missing; the rest is for `deviations`."""
-    raise_problems(f"{name} in {str(place)!r}", [p for p in problems if "no folder" in p])
+    raise_problems(f'{name} in "{place}"', [p for p in problems if "no folder" in p])
 
 
 def class_folders(
@@ -96,7 +96,7 @@ def class_folders(
     for domain, names in domains.items():
         folder = folder_of(place, names)
         if folder is None:
-            problems.append(f"{domain}: no folder {' or '.join(map(repr, names))} in {str(place)!r}")
+            problems.append(f'{domain}: no folder {" or ".join(map(repr, names))} in "{place}"')
             continue
         paths: list[Path] = []
         labels: list[int] = []
@@ -105,7 +105,7 @@ def class_folders(
                 continue
             label = number.get(plain(inner.name))
             if label is None:
-                problems.append(f"{domain}: folder {inner.name!r} is none of the {len(classes)} classes")
+                problems.append(f'{domain}: folder "{inner.name}" is none of the {len(classes)} classes')
                 continue
             images = images_in(inner)
             paths += images
@@ -174,7 +174,7 @@ def below(place: Path, entry: str) -> Path:
     """
     relative = Path(entry.replace("\\", "/"))
     if relative.is_absolute() or ".." in relative.parts:
-        raise BadInput(f"a list names {entry!r}, which is not inside the data set")
+        raise BadInput(f'a list names "{entry}", which is not inside the data set')
     if relative.parts and plain(relative.parts[0]) == plain(place.name):
         return place / Path(*relative.parts[1:])
     return place / relative
@@ -186,7 +186,7 @@ def absent(found: Mapping[str, Pictures]) -> list[str]:
     for domain, pictures in found.items():
         gone = [path for path in pictures.paths if not path.is_file()]
         if gone:
-            told.append(f"{domain}: {len(gone):,} of {len(pictures):,} listed images missing, first {str(gone[0])!r}")
+            told.append(f'{domain}: {len(gone):,} of {len(pictures):,} listed images missing, first "{gone[0]}"')
     return told
 
 

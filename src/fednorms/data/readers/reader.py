@@ -41,15 +41,13 @@ class Reader:
         chosen(self.name, protocol, self.protocols)
         root = Path(root).expanduser()
         if not root.is_dir():
-            raise BadInput(f"{self.name}: {str(root)!r} is not a folder; expected {self.expected}")
+            raise BadInput(f'{self.name}: "{root}" is not a folder; expected {self.expected}')
         for place in (root, *(root / name for name in self.folders)):
             if place.is_dir() and self.layout(place):
                 return place
         there = sorted(p.name + "/" * p.is_dir() for p in root.iterdir() if not p.name.startswith("."))
         holds = ", ".join(there[:6]) + (f" and {len(there) - 6} more" if len(there) > 6 else "") or "nothing"
-        raise BadInput(
-            f"{self.name}: {str(root)!r} does not hold this data set; expected {self.expected}. It holds {holds}"
-        )
+        raise BadInput(f'{self.name}: "{root}" does not hold this data set; expected {self.expected}. It holds {holds}')
 
     def counted(self, root: str | Path, given: Mapping[str, Any]) -> Federation:
         """The same without decoding image files: sites and labels are right, images are one pixel."""
@@ -61,13 +59,13 @@ class Reader:
         """Read the data set with the options that were given (not None); an option it does not have is an error."""
         if root is None:
             raise BadInput(
-                f"federation {self.name!r} needs root=FOLDER, where the data set lies; nothing is downloaded"
+                f'federation "{self.name}" needs root=FOLDER, where the data set lies; nothing is downloaded'
             )
         options = {option: value for option, value in given.items() if value is not None}
         known = [option for option in inspect.signature(self.read).parameters if option != "root"]
         raise_problems(
-            f"federation {self.name!r}",
-            [f"it has no option {option!r}; it takes {', '.join(known)}" for option in options if option not in known],
+            f'federation "{self.name}"',
+            [f'it has no option "{option}"; it takes {", ".join(known)}' for option in options if option not in known],
         )
         return self.read(root, **options)
 
@@ -80,7 +78,7 @@ def chosen(what: str, protocol: str, known: Mapping[str, Any]) -> str:
     fednorms.BadInput: pacs has no protocol 'fedn': did you mean "fednn"? Known: fednn, greg
     """
     if protocol not in known:
-        raise BadInput(f"{what} has no protocol {protocol!r}: {nearest(protocol, known)}")
+        raise BadInput(f'{what} has no protocol "{protocol}": {nearest(protocol, known)}')
     return protocol
 
 
