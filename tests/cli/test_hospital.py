@@ -96,7 +96,7 @@ def test_other_files_and_classes_that_look_alike_are_noted(sites, capsys):
     code, out, _ = ask(capsys, "data", "check", sites)
     assert code == 0
     assert "1 of .dcm" in out
-    assert "counted and not opened" in out
+    assert "counted but not opened" in out
 
 
 def test_photographs_stand_upright(tmp_path):

@@ -371,7 +371,7 @@ def test_refuses_folders_of_another_layout(tmp_path):
     assert "4 problems" in message
     assert 'flat" has no class folders but 1 images' in message
     assert 'empty" has no class folders;' in message
-    assert "site 'bare' has no images" in message
+    assert 'site "bare" has no images' in message
     assert "instead of images" in message
 
 

@@ -65,7 +65,7 @@ def federation(
     (3, 16, 16)
     >>> federation("digit-shift")
     Traceback (most recent call last):
-    fednorms.BadInput: no federation 'digit-shift'; did you mean "digits-shift"? ...
+    fednorms.BadInput: No federation "digit-shift"; did you mean "digits-shift"? ...
     """
     options = {"size": size, "seed": seed, "val": val, "test": test, "group": group, "root": root}
     options |= {"protocol": protocol, "complete": complete, "allow_pickle": allow_pickle}
@@ -73,7 +73,7 @@ def federation(
     asked = {option: value for option, value in options.items() if value is not None}
     if isinstance(spec, Federation):
         if given := ", ".join(_dividing(asked)):
-            raise BadInput(f'federation "{spec.name}" is made already: {given} cannot be changed')
+            raise BadInput(f'Federation "{spec.name}" already exists: {given} cannot be changed.')
         return spec
     return _made(str(spec), asked).remember(str(spec), asked)
 
@@ -86,14 +86,14 @@ def _dividing(asked: Mapping[str, Any]) -> list[str]:
 def _made(text: str, asked: Mapping[str, Any]) -> Federation:
     root, group, size = asked.get("root"), asked.get("group"), asked.get("size")
     if group is not None and (text in READERS or text.startswith("digits-")):
-        raise BadInput(f'federation "{text}": group is for folders of images')
+        raise BadInput(f'Federation "{text}": the option group is for folders of images only.')
     if text in READERS:
         return READERS[text].open(root, {option: value for option, value in asked.items() if option != "root"})
     if "protocol" in asked:
-        raise BadInput(f'federation "{text}" has no protocols; they belong to data sets: {", ".join(READERS)}')
+        raise BadInput(f'Federation "{text}" has no protocols. These data sets do: {", ".join(READERS)}.')
     if text.startswith("pack:") or text.endswith(SUFFIX):
         if given := ", ".join(_dividing(asked)):
-            raise BadInput(f'federation "{text}" is packed already: {given} cannot be changed')
+            raise BadInput(f'Federation "{text}" is packed already: {given} cannot be changed.')
         return unpacked(Path(root or "", text.removeprefix("pack:")))
     seed, val, test = asked.get("seed", 0), asked.get("val", 0.1), asked.get("test", 0.2)
     if text.startswith("digits-dials"):
@@ -107,14 +107,14 @@ def _made(text: str, asked: Mapping[str, Any]) -> Federation:
         except BadInput as problem:
             if names := [reader.name for reader, _ in recognised(path)]:
                 hint = f'It looks like {names[0]}: use federation "{names[0]}" with root="{path}"'
-                raise BadInput(f"{problem}. {hint}") from None
+                raise BadInput(f"{problem} {hint}.") from None
             raise
     where = f'in root "{root}"' if root else f'from "{Path.cwd()}"'
     if "/" in text:
-        raise BadInput(f'no federation "{text}": there is no such folder, looked for {where}')
+        raise BadInput(f'No federation "{text}": there is no such folder, looked for {where}.')
     raise BadInput(
-        f'no federation "{text}"; {did_you_mean(text, _DESCRIPTIONS)}There are {", ".join(_DESCRIPTIONS)}, and the '
-        f"path of a folder (looked for {where})"
+        f'No federation "{text}"; {did_you_mean(text, _DESCRIPTIONS)}There are {", ".join(_DESCRIPTIONS)}, and the '
+        f"path of a folder (looked for {where})."
     )
 
 
@@ -140,8 +140,8 @@ def _check_types(spec: object, given: Mapping[str, object]) -> None:
         and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types))
     ]
     if not isinstance(spec, (str, Path, Federation)):
-        problems.append(f'expected a name or a path, got "{spec}"')
-    raise_problems(f'federation "{spec}"' if isinstance(spec, (str, Path)) else "federation", problems)
+        problems.append(f"expected a name or a path, got {spec!r}")
+    raise_problems(f'Federation "{spec}"' if isinstance(spec, (str, Path)) else "Federation", problems)
 
 
 def _dials(text: str, size: int | None, seed: int, val: float, test: float) -> Federation:
@@ -152,5 +152,5 @@ def _dials(text: str, size: int | None, seed: int, val: float, test: float) -> F
     wrong = [key for key in options if key not in ("clients", "label", "feature")]
     numbers = all(type(v) in (int, float) for v in options.values()) and type(options.get("clients", 5)) is int
     if name != "digits_dials" or wrong or not numbers:
-        raise BadInput(f'no federation "{text}"; its dials are numbers, as in "{example}"')
+        raise BadInput(f'No federation "{text}"; its dials are numbers, as in "{example}".')
     return digits_dials(size=16 if size is None else size, seed=seed, val=val, test=test, **options)  # type: ignore[arg-type]

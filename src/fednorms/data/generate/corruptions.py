@@ -84,13 +84,13 @@ def corrupt(x: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
     [113]
     """
     if name not in CORRUPTIONS:
-        raise BadInput(f'Unknown corruption "{name}": {nearest(name, CORRUPTIONS)}')
+        raise BadInput(f'Unknown corruption "{name}": {nearest(name, CORRUPTIONS)}.')
     if severity not in range(1, 6):
-        raise BadInput(f'corruption "{name}": severity must be 1 to 5, got {severity!r}')
+        raise BadInput(f'Corruption "{name}": severity must be 1 to 5, got {severity!r}.')
     if x.dtype != torch.uint8 or x.ndim != 4 or x.shape[1] != 3 or min(x.shape[2:]) < 4:
         raise BadInput(
-            f'corruption "{name}": expected RGB images of type uint8 and shape (N, 3, H, W) from 4 pixels on, '
-            f"got {x.dtype} of shape {tuple(x.shape)}"
+            f'Corruption "{name}": expected RGB images of type uint8 and shape (N, 3, H, W) with at least 4x4 pixels, '
+            f"got {x.dtype} of shape {tuple(x.shape)}."
         )
     function, constants = CORRUPTIONS[name]
     done = []
@@ -121,7 +121,7 @@ def corrupted_federation(
     ('approximate', 4)
     """
     if not 0 < test < len(x):
-        raise BadInput(f"corrupted federation: test must be 1 to {len(x) - 1} of {len(x)} images, got {test}")
+        raise BadInput(f"Corrupted federation: test must be 1 to {len(x) - 1} of {len(x)} images, got {test}.")
     parts = split(y, {"test": test / len(x)}, seed, "cifar-10-c")
     sites = []
     for name in names:

@@ -61,7 +61,7 @@ def camelyon17(
     else:
         parts = {d: split(p.y, {"val": 0.1, "test": 0.2}, seed, d, p.groups) for d, p in found.items()}
     used = {d: found[d][np.concatenate(list(at.values()))] for d, at in parts.items()}
-    raise_problems(f'camelyon17 in "{place}"', absent(used))
+    raise_problems(f'Federation "camelyon17" in "{place}"', absent(used))
     notes = deviations("camelyon17", problems, complete)
     members = [Member(domain, domain, at) for domain, at in parts.items()]
     source, classes = source_of(root, protocol, seed, notes), ("normal", "tumor")

@@ -58,10 +58,10 @@ def centres(
     table = root if root.is_file() else next((p for p in tables_in(root) if _columns(p)), None)
     columns = _columns(table) if table else None
     if table is None or columns is None:
-        raise BadInput(f'centres: "{root}" has no table (csv) with columns image, label and center')
+        raise BadInput(f'Federation "centres": "{root}" has no table (csv) with columns image, label and center.')
     rows = read_table(table, tuple(columns.values()))
     if not rows:
-        raise BadInput(f'centres: "{table}" has no rows')
+        raise BadInput(f'Federation "centres": "{table}" has no rows.')
     words = sorted(
         {row[columns["label"]] for row in rows}, key=lambda w: (not w.isdigit(), int(w) if w.isdigit() else 0, w)
     )
@@ -79,7 +79,7 @@ def centres(
                 problems.append(f"{centre}: {lost} rows whose fold is not train, val or test")
         else:
             parts[centre] = split(labels, {"val": val, "test": test}, seed, centre, groups or None)
-    raise_problems(f'centres in "{table}"', problems + absent(found))
+    raise_problems(f'Federation "centres" in "{table}"', problems + absent(found))
     members = [Member(centre, centre, at) for centre, at in parts.items()]
     source = {"root": str(root.resolve()), "protocol": protocol, "seed": seed, "val": val, "test": test}
     return built(
@@ -104,7 +104,7 @@ def _columns(path: Path) -> dict[str, str] | None:
 def _near(folder: Path, entry: str) -> Path:
     relative = Path(entry)
     if ".." in relative.parts or relative.is_absolute():
-        raise BadInput(f'the table names "{entry}", which is not inside its folder')
+        raise BadInput(f'The table names "{entry}", which is not inside its folder.')
     choices: list[Callable[[], Path | None]] = [
         lambda: folder / relative,
         lambda: with_suffix(folder / relative),

@@ -163,7 +163,7 @@ def _cifar(
             half = stratified(y, len(y) // 2, 0, edition.name)
             x, y = x[half], y[half]
         splits[part] = Split(torch.from_numpy(as_rgb(x, size)), torch.from_numpy(y))
-    raise_problems(f'{edition.name} in "{place}"', problems)
+    raise_problems(f'Federation "{edition.name}" in "{place}"', problems)
     if edition.classes == 100 and found != "PNG folders":
         classes = _fine_names(place, allow_pickle)
     notes = deviations(edition.name, compared(edition.name, sizes, {"train": 50_000, "test": 10_000}), complete)
@@ -179,10 +179,10 @@ def _batches(edition: _Edition, paths: list[Path], allow_pickle: bool) -> tuple[
     for path in paths:
         batch = load_pickle(path, allow_pickle, encoding="latin1")
         if not isinstance(batch, dict) or not {"data", edition.label} <= set(batch):
-            raise BadInput(f"{path.name} is not a batch of {edition.name}: it has no 'data' and {edition.label!r}")
+            raise BadInput(f'{path.name} is not a batch of {edition.name}: it has no "data" and "{edition.label}".')
         data = np.asarray(batch["data"])
         if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072 or len(data) != len(batch[edition.label]):
-            raise BadInput(f"{path.name} must hold uint8 rows of 3,072 pixels with a label each, got {data.shape}")
+            raise BadInput(f"{path.name} must hold uint8 rows of 3,072 pixels with a label each, got {data.shape}.")
         images.append(data)
         labels.append(np.asarray(batch[edition.label], np.int64))
     return np.concatenate(images).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.concatenate(labels)
@@ -195,7 +195,7 @@ def _binary(edition: _Edition, paths: list[Path]) -> tuple[np.ndarray, np.ndarra
     for path in paths:
         data = np.fromfile(path, np.uint8)
         if len(data) % (head + 3072):
-            raise BadInput(f"{path.name} has {len(data):,} bytes, not a multiple of {head + 3072:,}; it is truncated")
+            raise BadInput(f"{path.name} has {len(data):,} bytes, not a multiple of {head + 3072:,}; it is truncated.")
         rows.append(data.reshape(-1, head + 3072))
     table = np.concatenate(rows)
     return table[:, head:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), table[:, head - 1].astype(np.int64)
@@ -213,7 +213,7 @@ def _pngs(folder: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
             with Image.open(path) as image:
                 images[i] = np.asarray(image.convert("RGB"))
         except Exception as problem:  # Pillow's decoders raise almost anything on broken files
-            raise BadInput(f'"{path}" cannot be read as 32x32 pixels: {problem}') from None
+            raise BadInput(f'"{path}" cannot be read as 32x32 pixels: {problem}.') from None
     return images, pictures.y, classes
 
 
@@ -250,7 +250,9 @@ def cifar_10_c(
     labels = _npy(place / "labels.npy")
     per_level = len(labels) // 5
     if labels.ndim != 1 or per_level == 0 or not np.array_equal(labels[:per_level], labels[per_level : 2 * per_level]):
-        raise BadInput(f'cifar-10-c: "{place / "labels.npy"}" must repeat the same labels for five severities')
+        raise BadInput(
+            f'Federation "cifar-10-c": "{place / "labels.npy"}" must repeat the same labels for five severities.'
+        )
     rows = slice((severity - 1) * per_level, severity * per_level)
     y = labels[rows].astype(np.int64)
     held = stratified(y, per_level // 20, seed, "cifar-10-c")
@@ -268,7 +270,7 @@ def cifar_10_c(
         x = as_rgb(np.asarray(images[rows]), size)
         train, test = (Split(torch.from_numpy(x[at]), torch.from_numpy(y[at])) for at in (kept, held))
         sites.append(Site(name, name, train, test=test))
-    raise_problems(f'cifar-10-c in "{place}"', problems)
+    raise_problems(f'Federation "cifar-10-c" in "{place}"', problems)
     missing += compared("cifar-10-c", {"labels": len(labels)}, {"labels": 50_000}, "rows")
     notes = deviations("cifar-10-c", missing, complete)
     source = {"spec": "cifar-10-c", **source_of(root, protocol, seed, notes), "size": size}
@@ -285,7 +287,7 @@ def _npy(path: Path) -> np.ndarray:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as problem:  # NumPy raises almost anything on broken files
-        raise BadInput(f"cifar-10-c: {path.name} cannot be read: {problem}") from None
+        raise BadInput(f'Federation "cifar-10-c": {path.name} cannot be read: {problem}.') from None
 
 
 CIFAR10 = Reader(

@@ -132,7 +132,7 @@ def _official(
                 lists.setdefault(domain, {})[part] = text_list(path, place)
             else:
                 missing.append(f"the official list {path.name} is missing")
-    raise_problems(f'domainnet in "{place}"', missing)
+    raise_problems(f'Federation "domainnet" in "{place}"', missing)
     for domain, (train, test) in FULL_LISTS.items():
         have = {part: len(pictures) for part, pictures in lists[domain].items()}
         problems += compared(domain, have, {"train": train, "test": test})
@@ -160,9 +160,11 @@ def _class_names(lists: Mapping[str, Mapping[str, Pictures]]) -> list[str]:
         for pictures in parts.values():
             for path, label in zip(pictures.paths, pictures.y.tolist(), strict=True):
                 if named.setdefault(label, path.parent.name) != path.parent.name:
-                    raise BadInput(f"domainnet: the lists give label {label} to {named[label]} and {path.parent.name}")
+                    raise BadInput(
+                        f'Federation "domainnet": label {label} stands for {named[label]} and {path.parent.name}.'
+                    )
     if not named:
-        raise BadInput("domainnet: none of the listed images is there")
+        raise BadInput('Federation "domainnet": none of the listed images is there.')
     return [named.get(label, f"class {label}") for label in range(max(named) + 1)]
 
 
@@ -182,7 +184,7 @@ def clients_per_domain(available: Mapping[str, int], clients: int = _CLIENTS) ->
     {'real': 6, 'sketch': 3, 'clipart': 1}
     """
     if len(available) > clients:
-        raise BadInput(f"{clients} clients cannot cover {len(available)} domains")
+        raise BadInput(f"{clients} clients cannot cover {len(available)} domains.")
     wish = np.array(list(available.values()), float)
     wish = wish / wish.sum() * clients
     count = np.maximum(np.floor(wish), 1).astype(int)
@@ -210,7 +212,9 @@ def _top(
         pool = pool[shuffled(len(pool), "top", seed, domain)]
         each = min(_EACH, len(pool) // clients)
         if each == 0:
-            raise BadInput(f"domainnet: {domain} has {len(pool)} training images, too few for {clients} clients")
+            raise BadInput(
+                f'Federation "domainnet": {domain} has {len(pool)} training images, too few for {clients} clients.'
+            )
         members += cross_device(domain, clients, each, pool, inside[domain]["test"])
     return members, kept.tolist(), renamed
 

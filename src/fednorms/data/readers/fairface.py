@@ -51,7 +51,7 @@ def fairface(
     strange = {row["race"] for t in tables.values() for row in t} - set(RACES)
     strange |= {row["gender"] for t in tables.values() for row in t} - set(genders)
     if strange:
-        raise BadInput(f"fairface: unknown values in the tables: {', '.join(sorted(strange))}")
+        raise BadInput(f'Federation "fairface": unknown values in the tables: {", ".join(sorted(strange))}.')
     for race in RACES:
         rows = {part: [row for row in table if row["race"] == race] for part, table in tables.items()}
         if not any(rows.values()):
@@ -64,7 +64,7 @@ def fairface(
             for part, mine in rows.items()
         }
         found[race], parts[race] = joined(lists)
-    raise_problems(f'fairface in "{place}"', absent(found))
+    raise_problems(f'Federation "fairface" in "{place}"', absent(found))
     notes = deviations("fairface", problems, complete)
     members = [Member(race, race, at) for race, at in parts.items()]
     source, norm, habits = source_of(root, protocol, 0, notes), Preprocessing.imagenet(), Protocol("fairface")

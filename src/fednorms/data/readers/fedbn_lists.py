@@ -46,11 +46,11 @@ def fedbn_lists(
                 continue
             problems += absent({f"{domain}, {part}": pictures})
             lists.setdefault(domain, {})[part] = pictures
-        raise_problems(f'the lists in "{place}"', problems)
+        raise_problems(f'The lists in "{place}"', problems)
         return lists, [], []
     found, problems = class_folders(place, folders, classes)
-    problems = [p for p in problems if "none of the" not in p]  # the full data set has more classes
-    raise_problems(f'images in "{place}"', [p for p in problems if "no folder" in p or "no images" in p])
+    problems = [p for p in problems if "is not one of the" not in p]  # the full data set has more classes
+    raise_problems(f'The images in "{place}"', [p for p in problems if "no folder" in p or "no images" in p])
     for domain, pictures in found.items():
         parts = sklearn_eighty_twenty(pictures.y) if seed == 0 else _eighty_twenty(pictures.y, seed, domain)
         lists[domain] = {part: pictures[at] for part, at in parts.items()}

@@ -44,18 +44,18 @@ def hugging_face(
     try:
         from datasets import DatasetDict, load_from_disk
     except ImportError:
-        raise BadInput("huggingface: reading datasets needs the extra: pip install 'fednorms[hf]'") from None
+        raise BadInput('Federation "huggingface" needs the extra "hf": pip install "fednorms[hf]".') from None
     root = Path(root).expanduser()
     if layout(root) is None:
-        raise BadInput(f'huggingface: "{root}" is not a folder that save_to_disk wrote')
+        raise BadInput(f'Federation "huggingface": "{root}" was not written by save_to_disk.')
     try:
         loaded = load_from_disk(str(root))
     except Exception as problem:  # the library raises almost anything on broken folders
-        raise BadInput(f'huggingface: "{root}" cannot be read: {problem}') from problem
+        raise BadInput(f'Federation "huggingface": "{root}" cannot be read: {problem}.') from problem
     parts = dict(loaded.items()) if isinstance(loaded, DatasetDict) else {"": loaded}
     words = {"train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test", "": ""}
     if unknown := [part for part in parts if part not in words]:
-        raise BadInput(f"huggingface: splits are train, validation and test, got {', '.join(unknown)}")
+        raise BadInput(f'Federation "huggingface": splits are train, validation and test, got {", ".join(unknown)}.')
     sites: dict[str, Any] = {}
     classes: list[str] | None = None
     for part, data in parts.items():
@@ -68,7 +68,7 @@ def hugging_face(
             at = np.flatnonzero(owners == site)
             images = [_pixels(data[int(i)][x_name], size) for i in at]
             if len({image.shape for image in images}) > 1:
-                raise BadInput(f'huggingface: site "{site}" has images of different sizes; set size=')
+                raise BadInput(f'Federation "huggingface": site "{site}" has images of different sizes; set size=.')
             pair = (np.stack(images), labels[at])
             if part:
                 sites.setdefault(site, {})[words[part]] = pair
@@ -90,7 +90,9 @@ def layout(root: Path) -> str | None:
 def _column(features: Mapping[str, Any], names: tuple[str, ...], what: str) -> str:
     found = next((name for name in names if name in features), None)
     if found is None:
-        raise BadInput(f"huggingface: no {what} column ({', '.join(names)}); it has {', '.join(features)}")
+        raise BadInput(
+            f'Federation "huggingface": no {what} column ({", ".join(names)}); it has {", ".join(features)}.'
+        )
     return found
 
 

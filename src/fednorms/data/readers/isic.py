@@ -66,7 +66,7 @@ def fed_isic2019(
     """
     place = READER.find(root, protocol)
     if not isinstance(size, int) or size < 1:
-        raise BadInput(f"fed-isic2019: size must be a positive number of pixels, got {size!r}")
+        raise BadInput(f'Federation "fed-isic2019": size must be a positive number of pixels, got {size!r}.')
     table = _split_table(place)
     rows = read_table(table, ("image", "target", "center")) if table else list(_raw_rows(place))
     folds = table is not None and "fold" in rows[0]
@@ -88,7 +88,7 @@ def fed_isic2019(
         else:
             parts[centre] = fractions(labels, 0.0, 0.2, seed, centre)
             problems += compared("counts", {centre: len(mine)}, {centre: sum(COUNTS[i])})
-    raise_problems(f'fed-isic2019 in "{place}"', absent(found))
+    raise_problems(f'Federation "fed-isic2019" in "{place}"', absent(found))
     notes = deviations("fed-isic2019", problems, complete) + notes
     members = [Member(centre, centre, at) for centre, at in parts.items() if len(found[centre])]
     side = max(size, size * 224 // 200)
@@ -136,12 +136,12 @@ def _raw_rows(place: Path) -> Iterator[dict[str, str]]:
         centre = f"HAM {part_of.get(image, '?')}" if prefix == "HAM" else prefix
         said = [float(truth[image][name]) for name in CLASSES] if image in truth else []
         if centre not in number:
-            problems.append(f'{image}: lesion_id "{row["lesion_id"]}" belongs to no centre ({centre})')
+            problems.append(f'{image}: lesion_id "{row["lesion_id"]}" belongs to no center ({centre})')
         elif sum(said) != 1 or max(said) != 1:
             problems.append(f"{image}: {_RAW[1]} does not give it one of the eight diagnoses")
         else:
             yield {"image": image, "target": str(said.index(1.0)), "center": number[centre]}
-    raise_problems(f'fed-isic2019 in "{place}"', problems)
+    raise_problems(f'Federation "fed-isic2019" in "{place}"', problems)
 
 
 def lesion(image: Image.Image, side: int) -> Image.Image:

@@ -35,7 +35,7 @@ def medmnist(
     chosen("medmnist", protocol, PROTOCOLS)
     files = [p for p in array_files(root) if is_medmnist(p)]
     if not files:
-        raise BadInput(f'medmnist: "{root}" holds no .npz with train_images, train_labels, ...')
+        raise BadInput(f'Federation "medmnist": "{root}" has no .npz file with train_images, train_labels, ...')
     sites: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
     problems, tops = [], {}
     for path in files:
@@ -57,7 +57,7 @@ def medmnist(
     if len(set(tops.values())) > 1:
         listed = ", ".join(f"{name} {n}" for name, n in tops.items())
         problems.append(f"files with different numbers of classes ({listed}); give the path of one of them")
-    raise_problems(f'medmnist in "{root}"', problems)
+    raise_problems(f'Federation "medmnist" in "{root}"', problems)
     several = len({x.shape[1] for parts in sites.values() for x, _ in parts.values()}) > 1
     made = from_arrays(sites, layout="NCHW", channels=channels or (3 if several else None), name="medmnist")
     return with_source(made, "medmnist", root, protocol, {"size": size, "channels": channels})

@@ -44,7 +44,7 @@ def npz(
     chosen("npz", protocol, PROTOCOLS)
     files = array_files(root)
     if not files:
-        raise BadInput(f'npz: "{root}" is not an .npz file and holds none')
+        raise BadInput(f'Federation "npz": "{root}" is not an .npz file and contains none.')
     sites: dict[str, Any] = {}
     problems, named = [], []
     for path in files:
@@ -57,7 +57,7 @@ def npz(
             named.append(tuple(classes))
     if len(set(named)) > 1:
         problems.append("the files name different classes")
-    raise_problems(f'npz in "{root}"', problems)
+    raise_problems(f'Federation "npz" in "{root}"', problems)
     name = Path(root).expanduser().resolve().stem
     made = from_arrays(sites, named[0] if named else None, val, test, seed, "NCHW", name=name)
     return with_source(made, "npz", root, protocol, {"size": size, "seed": seed, "val": val, "test": test})
@@ -97,7 +97,7 @@ def arrays_in(path: Path) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except Exception as problem:  # zipfile and NumPy raise almost anything on broken or hostile files
-        raise BadInput(f"{path.name} cannot be read as plain arrays: {problem}") from problem
+        raise BadInput(f"{path.name} cannot be read as plain arrays: {problem}.") from problem
 
 
 def _site(arrays: Mapping[str, np.ndarray], size: int | None) -> tuple[Any, list[str] | None]:
@@ -107,7 +107,7 @@ def _site(arrays: Mapping[str, np.ndarray], size: int | None) -> tuple[Any, list
         return (nchw(pair[0], size), pair[1].reshape(-1)), classes
     parts = {part: found for part in _PARTS if (found := _pair(arrays, part)) is not None}
     if not parts:
-        raise BadInput(f"no x and y, and no x_train and y_train; it has {', '.join(arrays)}")
+        raise BadInput(f"no x and y, and no x_train and y_train; it has {', '.join(arrays)}.")
     return {part: (nchw(x, size), y.reshape(-1)) for part, (x, y) in parts.items()}, classes
 
 
@@ -128,14 +128,14 @@ def nchw(x: np.ndarray, size: int | None) -> np.ndarray:
         x = x.transpose(0, 3, 1, 2)
     elif x.ndim != 4 or x.shape[1] not in (1, 3, 4) or x.shape[3] in (1, 3, 4):
         raise BadInput(
-            f"cannot tell where the channels are in images of shape {x.shape}; store them as N,H,W or N,H,W,C"
+            f"cannot tell where the channels are in images of shape {x.shape}; store them as N,H,W or N,H,W,C."
         )
     if size is None or x.shape[2:] == (size, size):
         return x
     from PIL import Image
 
     if x.dtype != np.uint8:
-        raise BadInput(f"resizing needs uint8 images, got {x.dtype}; leave size out")
+        raise BadInput(f"resizing needs uint8 images, got {x.dtype}; leave size out.")
     planes = x.reshape(-1, *x.shape[2:])  # bilinear treats every channel on its own
     small = [np.asarray(Image.fromarray(plane).resize((size, size), Image.Resampling.BILINEAR)) for plane in planes]
     return np.asarray(small, np.uint8).reshape(*x.shape[:2], size, size)

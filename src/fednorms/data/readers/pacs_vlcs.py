@@ -29,6 +29,7 @@ from fednorms.data.readers.pictures import (
     has_domains,
     images_in,
     joined,
+    no_folder,
     present,
     require_domains,
     text_list,
@@ -195,7 +196,9 @@ def _divided(
         pool = parts["train"]
         most = min(each, len(pool) // clients)
         if most == 0:
-            raise BadInput(f"{name}: {domain} has {len(pool)} training images, too few for {clients} clients")
+            raise BadInput(
+                f'Federation "{name}": {domain} has {len(pool)} training images, too few for {clients} clients.'
+            )
         pool = pool[shuffled(len(pool), "clients", seed, domain)]
         members += cross_device(domain, clients, most, pool, parts["test"])
     return members
@@ -210,7 +213,7 @@ def _official(place: Path, base: Path) -> tuple[dict[str, Pictures], dict[str, d
             name = f"{domain}_{word}_kfold.txt"
             path = next((p for p in [place / name, base / name, *sorted(place.rglob(name))] if p.is_file()), None)
             if path is None:
-                raise BadInput(f"pacs: no list {name} in {str(place)!r}, which protocol 'official' needs")
+                raise BadInput(f'Federation "pacs": no list {name} in "{place}", which protocol "official" needs.')
             lists[part] = text_list(path, base, first=1)
         problems += absent(lists)
         found[domain], parts[domain] = joined({part: present(pictures) for part, pictures in lists.items()})
@@ -222,7 +225,7 @@ def _numbered(place: Path) -> tuple[dict[str, Pictures], list[str]]:
     for domain, names in _VLCS_FOLDERS.items():
         folder = folder_of(place, names)
         if folder is None:
-            problems.append(f'{domain}: no folder {" or ".join(map(repr, names))} in "{place}"')
+            problems.append(no_folder(domain, names, place))
             continue
         inner = [folder / "full"] if (folder / "full").is_dir() else [folder / p for p in ("train", "crossval", "test")]
         paths: list[Path] = []

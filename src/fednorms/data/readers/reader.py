@@ -41,13 +41,16 @@ class Reader:
         chosen(self.name, protocol, self.protocols)
         root = Path(root).expanduser()
         if not root.is_dir():
-            raise BadInput(f'{self.name}: "{root}" is not a folder; expected {self.expected}')
+            raise BadInput(f'Federation "{self.name}": "{root}" is not a folder; expected {self.expected}.')
         for place in (root, *(root / name for name in self.folders)):
             if place.is_dir() and self.layout(place):
                 return place
         there = sorted(p.name + "/" * p.is_dir() for p in root.iterdir() if not p.name.startswith("."))
         holds = ", ".join(there[:6]) + (f" and {len(there) - 6} more" if len(there) > 6 else "") or "nothing"
-        raise BadInput(f'{self.name}: "{root}" does not hold this data set; expected {self.expected}. It holds {holds}')
+        raise BadInput(
+            f'Federation "{self.name}": "{root}" does not hold this data set; expected {self.expected}. '
+            f"It holds {holds}."
+        )
 
     def counted(self, root: str | Path, given: Mapping[str, Any]) -> Federation:
         """The same without decoding image files: sites and labels are right, images are one pixel."""
@@ -59,12 +62,12 @@ class Reader:
         """Read the data set with the options that were given (not None); an option it does not have is an error."""
         if root is None:
             raise BadInput(
-                f'federation "{self.name}" needs root=FOLDER, where the data set lies; nothing is downloaded'
+                f'Federation "{self.name}" needs root=FOLDER, the folder of the data set; nothing is downloaded.'
             )
         options = {option: value for option, value in given.items() if value is not None}
         known = [option for option in inspect.signature(self.read).parameters if option != "root"]
         raise_problems(
-            f'federation "{self.name}"',
+            f'Federation "{self.name}"',
             [f'it has no option "{option}"; it takes {", ".join(known)}' for option in options if option not in known],
         )
         return self.read(root, **options)
@@ -75,10 +78,10 @@ def chosen(what: str, protocol: str, known: Mapping[str, Any]) -> str:
 
     >>> chosen("pacs", "fedn", {"fednn": 1, "greg": 2})
     Traceback (most recent call last):
-    fednorms.BadInput: pacs has no protocol 'fedn': did you mean "fednn"? Known: fednn, greg
+    fednorms.BadInput: Federation "pacs" has no protocol "fedn": did you mean "fednn"? Known: fednn, greg.
     """
     if protocol not in known:
-        raise BadInput(f'{what} has no protocol "{protocol}": {nearest(protocol, known)}')
+        raise BadInput(f'Federation "{what}" has no protocol "{protocol}": {nearest(protocol, known)}.')
     return protocol
 
 
@@ -99,7 +102,7 @@ def deviations(what: str, problems: Sequence[str], complete: bool) -> list[str]:
     """
     if problems and complete:
         raise_problems(
-            f"{what} is not as published (complete=False reads it as it is, and the run records the differences)",
+            f'Federation "{what}" is not as published (complete=False reads it anyway; a run records the differences)',
             problems,
         )
     return list(problems)

@@ -36,12 +36,12 @@ def read_table(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file, delimiter=_delimiter(file)))
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
-        raise BadInput(f'table "{path}" cannot be read: {problem}') from None
+        raise BadInput(f'Table "{path}" cannot be read: {problem}.') from None
     columns = list(rows[0]) if rows else columns_of(path)
     if missing := [name for name in needed if name not in columns]:
-        raise BadInput(f'table "{path}" has no column {", ".join(missing)}; it has {", ".join(map(str, columns))}')
+        raise BadInput(f'Table "{path}" has no column {", ".join(missing)}; it has {", ".join(map(str, columns))}.')
     if broken := next((i for i, row in enumerate(rows, 2) if any(row[name] is None for name in needed)), 0):
-        raise BadInput(f'table "{path}", line {broken}: too few entries')
+        raise BadInput(f'Table "{path}", line {broken}: too few entries.')
     return rows
 
 
@@ -63,7 +63,7 @@ def whole_number(text: str, column: str) -> int:
     except ValueError:
         value = math.nan
     if value != value or value != int(value) or value < 0:
-        raise BadInput(f'column {column}: expected a whole number, got "{text}"')
+        raise BadInput(f'column {column}: expected a whole number, got "{text}".')
     return int(value)
 
 
