@@ -24,7 +24,7 @@ from fednorms.data.generate import (
     tones,
     weather,
 )
-from fednorms.data.generate.synth_digits import fonts
+from fednorms.data.generate.rendered_digits import fonts
 from fednorms.data.registry import federation
 from fednorms.data.show import view
 

@@ -145,7 +145,7 @@ def _check_types(spec: object, given: Mapping[str, object]) -> None:
 
 
 def _dials(text: str, size: int | None, seed: int, val: float, test: float) -> Federation:
-    from fednorms.data.generate.shift import digits_dials
+    from fednorms.data.generate.shifts import digits_dials
 
     example = "digits-dials(clients=5, label=0.5, feature=0.5)"
     name, options = read_one(text.replace("-", "_", 1), "federation", example)
