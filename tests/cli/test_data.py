@@ -59,7 +59,7 @@ def test_check_of_your_own_folders_and_arrays(tmp_path, capsys):
     class_folders(tmp_path / "mine", ("oslo", "bonn"), ("cat", "dog"), 10)
     assert main(["data", "check", str(tmp_path / "mine")]) == 0
     out = capsys.readouterr().out
-    assert "your own images" in out
+    assert "custom images" in out
     assert "oslo" in out
     (tmp_path / "npz").mkdir()
     np.savez(tmp_path / "npz" / "a.npz", x=gradient(20, (8, 8)), y=np.arange(20) % 2)
@@ -69,7 +69,7 @@ def test_check_of_your_own_folders_and_arrays(tmp_path, capsys):
     assert "no such file or folder" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["data", "check", str(tmp_path / "empty")]) == 2
-    assert "none of the data sets" in capsys.readouterr().err
+    assert "is not a data set" in capsys.readouterr().err
 
 
 def test_pack_then_check_then_damage(tmp_path, capsys):
@@ -87,7 +87,7 @@ def test_pack_then_check_then_damage(tmp_path, capsys):
     assert main(["data", "check", str(out)]) == 2
     assert "its data are damaged" in capsys.readouterr().err
     assert main(["data", "pack", str(root), str(tmp_path)]) == 2
-    assert "is a folder; give the file to write" in capsys.readouterr().err
+    assert "is a folder. Give the file to write" in capsys.readouterr().err
 
 
 def test_a_pack_of_folders_keeps_patients_together(tmp_path, capsys):

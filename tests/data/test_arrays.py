@@ -34,7 +34,7 @@ def test_layouts_are_told_apart():
 
 @pytest.mark.parametrize("shape", [(5, 3, 3, 3), (5, 1, 8, 4), (5, 2, 8, 8), (5, 8)])
 def test_an_unclear_layout_must_be_said(shape):
-    with pytest.raises(BadInput, match=r"site 'a', train: .*layout="):
+    with pytest.raises(BadInput, match=r'site "a", train: .*layout='):
         whole(numbers(*shape))
     if len(shape) == 4:
         assert tuple(whole(numbers(*shape), layout="NCHW").shape) == shape
@@ -144,7 +144,7 @@ def test_groups_domains_and_attributes():
     site = fed.site("a")
     assert not set(site.train.x[:, 0, 0, 0].tolist()) & set(site.test.x[:, 0, 0, 0].tolist())
     assert (site.domain, site.attributes) == ("ct", {"v": "1"})
-    with pytest.raises(BadInput, match="'b', which is not a site"):
+    with pytest.raises(BadInput, match='"b", which is not a site'):
         from_arrays({"a": (x, y)}, domains={"b": "ct"})
     with pytest.raises(BadInput, match="its own splits"):
         from_arrays({"a": {"train": (x, y)}}, groups={"a": patients})
@@ -176,11 +176,11 @@ def test_refuses_all_that_is_wrong_at_once():
         )
     message = str(caught.value)
     assert "5 problems" in message
-    assert "site 'short': 6 images but 3 labels" in message
-    assert "site 'float': labels must be whole numbers" in message
-    assert "site 'named': splits are named train, val and test, got ['training']" in message
-    assert "site 'single': data must be a pair" in message
-    assert "site 'number': expected an array" in message
+    assert 'site "short": 6 images but 3 labels' in message
+    assert 'site "float": labels must be whole numbers' in message
+    assert 'site "named": splits are named train, val and test, got training' in message
+    assert 'site "single": data must be a pair' in message
+    assert 'site "number": expected an array' in message
 
 
 def test_refuses_labels_beyond_the_classes_and_values_that_are_not_finite():
@@ -244,7 +244,7 @@ class Endless(IterableDataset):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (Endless(), "site 'a': expected a dataset with __len__"),
+        (Endless(), 'site "a": expected a dataset with __len__'),
         (
             Pictures([np.zeros((4, 4)), np.zeros((5, 4))], [0, 1]),
             r"item 1 is .* of shape \(1, 5, 4\), but item 0",

@@ -123,7 +123,7 @@ def test_without_and_hold_out_take_sites_and_domains():
     assert [s.name for s in fed.clients] == ["a", "b", "c"], "the original is unchanged"
     with pytest.raises(BadInput, match="no site has training data"):
         fed.hold_out("x", "y")
-    with pytest.raises(BadInput, match=r"no site or domain 'z'.*it has 'a', 'b', 'c'"):
+    with pytest.raises(BadInput, match=r'no site or domain "z".*it has "a", "b", "c"'):
         fed.hold_out("z")
     with pytest.raises(BadInput, match='did you mean "north"'):
         federation(Site("north", "north", make())).site("nort")
@@ -147,25 +147,25 @@ def test_an_empty_split_is_no_split():
 
 
 def test_refuses_a_site_without_data():
-    assert "site 'b' has no data" in refused(Site("a", "a", make()), Site("b", "b"))
+    assert 'site "b" has no data' in refused(Site("a", "a", make()), Site("b", "b"))
 
 
 def test_refuses_no_sites_no_training_site_and_no_classes():
     assert "no sites" in refused()
     assert "no site has training data" in refused(Site("a", "a", test=make()))
     assert "list of classes is empty" in refused(Site("a", "a", make()), classes=())
-    assert "class names given twice: 'cat'" in refused(Site("a", "a", make()), classes=("cat", "cat"))
+    assert 'class names given twice: "cat"' in refused(Site("a", "a", make()), classes=("cat", "cat"))
 
 
 def test_refuses_two_sites_of_one_name():
-    assert "2 sites are named 'a'" in refused(Site("a", "a", make()), Site("a", "b", make()))
+    assert '2 sites are named "a"' in refused(Site("a", "a", make()), Site("a", "b", make()))
 
 
 @pytest.mark.parametrize("label", [-1, 2, 99])
 def test_refuses_labels_outside_the_range(label):
     y = torch.tensor([0, 1, label, 0])
     message = refused(Site("a", "a", make()), Site("b", "b", make(), test=Split(make().x, y)))
-    assert "site 'b', test: labels must be 0 to 1 for 2 classes" in message
+    assert 'site "b", test: labels must be 0 to 1 for 2 classes' in message
     assert f"got {label} at position 2" in message
 
 
@@ -174,14 +174,14 @@ def test_refuses_images_that_are_not_finite(value):
     x = torch.zeros(600, 1, 2, 2)
     x[517, 0, 1, 0] = x[599, 0, 0, 0] = value
     message = refused(Site("a", "a", Split(x, torch.zeros(600, dtype=torch.int64))))
-    assert "site 'a', train: 2 images hold values that are not finite" in message
-    assert "first at 517" in message
+    assert 'site "a", train: 2 images have values that are not finite' in message
+    assert "first at position 517" in message
 
 
 def test_refuses_different_shapes_naming_sites_and_shapes():
     message = refused(Site("a", "a", make()), Site("b", "b", make(shape=(3, 4, 4))), Site("c", "c", make()))
-    assert "1x4x4 at 'a', 'c'" in message
-    assert "3x4x4 at 'b'" in message
+    assert '1x4x4 at "a", "c"' in message
+    assert '3x4x4 at "b"' in message
 
 
 def test_refuses_lengths_that_differ():
@@ -213,7 +213,7 @@ def test_says_all_problems_at_once():
         Site("b", "b"),
         Site("c", "c", Split(make().x, make().y[:2])),
     )
-    for word in ("problems", "2 sites are named 'a'", "labels must be", "no data"):
+    for word in ("problems", '2 sites are named "a"', "labels must be", "no data"):
         assert word in message
     assert "different shapes" in message
     assert "4 images but 2 labels" in message

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from fednorms.core.errors import BadInput
-from fednorms.data import MappedImages, folders, from_folders, site_from_folder
+from fednorms.data import MappedImages, from_folders, site_from_folder
 
 
 def picture(path: Path, value=0, size=(6, 5), mode="RGB"):
@@ -85,8 +85,8 @@ def test_size_brings_different_images_together(root):
     with pytest.raises(BadInput) as caught:
         load(root)
     message = str(caught.value)
-    assert "p0-0.png' is 5x6 (height x width)" in message
-    assert "large.png' is 10x20" in message
+    assert 'p0-0.png" is 5x6 (height x width)' in message
+    assert 'large.png" is 10x20' in message
     assert "set size=" in message
 
 
@@ -144,7 +144,7 @@ def test_stacks_of_slices_and_pixels_out_of_range_are_refused_by_name(tmp_path):
         picture(tmp_path / name / "a" / label / "0.png")
     pages = [Image.fromarray(np.full((6, 6), v, dtype=np.uint8)) for v in (1, 2, 3)]
     pages[0].save(tmp_path / "stack" / "a" / "x" / "1.tif", save_all=True, append_images=pages[1:])
-    with pytest.raises(BadInput, match=r"1.tif. cannot be read: it holds 3 pages"):
+    with pytest.raises(BadInput, match=r"1.tif. cannot be read: it has 3 pages"):
         load(tmp_path / "stack", size=4)
     Image.fromarray(np.array([[-1000, 2000]] * 2, dtype=np.int32)).save(tmp_path / "signed" / "a" / "y" / "1.tif")
     with pytest.raises(BadInput, match="pixels of -1000 to 2000; expected 0 to 65535"):
@@ -156,7 +156,7 @@ def test_twelve_bits_in_sixteen_are_noted(tmp_path):
         pixels = np.linspace(0, high, 36).reshape(6, 6).astype(np.uint16)
         (tmp_path / "d" / "a" / "x").mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(tmp_path / "d" / "a" / "x" / f"{i}.png")
-    with pytest.warns(UserWarning, match="2 images of 16 bits have no pixel above 4095"):
+    with pytest.warns(UserWarning, match="2 16-bit images have no pixel above 4095"):
         load(tmp_path / "d", val=0, test=0)
 
 
@@ -164,7 +164,7 @@ def test_classes_that_differ_in_encoding_alone_are_noted(tmp_path):
     for site, label in (("a", "m\u00fcde"), ("b", "mu\u0308de")):
         picture(tmp_path / "d" / site / label / "0.png")
     (note,) = load(tmp_path / "d").source["notes"]
-    assert "the way letters are encoded" in note
+    assert "encoding" in note
 
 
 def test_a_copy_that_keeps_its_time_is_seen(tmp_path):
@@ -181,9 +181,9 @@ def test_a_copy_that_keeps_its_time_is_seen(tmp_path):
 def test_refuses_a_patient_that_given_splits_divide_and_patterns_that_do_not_match(root, tmp_path):
     picture(tmp_path / "d" / "a" / "train" / "cat" / "p1-0.png")
     picture(tmp_path / "d" / "a" / "test" / "cat" / "p1-1.png")
-    with pytest.raises(BadInput, match="group 'p1' is in both"):
+    with pytest.raises(BadInput, match=r"group .p1. is in both"):
         load(tmp_path / "d", group=r"(p\d+)")
-    with pytest.raises(BadInput, match=r"matches nothing in 50 of 50 file names, first .*p0-0.png"):
+    with pytest.raises(BadInput, match=r"matches nothing in 50 of 50 file names.*p0-0.png"):
         load(root, group=r"(q\d+)")
     with pytest.raises(BadInput, match="not a regular expression"):
         load(root, group="(")
@@ -239,7 +239,7 @@ def counted(monkeypatch):
             opened.append(path)
         return original(path, *args, **kwargs)
 
-    monkeypatch.setattr(folders.Image, "open", count)
+    monkeypatch.setattr(Image, "open", count)
     return opened
 
 
@@ -308,9 +308,9 @@ def test_without_a_place_for_the_cache(root, tmp_path):
     expected = load(root).fingerprint()
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    with pytest.warns(UserWarning, match="cannot write the cache"):
+    with pytest.warns(UserWarning, match="annot write the cache"):
         assert load(root, cache=blocked).fingerprint() == expected
-    with pytest.raises(BadInput, match="cannot write the cache"):
+    with pytest.raises(BadInput, match="annot write the cache"):
         load(root, cache=blocked, memory_limit=100)
     assert load(root, cache=False).fingerprint() == expected
     with pytest.raises(BadInput, match="needs a cache"):
@@ -321,7 +321,7 @@ def test_a_full_disk_leaves_nothing_behind(root, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folders.os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.warns(UserWarning, match="No space left"):
         assert len(load(root).sites) == 2
     assert not list((root.parent / "cache").iterdir())
@@ -336,7 +336,7 @@ def test_refuses_unreadable_images_by_name(root):
         load(root)
     message = str(caught.value)
     assert str(root / "bonn" / "cat" / "p0-0.png") in message
-    assert "p9-bad00.png' cannot be read" in message
+    assert 'p9-bad00.png" cannot be read' in message
     assert "and 4 more that cannot be read" in message
     assert not list((root.parent / "cache").iterdir())
 
@@ -345,7 +345,7 @@ def test_refuses_when_nothing_can_be_read_and_floating_point_pixels(tmp_path):
     folder = tmp_path / "d" / "a" / "cat"
     folder.mkdir(parents=True)
     (folder / "0.png").write_bytes(b"")
-    with pytest.raises(BadInput, match=r"none of the 1 images can be read, first .*0\.png"):
+    with pytest.raises(BadInput, match=r"None of the 1 images can be read.*0\.png"):
         load(tmp_path / "d")
     (folder / "0.png").unlink()
     Image.fromarray(np.zeros((4, 4), dtype=np.float32)).save(folder / "0.tif")
@@ -369,9 +369,9 @@ def test_refuses_folders_of_another_layout(tmp_path):
         load(root)
     message = str(caught.value)
     assert "4 problems" in message
-    assert "flat' has no class folders but 1 images" in message
-    assert "empty' has no class folders;" in message
-    assert "site 'bare' has no images" in message
+    assert 'flat" has no class folders but 1 images' in message
+    assert 'empty" has no class folders;' in message
+    assert 'site "bare" has no images' in message
     assert "instead of images" in message
 
 
@@ -389,7 +389,7 @@ def test_given_classes_keep_their_order(root):
     assert fed.classes == ("dog", "cow", "cat", "emu")
     oslo = fed.site("oslo").train
     assert [fed.classes[label] for label in oslo.y.tolist()] == [["dog", "cat"][v // 10] for v in values(oslo)]
-    with pytest.raises(BadInput, match=r"class folders \['cow'\] are not among"):
+    with pytest.raises(BadInput, match="class folders cow are not among"):
         load(root, classes=["dog", "cat"])
 
 

@@ -24,7 +24,7 @@ from fednorms.data.generate import (
     tones,
     weather,
 )
-from fednorms.data.generate.synth_digits import fonts
+from fednorms.data.generate.rendered_digits import fonts
 from fednorms.data.registry import federation
 from fednorms.data.show import view
 
@@ -227,7 +227,7 @@ def test_no_client_trains_on_a_picture_that_another_is_tested_on():
     assert len({tuple(s.test.y.tolist()) for s in made.sites}) == 1
     assert made.source["generated"]
     assert [s.attributes["generated"] for s in made.sites] == ["yes", "yes", "approximate"]
-    with pytest.raises(BadInput, match="test must be 1 to 19"):
+    with pytest.raises(BadInput, match="must leave images to train on"):
         corrupted_federation(x, y, ["a", "b"], test=20)
 
 
@@ -306,3 +306,28 @@ def test_dials_by_name():
     for text in ("digits-dials(label=x)", "digits-dials(seed=1)", "digits-dialss(label=1)", "digits-dials(label=2)"):
         with pytest.raises(BadInput, match=r"dials|label must be 0 to 1"):
             federation(text)
+
+
+# -- other embedded federations -------------------------------------------------------------------------------------
+def test_corrupted_digits_by_name():
+    found = federation("digits-corrupted(severity=2)", size=8, val=0, test=0.1)
+    assert [site.name for site in found.sites] == list(CORRUPTIONS)
+    assert {len(site.test) for site in found.sites} == {180}
+    assert found.sites[0].val is None
+    held = {site.name: site.test.y.tolist() for site in found.sites}
+    assert len(set(map(tuple, held.values()))) == 1, "the same images are tested at every client"
+    assert len(federation("digits-corrupted", size=8).sites[0].val) == 180
+    for text in ("digits-corrupted(severity=9)", "digits-corrupted(severity=1.5)", "digits-corrupted(clients=3)"):
+        with pytest.raises(BadInput, match=r"severity must be 1 to 5|options are the numbers severity"):
+            federation(text)
+
+
+def test_styles_of_digits_by_name():
+    found = federation("digits-styles", seed=1)
+    assert [site.name for site in found.sites] == ["handwritten", "blended", "rendered"]
+    assert found.shape == (3, 16, 16)
+    assert sum(len(split) for site in found.sites[:2] for split in site.splits.values()) == 1797
+    assert found.fingerprint() == federation("digits-styles", seed=1).fingerprint()
+    assert found.fingerprint() != federation("digits-styles").fingerprint()
+    with pytest.raises(BadInput, match="has no options"):
+        federation("digits-styles(clients=3)")

@@ -94,7 +94,7 @@ def test_refuses_sizes_out_of_range():
 
 def test_refuses_a_division_that_leaves_nothing_to_train_on():
     for val, test in ((0.1, 0.9), (0.5, 0.5), (-0.1, 0.2)):
-        with pytest.raises(BadInput, match="must leave something to train on"):
+        with pytest.raises(BadInput, match="must leave images to train on"):
             digits_shift(val=val, test=test)
 
 
@@ -127,7 +127,7 @@ def test_by_path(tmp_path):
 
 def test_unknown_names_are_answered_with_the_nearest_and_the_list():
     with pytest.raises(
-        BadInput, match=r"no federation 'digit-shft'; did you mean \"digits-shift\"\? There are .*folder:PATH"
+        BadInput, match=r"No federation .digit-shft.; did you mean \"digits-shift\"\? There are .*folder:PATH"
     ):
         federation("digit-shft")
     with pytest.raises(BadInput, match="There are digits-shift"):
@@ -137,7 +137,7 @@ def test_unknown_names_are_answered_with_the_nearest_and_the_list():
 
 
 def test_a_federation_that_exists_cannot_be_made_otherwise(digits):
-    with pytest.raises(BadInput, match="made already: seed, size"):
+    with pytest.raises(BadInput, match="already exists: seed, size"):
         federation(digits, size=8, seed=1)
 
 
@@ -149,7 +149,7 @@ def test_a_federation_that_exists_cannot_be_made_otherwise(digits):
         ("digits-shift", {"seed": "x", "val": "y"}, "seed must be a whole number, got 'x'"),
         ("pacs", {"root": 3}, "root must be a folder, got 3"),
         ("pacs", {"root": ".", "complete": "no"}, "complete must be True or False, got 'no'"),
-        (3, {}, "federation: expected a name or a path, got 3"),
+        (3, {}, "Federation: expected a name or a path, got 3"),
     ],
 )
 def test_options_of_the_wrong_kind_are_bad_input(spec, options, said):
@@ -160,12 +160,12 @@ def test_options_of_the_wrong_kind_are_bad_input(spec, options, said):
 def test_a_folder_that_is_something_else_is_shown(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     (tmp_path / "photo").mkdir()
-    with pytest.raises(BadInput, match=r"does not hold this data set; expected .* It holds a\.png, photo/$"):
+    with pytest.raises(BadInput, match=r"does not hold this data set; expected .* It holds a\.png, photo/\.$"):
         federation("pacs", root=tmp_path)
     for label in ("cat", "dog"):
         (tmp_path / "classes" / label).mkdir(parents=True)
         Image.new("RGB", (4, 4)).save(tmp_path / "classes" / label / "0.png")
-    with pytest.raises(BadInput, match="Put all classes of a site into a folder of its own"):
+    with pytest.raises(BadInput, match="put it into the folder of its site"):
         federation(tmp_path / "classes")
 
 

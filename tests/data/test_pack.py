@@ -143,10 +143,10 @@ def test_damage_is_found(tmp_path):
         check_pack(damaged(path, 200))
     for length in (0, 4, 30, 64, 500, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(BadInput, match=r"truncated|not a file made by"):
+        with pytest.raises(BadInput, match=r"truncated|not made by"):
             unpacked(path)
     path.write_bytes(whole + b"x")
-    with pytest.raises(BadInput, match=r"damaged, .* bytes where"):
+    with pytest.raises(BadInput, match=r"damaged: .* bytes, expected"):
         unpacked(path)
     path.write_bytes(whole)
     with pytest.raises(BadInput, match="version 255"):
@@ -156,7 +156,7 @@ def test_damage_is_found(tmp_path):
 def test_foreign_files_are_refused(tmp_path):
     for name, content in (("a.zip", b"PK\x03\x04" * 50), ("text.fnpack", b"hello"), ("empty.fnpack", b"")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(BadInput, match="not a file made by `fednorms data pack`"):
+        with pytest.raises(BadInput, match="not made by `fednorms data pack`"):
             unpacked(tmp_path / name)
         assert not is_pack(tmp_path / name)
     with pytest.raises(BadInput, match="a folder"):
@@ -198,9 +198,9 @@ def test_a_damaged_image_is_named(tmp_path):
     ("codec", "quality", "message"),
     [
         ("jpeg", None, "needs a quality"),
-        ("raw", 80, "goes with jpeg or webp"),
+        ("raw", 80, "is for jpeg or webp"),
         ("jpeg", 0, "1 to 100"),
-        ("gif", None, "the codec is"),
+        ("gif", None, "codec must be"),
     ],
 )
 def test_bad_wishes(tmp_path, codec, quality, message):

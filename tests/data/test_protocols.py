@@ -109,7 +109,7 @@ def test_loss_and_weights_belong_together():
     assert torch.isclose(loss(x, y), (torch.tensor([3.0, 1.0]) * (1 - p) ** 2 * -p.log()).mean())
     with pytest.raises(BadInput, match="3 class weights for 2 classes"):
         tiny(Protocol(class_weights=(1, 2, 3)))
-    with pytest.raises(BadInput, match="the metric is accuracy or balanced_accuracy, got 'auc'"):
+    with pytest.raises(BadInput, match='metric must be accuracy or balanced_accuracy, got "auc"'):
         Protocol(metric="auc")
 
 
@@ -218,7 +218,7 @@ def test_a_network_sees_the_middle_and_shapes_say_so(tmp_path):
     opened = federation(f"pack:{pack(fed, tmp_path / 'x.fnpack')}")
     assert (opened.shape, opened.stored_shape) == (fed.shape, fed.stored_shape)
     assert opened.fingerprint() == fed.fingerprint()
-    with pytest.raises(BadInput, match="cuts out 9 pixels but the images are 3x8x8"):
+    with pytest.raises(BadInput, match="crops 9 pixels but the images are 3x8x8"):
         tiny(crop=9)
     with pytest.raises(BadInput, match="crop must be a positive number of pixels, got 0"):
         Preprocessing(crop=0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fednorms.data.readers import cifar, domainnet, isic, office, pacs_vlcs, tables
+from fednorms.data.readers import cifar, domainnet, isic, office, pacs_vlcs
+from fednorms.data.readers.fairface import RACES
 from tests.support.layouts import class_folders, gradient, picture, table
 
 
@@ -87,7 +88,7 @@ def fairface(root):
     for word, n in (("train", 70), ("val", 14)):
         rows = [
             {"file": f"{word}/{i}.jpg", "age": "20-29", "gender": ("Male", "Female")[i // 7 % 2],
-             "race": tables.RACES[i % 7], "service_test": True}
+             "race": RACES[i % 7], "service_test": True}
             for i in range(n)
         ]  # fmt: skip
         table(root / f"fairface_label_{word}.csv", rows)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fednorms.data.readers.reader import Reader
 
 _COMMANDS = {
-    "check": ("data", "recognise a folder, and show its sites, classes and sizes and the tables it serves"),
+    "check": ("data", "recognize a folder, and show its sites, classes and sizes and the tables it serves"),
     "pack": ("data", "write a federation to one file that opens at once and travels to another machine"),
     "show": ("data_show", "show what a federation looks like: sites, labels, how much they differ, one picture"),
 }
@@ -42,7 +42,7 @@ def data(args: Sequence[str]) -> int:
         print("\n".join([*lines, "", "`fednorms data COMMAND --help` shows a command's options."]))
         return 0 if args else 2
     if args[0] not in _COMMANDS:
-        raise BadInput(f'no command "data {args[0]}": {nearest(args[0], _COMMANDS)}. See `fednorms data --help`.')
+        raise BadInput(f'No command "data {args[0]}": {nearest(args[0], _COMMANDS)}. See `fednorms data --help`.')
     module = import_module(f"fednorms.cli.{_COMMANDS[args[0]][0]}")
     return int(getattr(module, args[0])(args[1:]))
 
@@ -94,7 +94,7 @@ def _check_pack(path: Path) -> dict[str, Any]:
 
     header = check_pack(path)
     how = header["codec"] if header["quality"] is None else f"{header['codec']} of quality {header['quality']}"
-    facts = [f"{header['images']:,} images stored as {how}, {header['bytes'] / 2**20:,.1f} MiB; the hash is right"]
+    facts = [f"{header['images']:,} images stored as {how}, {header['bytes'] / 2**20:,.1f} MiB; the hash matches"]
     found = unpacked(path)
     return {
         "what": f"a pack of {found.name}",
@@ -111,7 +111,7 @@ def _check_folder(root: Path, given: Check) -> dict[str, Any]:
     from fednorms.data.readers import recognised
 
     if not root.exists():
-        raise BadInput(f"{str(root)!r}: no such file or folder")
+        raise BadInput(f'"{root}": no such file or folder.')
     known = recognised(root)
     if not known:
         try:
@@ -119,12 +119,12 @@ def _check_folder(root: Path, given: Check) -> dict[str, Any]:
                 found = from_folders(root, size=1, cache=False)
         except BadInput as problem:
             raise BadInput(
-                f"{str(root)!r} is none of the data sets of `fednorms list federations`, and {problem}"
+                f'"{root}" is not a data set of `fednorms list federations`, and not a folder of images: {problem}'
             ) from None
-        what = "your own images, site/class/image (use it as folder:PATH)"
+        what = "custom images, site/class/image (use it as folder:PATH)"
         nothing: dict[str, Any] = {"protocols": {}, "tables": {}, "problem": None}
         notes = [f"note: {note}" for note in found.source.get("notes", [])]
-        opened = "files were counted and not opened: `fednorms data show` opens every one"
+        opened = "files were counted but not opened; `fednorms data show` opens every file"
         return {"what": what, "facts": [*_facts(found, False), opened, *notes], "sites": _sites(found), **nothing}
     reader, layout = known[0]
     report: dict[str, Any] = {
@@ -175,7 +175,7 @@ def published(reader: Reader) -> dict[str, list[str]]:
 def _facts(found: Federation, shape: bool = True) -> list[str]:
     size = f", images {'x'.join(map(str, found.shape))}" if shape else ""
     names = ", ".join(found.classes[:12]) + (" ..." if found.num_classes > 12 else "")
-    clients = f"{len(found.clients)} sites that train"
+    clients = f"{len(found.clients)} sites with training data"
     unseen = f", {len(found.unseen)} unseen" if found.unseen else ""
     return [f"{clients}{unseen}, {found.num_classes} classes ({names}){size}"]
 
@@ -228,7 +228,9 @@ def pack(args: Sequence[str]) -> int:
 
     out = Path(given.out).expanduser()
     if out.exists() and not out.is_file():
-        raise BadInput(f"{given.out!r} is a folder; give the file to write, as {given.out.rstrip('/')}/data.fnpack")
+        raise BadInput(
+            f'"{given.out}" is a folder. Give the file to write, such as {given.out.rstrip("/")}/data.fnpack.'
+        )
     known = recognised(given.root)
     named, root = (known[0][0].name, given.root) if known else (given.root, None)
     found = federation(

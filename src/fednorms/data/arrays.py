@@ -65,11 +65,11 @@ def from_arrays(
     b     b           -    -    10  2/2
     """
     if channels not in (None, 1, 3):
-        raise BadInput(f"federation {name!r}: channels must be 1 or 3, got {channels}")
+        raise BadInput(f'Federation "{name}": channels must be 1 or 3, got {channels}.')
     if layout not in (None, "NHW", "NHWC", "NCHW"):
-        raise BadInput(f"federation {name!r}: layout must be NHW, NHWC or NCHW, got {layout!r}")
+        raise BadInput(f'Federation "{name}": layout must be NHW, NHWC or NCHW, got "{layout}".')
     problems = [
-        f"{what} given for {site!r}, which is not a site"
+        f'{what} given for "{site}", which is not a site'
         for what, named in (("groups", groups), ("domain", domains), ("attributes", attributes))
         for site in named or {}
         if site not in sites
@@ -80,19 +80,19 @@ def from_arrays(
         try:
             pairs = _parts(data, val, test, seed, site, (groups or {}).get(site))
         except BadInput as problem:
-            problems.append(f"site {site!r}: {problem}")
+            problems.append(f'site "{site}": {problem}')
             continue
         for part, (x, y) in pairs.items():
             try:
                 parts[part] = Split(_images(x, layout, channels), _labels(y))
             except BadInput as problem:
-                problems.append(f"site {site!r}, {part}: {problem}")
+                problems.append(f'site "{site}", {part}: {problem}')
         named = (attributes or {}).get(site, {})
         made.append(Site(site, (domains or {}).get(site, site), **parts, attributes=named))
     held = [part for site in made for part in site.splits.values()]
     if preprocessing is None and not problems:
         problems += _scale_problems(made)
-    raise_problems(f"federation {name!r}", problems)
+    raise_problems(f'Federation "{name}"', problems)
     if classes is None:
         classes = [str(c) for c in range(max((int(s.y.max()) for s in held), default=0) + 1)]
     source = {"spec": "arrays", "val": val, "test": test, "seed": seed}
@@ -134,7 +134,7 @@ def from_datasets(
         parts = data
         if isinstance(data, tuple):
             if len(data) not in (2, 3):
-                problems.append(f"site {site!r}: give (train, test) or (train, val, test), got {len(data)} datasets")
+                problems.append(f'site "{site}": give (train, test) or (train, val, test), got {len(data)} datasets')
                 continue
             parts = dict(zip(("train", "test") if len(data) == 2 else _PARTS, data, strict=True))
         read: dict[str, Any] = {}
@@ -144,9 +144,9 @@ def from_datasets(
             try:
                 read[part] = _read(dataset)
             except BadInput as problem:
-                problems.append(f"site {site!r}{', ' * bool(part)}{part}: {problem}")
+                problems.append(f'site "{site}"{", " * bool(part)}{part}: {problem}')
         arrays[site] = read.get("") if not isinstance(parts, Mapping) else read
-    raise_problems(f"federation {name!r}", problems)
+    raise_problems(f'Federation "{name}"', problems)
     if classes is None and named and named[0] is not None and len(set(named)) == 1:
         classes = named[0]
     return from_arrays(
@@ -164,20 +164,20 @@ def _parts(
 ) -> dict[str, Pair]:
     if isinstance(data, Mapping):
         if unknown := [part for part in data if part not in _PARTS]:
-            raise BadInput(f"splits are named train, val and test, got {unknown}")
+            raise BadInput(f"splits are named train, val and test, got {', '.join(map(str, unknown))}.")
         if groups is not None:
-            raise BadInput("groups are for a site that is divided here, but it comes with its own splits")
+            raise BadInput("groups are only for a site without its own splits.")
         pairs = dict(data)
     else:
         pairs = {"": data}
     for part, pair in pairs.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise BadInput(f"{part or 'data'} must be a pair (images, labels), got {type(pair).__name__}")
+            raise BadInput(f"{part or 'data'} must be a pair (images, labels), got {type(pair).__name__}.")
     if isinstance(data, Mapping):
         return {part: (_array(x), _array(y)) for part, (x, y) in pairs.items()}
     x, y = _array(data[0]), _array(data[1])
     if len(x) != len(y):
-        raise BadInput(f"{len(x)} images but {len(y)} labels; there must be one label per image")
+        raise BadInput(f"{len(x)} images but {len(y)} labels; there must be one label per image.")
     positions = split(_labels(y), {"val": val, "test": test}, seed, site, groups)
     if sum(len(at) > 0 for at in positions.values()) == 1:
         return {part: (x, y) for part, at in positions.items() if len(at)}
@@ -187,7 +187,7 @@ def _parts(
 def _array(values: object) -> Array:
     array = values.detach() if isinstance(values, Tensor) else np.asarray(values)
     if array.ndim == 0:
-        raise BadInput(f"expected an array, got {values!r}")
+        raise BadInput(f"expected an array, got {values!r}.")
     return array
 
 
@@ -197,7 +197,7 @@ def _labels(y: Array) -> Tensor:
     else:
         whole = y.dtype.kind in "iub"
     if not whole or y.ndim != 1:
-        raise BadInput(f"labels must be whole numbers with one axis, got {y.dtype} of shape {tuple(y.shape)}")
+        raise BadInput(f"labels must be whole numbers with one axis, got {y.dtype} of shape {tuple(y.shape)}.")
     return y.cpu().long() if isinstance(y, Tensor) else torch.from_numpy(y.astype(np.int64))
 
 
@@ -206,7 +206,7 @@ def _images(x: Array, layout: Layout | None, channels: int | None) -> Tensor:
     x = _tensor(x)
     layout = layout or _layout(tuple(x.shape))
     if x.ndim != len(layout):
-        raise BadInput(f"layout {layout} has {len(layout)} axes, but the images have shape {tuple(x.shape)}")
+        raise BadInput(f"layout {layout} has {len(layout)} axes, but the images have shape {tuple(x.shape)}.")
     if layout == "NHW":
         x = x.unsqueeze(1)
     elif layout == "NHWC":
@@ -221,7 +221,7 @@ def _layout(shape: tuple[int, ...]) -> Layout:
         first, last = shape[1] in _CHANNELS, shape[3] in _CHANNELS
         if first != last:
             return "NCHW" if first else "NHWC"
-    raise BadInput(f"cannot tell where the channels are in images of shape {shape}; say layout='NCHW', 'NHWC' or 'NHW'")
+    raise BadInput(f"cannot tell where the channels are in images of shape {shape}; set layout= to NCHW, NHWC or NHW.")
 
 
 def _tensor(x: Array) -> Tensor:
@@ -232,7 +232,7 @@ def _tensor(x: Array) -> Tensor:
         elif kind == "b":
             x = x.astype(np.uint8) * 255
         elif kind not in "iu":
-            raise BadInput(f"images must be numbers, got an array of {x.dtype}")
+            raise BadInput(f"images must be numbers, got an array of {x.dtype}.")
         elif x.dtype != np.uint8:
             x = x.astype(np.int64)
         # torch cannot hold an array that is read-only, byte-swapped or runs backwards.
@@ -242,14 +242,14 @@ def _tensor(x: Array) -> Tensor:
     if x.dtype == torch.bool:
         return x.to(torch.uint8) * 255
     if x.is_complex():
-        raise BadInput(f"images must be real numbers, got {x.dtype}")
+        raise BadInput(f"images must be real numbers, got {x.dtype}.")
     if x.is_floating_point():
         return x.float()
     if x.dtype != torch.uint8 and x.numel():
         if int(x.min()) < 0 or int(x.max()) > 255:
             raise BadInput(
                 f"whole-number images must be 0 to 255, got {int(x.min())} to {int(x.max())}; "
-                "scale them to floats in [0, 1]"
+                "scale them to floats in [0, 1]."
             )
         x = x.to(torch.uint8)
     return x
@@ -269,7 +269,7 @@ def _recoloured(x: Tensor, channels: int | None) -> Tensor:
         weight = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
         grey = (x[:, :3] * weight).sum(1, keepdim=True)
         return grey if x.is_floating_point() else grey.round().to(torch.uint8)
-    raise BadInput(f"cannot make {channels} channels of {have}")
+    raise BadInput(f"cannot make {channels} channels of {have}.")
 
 
 def _range(splits: Sequence[Split]) -> tuple[float, float]:
@@ -283,8 +283,8 @@ def _scale_problems(sites: Sequence[Site]) -> list[str]:
         low, high = _range(list(site.splits.values()))
         if low >= 0 and 2 < high <= 255:
             found.append(
-                f"site {site.name!r}: images are floats from {low:g} to {high:g}, which looks like 0 to 255; "
-                "divide by 255, convert to uint8, or pass preprocessing= to say that it is meant"
+                f'site "{site.name}": images are floats from {low:g} to {high:g}, which looks like 0 to 255; '
+                "divide by 255, convert to uint8, or pass preprocessing= if this is intended"
             )
     return found
 
@@ -301,23 +301,23 @@ def _read(dataset: Sequence[Any]) -> tuple[Tensor, np.ndarray]:
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise BadInput(
             f"expected a dataset with __len__ and __getitem__, got {type(dataset).__name__}; "
-            "an iterable dataset must be read into a list first"
+            "an iterable dataset must be read into a list first."
         )
     images: Tensor | None = None
     labels = np.zeros(len(dataset), dtype=np.int64)
     for i in range(len(dataset)):
         item = dataset[i]
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise BadInput(f"item {i} is not a pair (image, label) but {type(item).__name__}")
+            raise BadInput(f"item {i} is not a pair (image, label) but {type(item).__name__}.")
         image, label = _image(item[0], i), np.asarray(item[1])
         if label.ndim or label.dtype.kind not in "iub":
-            raise BadInput(f"item {i}: the label must be a whole number, got {item[1]!r}")
+            raise BadInput(f"item {i}: the label must be a whole number, got {item[1]!r}.")
         if images is None:
             images = torch.empty((len(dataset), *image.shape), dtype=image.dtype)
         if image.shape != images.shape[1:] or image.dtype != images.dtype:
             raise BadInput(
                 f"item {i} is {image.dtype} of shape {tuple(image.shape)}, but item 0 is {images.dtype} "
-                f"of shape {tuple(images.shape[1:])}; resize and convert in the dataset's transform"
+                f"of shape {tuple(images.shape[1:])}; resize and convert in the dataset's transform."
             )
         images[i] = image
         labels[i] = int(label)
@@ -332,7 +332,7 @@ def _image(image: object, i: int) -> Tensor:
     try:
         array = _array(image)
         if array.ndim not in (2, 3):
-            raise BadInput(f"images have two or three axes, got shape {tuple(array.shape)}")
+            raise BadInput(f"images have two or three axes, got shape {tuple(array.shape)}.")
         if array.ndim == 3 and isinstance(array, Tensor):
             return _images(array[None], "NCHW", None)[0]
         return _images(array[None], None, None)[0]

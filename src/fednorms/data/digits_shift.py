@@ -61,9 +61,9 @@ def digits_shift(
     ...
     """
     if not 8 <= size <= 512:
-        raise BadInput(f"digits-shift: size must be 8 to 512 pixels, got {size}")
+        raise BadInput(f'Federation "digits-shift": size must be 8 to 512 pixels, got {size}.')
     if min(val, test) < 0 or val + test >= 1:
-        raise BadInput(f"digits-shift: val and test must leave something to train on, got {val} and {test}")
+        raise BadInput(f'Federation "digits-shift": val and test must leave images to train on, got {val} and {test}.')
     images, labels = real_digits()
     small, y = torch.from_numpy(images / 16).unsqueeze(1), torch.from_numpy(labels)  # N x 1 x 8 x 8 in [0, 1]
     sites = []

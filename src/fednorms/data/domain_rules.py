@@ -71,6 +71,6 @@ class Heterogeneity(Rule):
     def divide(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray]:
         """The positions of each client."""
         if self.level > self.parts:
-            raise BadInput(f"{self}: level must be at most parts, got {self.level} of {self.parts}")
+            raise BadInput(f"{self}: level must be at most parts, got {self.level} of {self.parts}.")
         ends = [len(y) * i // self.parts for i in range(self.level + 1)]
         return [np.arange(a, b) for a, b in pairwise(ends)]

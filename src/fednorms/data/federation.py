@@ -153,7 +153,7 @@ class Federation:
     b     b           -    -     4  2/2
     >>> Federation("none", [], ["cat"])
     Traceback (most recent call last):
-    fednorms.BadInput: federation 'none': it has no sites; give at least one with training data
+    fednorms.BadInput: Federation "none": it has no sites; give at least one with training data.
     """
 
     name: str
@@ -170,7 +170,7 @@ class Federation:
         object.__setattr__(self, "sites", tuple(self.sites))
         object.__setattr__(self, "classes", tuple(str(c) for c in self.classes))
         object.__setattr__(self, "source", dict(self.source))
-        raise_problems(f"federation {self.name!r}", _problems(self))
+        raise_problems(f'Federation "{self.name}"', _problems(self))
 
     @cached_property
     def clients(self) -> tuple[Site, ...]:
@@ -209,7 +209,8 @@ class Federation:
         for site in self.sites:
             if site.name == name:
                 return site
-        raise BadInput(self._unknown(name, [s.name for s in self.sites], "site"))
+        problem = self._unknown(name, [s.name for s in self.sites], "site")
+        raise BadInput(f'Federation "{self.name}": {problem}.')
 
     def fingerprint(self) -> str:
         """A hash of the content: classes, site names, domains, labels, pixels; not the order of the sites.
@@ -324,29 +325,31 @@ class Federation:
     def _select(self, names: Sequence[str]) -> list[Site]:
         known = [s.name for s in self.sites] + list(self.domains)
         raise_problems(
-            f"federation {self.name!r}",
+            f'Federation "{self.name}"',
             [self._unknown(n, known, "site or domain") for n in names if n not in known],
         )
         return [site for site in self.sites if site.name in names or site.domain in names]
 
     def _unknown(self, name: str, known: Sequence[str], what: str) -> str:
-        return f"no {what} {name!r}; {did_you_mean(name, known)}it has {_some(list(dict.fromkeys(known)))}"
+        return f'no {what} "{name}"; {did_you_mean(name, known)}it has {_some(list(dict.fromkeys(known)))}'
 
 
 def raise_problems(where: str, problems: Sequence[str]) -> None:
-    """Raise one `BadInput` that says all problems, or nothing if there are none.
+    """Raise one `BadInput` with all problems, or do nothing if there are none.
 
-    >>> raise_problems("federation 'f'", [])
+    >>> raise_problems('Federation "f"', [])
     """
     if not problems:
         return
     if len(problems) == 1:
-        raise BadInput(f"{where}: {problems[0]}")
-    shown = [
-        *problems[:_SHOWN],
-        *([f"... and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []),
-    ]
-    raise BadInput(f"{where}: {len(problems)} problems" + "".join(f"\n  - {problem}" for problem in shown))
+        raise BadInput(f"{where}: {_sentence(problems[0])}")
+    more = [f"... and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+    lines = "".join(f"\n  - {_sentence(problem)}" for problem in [*problems[:_SHOWN], *more])
+    raise BadInput(f"{where}: {len(problems)} problems.{lines}")
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
 
 
 def _problems(federation: Federation) -> list[str]:
@@ -362,7 +365,7 @@ def _problems(federation: Federation) -> list[str]:
     elif all(site.train is None for site in sites):
         found.append("no site has training data; at least one site needs a train split")
     found += [
-        f"{count} sites are named {name!r}; give every site its own name"
+        f'{count} sites are named "{name}"; give every site its own name'
         for name, count in Counter(site.name for site in sites).items()
         if count > 1
     ]
@@ -370,12 +373,12 @@ def _problems(federation: Federation) -> list[str]:
     dtypes: dict[torch.dtype, list[str]] = {}
     for site in sites:
         if not site.name or not site.domain:
-            found.append(f"site {site.name!r} needs a name and a domain, got domain {site.domain!r}")
+            found.append(f'site "{site.name}" needs a name and a domain, got domain "{site.domain}"')
         if not site.splits:
-            found.append(f"site {site.name!r} has no data; give it a train or test split, or leave it out")
+            found.append(f'site "{site.name}" has no data; give it a train or test split, or leave it out')
         for part, split in site.splits.items():
             wrong = _split_problems(split, len(classes))
-            found += [f"site {site.name!r}, {part}: {problem}" for problem in wrong]
+            found += [f'site "{site.name}", {part}: {problem}' for problem in wrong]
             if not isinstance(split.x, Tensor | MappedImages):
                 continue
             if split.x.ndim == 4:
@@ -389,7 +392,7 @@ def _problems(federation: Federation) -> list[str]:
         found.append(f"sites have images of different types: {listed}; convert them to one")
     mean, crop = federation.preprocessing.mean, federation.preprocessing.crop
     if crop is not None and len(shapes) == 1 and crop > min(next(iter(shapes))[1:]):
-        found.append(f"preprocessing cuts out {crop} pixels but the images are {_by(next(iter(shapes)))}")
+        found.append(f"preprocessing crops {crop} pixels but the images are {_by(next(iter(shapes)))}")
     weights = federation.protocol.class_weights
     if weights and len(weights) != len(classes):
         found.append(f"its protocol has {len(weights)} class weights for {len(classes)} classes")
@@ -421,7 +424,9 @@ def _split_problems(split: Split, classes: int) -> list[str]:
     if isinstance(x, Tensor) and x.is_floating_point():
         bad = [i + start for start in range(0, len(x), _CHUNK) for i in _not_finite(x[start : start + _CHUNK])]
         if bad:
-            found.append(f"{len(bad)} images hold values that are not finite (NaN or infinity), first at {bad[0]}")
+            found.append(
+                f"{len(bad)} images have values that are not finite (NaN or infinity), the first at position {bad[0]}"
+            )
     return found
 
 
@@ -459,5 +464,5 @@ def _by(shape: Sequence[int]) -> str:
 
 
 def _some(names: Sequence[object], most: int = 8) -> str:
-    listed = ", ".join(repr(n) if isinstance(n, str) else str(n) for n in names[:most])
+    listed = ", ".join(f'"{n}"' if isinstance(n, str) else str(n) for n in names[:most])
     return listed if len(names) <= most else f"{listed} and {len(names) - most} more"

@@ -44,7 +44,7 @@ class IID(Rule):
     def divide(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray]:
         """The positions of each client."""
         if self.balanced and self.sigma:
-            raise BadInput(f"{self}: balanced and sigma contradict each other; keep one of them")
+            raise BadInput(f"{self}: balanced and sigma contradict each other; keep one of them.")
         if self.balanced:
             # Dealt like cards, class after class: neither a class nor a size is off by more than one.
             cards = np.concatenate([r.permutation(at) for at in by_class(y, classes)])
@@ -196,11 +196,11 @@ class GroupSizes(Rule):
     def divide(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray]:
         """The positions of each client."""
         if self.clients % 2 or self.clients % self.group:
-            raise BadInput(f"{self}: clients must be even and a multiple of group, got {self.clients}")
+            raise BadInput(f"{self}: clients must be even and a multiple of group, got {self.clients}.")
         step = np.arange(self.clients // self.group) + 1.0
         size = np.repeat(len(y) / self.clients + self.delta * (step - step.mean()), self.group)
         if size[0] < 1:
-            raise BadInput(f"{self}: the smallest group would have {size[0]:.1f} samples; lower delta")
+            raise BadInput(f"{self}: the smallest group would have {size[0]:.1f} samples; lower delta.")
         pairs = self.clients // 2
         pieces = _dealt(y, _class_list(self, pairs, self.shards, classes, r), r)
         found: list[list[np.ndarray]] = [[] for _ in range(self.clients)]
@@ -226,7 +226,7 @@ def _class_list(rule: Rule, owners: int, shards: int, classes: int, r: np.random
     if owners * shards % classes:
         raise BadInput(
             f"{rule}: {owners} x {shards} pieces do not divide evenly into {classes} classes; "
-            f"choose clients and shards so that their product is a multiple of {classes}"
+            f"choose clients and shards so that their product is a multiple of {classes}."
         )
     listed = np.repeat(np.arange(classes), owners * shards // classes)
     return r.permutation(listed).reshape(owners, shards)

@@ -135,7 +135,7 @@ def check_pack(path: str | Path) -> dict[str, Any]:
             digest.update(chunk)
             left -= len(chunk)
     if digest.hexdigest() != store.header["data_hash"]:
-        raise BadInput(f"pack {str(store.path)!r}: its data are damaged (the hash differs); make or copy it again")
+        raise BadInput(f'Pack "{store.path}": its data are damaged (the hash differs); create or copy it again.')
     kept = ("name", "classes", "shape", "codec", "quality", "images", "source")
     return {key: store.header[key] for key in kept} | {"bytes": store.path.stat().st_size}
 
@@ -261,7 +261,7 @@ class _Store:
                 plain = image if image.mode == _MODES[channels] else image.convert(_MODES[channels])
                 pixels = np.asarray(plain).reshape(height, width, channels)
         except Exception as problem:  # Pillow's decoders raise almost anything on broken data
-            raise BadInput(f"pack {str(self.path)!r}: image {row} is damaged ({problem})") from None
+            raise BadInput(f'Pack "{self.path}": image {row} is damaged ({problem}).') from None
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
@@ -273,7 +273,7 @@ def _store(path: Path) -> _Store:
     try:
         found = path.stat()
     except OSError:
-        raise BadInput(f"pack {str(path)!r}: no such file") from None
+        raise BadInput(f'Pack "{path}": no such file.') from None
     key = (str(path), found.st_mtime_ns, found.st_size)
     store = _open_stores.get(key)
     if store is None:
@@ -282,29 +282,29 @@ def _store(path: Path) -> _Store:
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    where = f"pack {str(path)!r}"
+    where = f'Pack "{path}"'
     if path.is_dir():
-        raise BadInput(f"{where}: a folder, not a file made by `fednorms data pack`")
+        raise BadInput(f"{where}: it is a folder, not a file made by `fednorms data pack`.")
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(_PREAMBLE.size)
         if start[: len(_MAGIC)] != _MAGIC:
             if size and _MAGIC.startswith(start[: len(_MAGIC)]):
-                raise BadInput(f"{where}: truncated after {size} bytes; copy it again")
-            raise BadInput(f"{where}: not a file made by `fednorms data pack`")
+                raise BadInput(f"{where}: truncated after {size} bytes; copy it again.")
+            raise BadInput(f"{where}: it was not made by `fednorms data pack`.")
         if len(start) < _PREAMBLE.size:
-            raise BadInput(f"{where}: truncated after {size} bytes; copy it again")
+            raise BadInput(f"{where}: truncated after {size} bytes; copy it again.")
         _, version, _, at, length, digest = _PREAMBLE.unpack(start)
         if version != _VERSION:
-            raise BadInput(f"{where}: version {version}, but this fednorms reads version {_VERSION}; pack it again")
+            raise BadInput(f"{where}: version {version}, but this fednorms reads version {_VERSION}; pack it again.")
         if size < at + length:
-            raise BadInput(f"{where}: truncated, {size:,} of {at + length:,} bytes; copy it again")
+            raise BadInput(f"{where}: truncated: {size:,} of {at + length:,} bytes; copy it again.")
         if size > at + length or at < _PREAMBLE.size:
-            raise BadInput(f"{where}: damaged, {size:,} bytes where {at + length:,} are expected; copy it again")
+            raise BadInput(f"{where}: damaged: {size:,} bytes, expected {at + length:,}; copy it again.")
         file.seek(at)
         text = file.read(length)
     if hashlib.blake2b(text, digest_size=16).digest() != digest:
-        raise BadInput(f"{where}: its header is damaged (the hash differs); make or copy it again")
+        raise BadInput(f"{where}: its header is damaged (the hash differs); create or copy it again.")
     return json.loads(text), at
 
 
@@ -327,25 +327,27 @@ def _check_blocks(store: _Store) -> None:
         rows = store.block("rows", "<i8")
         right = len(rows) == 0 or (rows.min() >= 0 and rows.max() < store.count)
     if not right:
-        raise BadInput(f"pack {str(store.path)!r}: damaged, its tables do not fit its data; make or copy it again")
+        raise BadInput(f'Pack "{store.path}": damaged: its tables do not fit its data; create or copy it again.')
 
 
 def _check_codec(federation: Federation, codec: str, quality: int | None, dtype: torch.dtype) -> None:
     channels = federation.shape[0]
     if codec not in ("raw", "png", "webp", "jpeg"):
-        raise BadInput(f"pack: the codec is raw, png, webp or jpeg, got {codec!r}")
+        raise BadInput(f'Pack: codec must be raw, png, webp or jpeg, got "{codec}".')
     if dtype not in _DTYPES:
-        raise BadInput(f"pack: images must be uint8 or float32, got {dtype}")
+        raise BadInput(f"Pack: images must be uint8 or float32, got {dtype}.")
     if codec != "raw" and dtype != torch.uint8:
-        raise BadInput(f"pack: {codec} needs uint8 images, got {dtype}; leave out the quality to keep them as they are")
+        raise BadInput(
+            f"Pack: {codec} needs uint8 images, got {dtype}; leave out the quality to keep them as they are."
+        )
     if codec != "raw" and channels not in (1, 3) and not (channels == 4 and codec in ("png", "webp")):
-        raise BadInput(f"pack: {codec} cannot hold {channels} channels; use raw")
+        raise BadInput(f"Pack: {codec} cannot hold {channels} channels; use raw.")
     if codec == "webp" and channels == 1:
-        raise BadInput("pack: webp stores colour only; use raw, png or jpeg for grey images")
+        raise BadInput("Pack: webp stores color only; use raw, png or jpeg for gray images.")
     if quality is not None and (codec in ("raw", "png") or not 1 <= quality <= 100):
-        raise BadInput(f"pack: a quality of 1 to 100 goes with jpeg or webp, got {quality} with {codec}")
+        raise BadInput(f"Pack: a quality of 1 to 100 is for jpeg or webp only, got {quality} with {codec}.")
     if codec == "jpeg" and quality is None:
-        raise BadInput("pack: jpeg needs a quality of 1 to 100")
+        raise BadInput("Pack: jpeg needs a quality of 1 to 100.")
 
 
 class _Hashed:

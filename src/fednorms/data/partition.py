@@ -54,8 +54,8 @@ class Partition:
         found = {part: sum(len(s) for s in splits) for part, splits in sources.items() if splits}
         if found != {part: n for part, n in self.sizes.items() if n}:
             raise BadInput(
-                f"the partition was made for {_counted(self.sizes)}, but federation {federation.name!r} has "
-                f"{_counted(found)}; use the data it was made for"
+                f'The partition was made for {_counted(self.sizes)}, but federation "{federation.name}" has '
+                f"{_counted(found)}; use the data it was made for."
             )
         sites = []
         for name, (domain, parts) in self.clients.items():
@@ -83,7 +83,7 @@ class Partition:
             with file.open("wb") as stream:
                 np.savez_compressed(stream, allow_pickle=False, head=text, **arrays)
         else:
-            raise BadInput(f"partition: write it as .json or .npz, got {str(path)!r}")
+            raise BadInput(f'Partition: the file must end in .json or .npz, got "{path}".')
         return self.hash
 
     @classmethod
@@ -99,7 +99,7 @@ class Partition:
             else:
                 head = json.loads(file.read_text(encoding="utf-8"))
             if head["format"] != _FORMAT:
-                raise BadInput(f"partition: {str(path)!r} has format {head['format']!r}, expected {_FORMAT!r}")
+                raise BadInput(f'Partition file "{path}" has format "{head["format"]}", expected "{_FORMAT}".')
             clients = {}
             for i, row in enumerate(head["clients"]):
                 stored_parts: dict[str, Any] = {p: arrays.get(f"{i}.{p}", row.get(p)) for p in _PARTS}
@@ -111,11 +111,13 @@ class Partition:
             raise
         except Exception as error:  # whatever a damaged archive or text can raise
             raise BadInput(
-                f"partition: cannot read {str(path)!r} ({type(error).__name__}: {error}); "
-                "expected a .json or .npz file written by Partition.save"
+                f'Cannot read the partition "{path}" ({type(error).__name__}: {error}); '
+                "expected a .json or .npz file written by Partition.save."
             ) from None
         if made.hash != told:
-            raise BadInput(f"partition: {str(path)!r} was changed or damaged: its hash is {made.hash}, it says {told}")
+            raise BadInput(
+                f'Partition file "{path}" was changed or damaged: its hash is {made.hash}, but it states {told}.'
+            )
         return made
 
 
@@ -172,7 +174,7 @@ def _divide(
         r = draws("partition", part, *scope)
         same = chosen.alike(y[part], classes, draws("partition", *scope)) if chosen.test == "alike" else None
         if chosen.test == "alike" and same is None:
-            raise BadInput(f"{chosen}: test='alike' needs a rule with a class list (sharding, group_sizes)")
+            raise BadInput(f"{chosen}: test=alike needs a rule with a class list (sharding, group_sizes).")
         if same is not None:
             found[part] = [np.sort(at) for at in same]
         elif chosen.test == "personal":
@@ -227,7 +229,7 @@ def _gather(splits: list[Split], at: np.ndarray | None) -> Split | None:
     if at is None or not len(at):
         return None
     if at.min() < 0 or at.max() >= sum(map(len, splits)):
-        raise BadInput(f"partition: position {at.max()} does not exist among {sum(map(len, splits))} samples")
+        raise BadInput(f"Partition: position {at.max()} does not exist among {sum(map(len, splits))} samples.")
     taken, start = [], 0
     for split in splits:
         inside = at[(at >= start) & (at < start + len(split))] - start

@@ -40,13 +40,13 @@ def load_pickle(path: str | Path, allow_pickle: bool = False, encoding: str = "A
     path = Path(path)
     if not allow_pickle:
         raise BadInput(
-            f"{path.name} is a pickled archive; say allow_pickle=True to open it (nothing but NumPy arrays is "
-            "admitted), or convert it once with fednorms.data.pickles.to_npz"
+            f"{path.name} is a pickled archive. Set allow_pickle=True to open it (only NumPy arrays are "
+            "accepted), or convert it once with fednorms.data.pickles.to_npz."
         )
     try:
         data = path.read_bytes()
     except OSError as problem:
-        raise BadInput(f"{path.name} cannot be read: {problem.strerror or problem}") from None
+        raise BadInput(f"{path.name} cannot be read: {problem.strerror or problem}.") from None
     return loads(data, path.name, encoding)
 
 
@@ -57,16 +57,16 @@ def loads(data: bytes, name: str = "the pickle", encoding: str = "ASCII") -> Any
     {'x': array([0, 1, 2])}
     >>> loads(pickle.dumps(print))
     Traceback (most recent call last):
-    fednorms.BadInput: the pickle asks for builtins.print, but only NumPy arrays and plain values are admitted
+    fednorms.BadInput: the pickle asks for builtins.print, but only NumPy arrays and plain values are accepted.
     """
     try:
         return _plain(_Unpickler(io.BytesIO(data), name, encoding).load())
     except BadInput:
         raise
     except RecursionError:
-        raise BadInput(f"{name} is nested too deeply") from None
+        raise BadInput(f"{name} is nested too deeply.") from None
     except Exception as problem:  # a broken pickle fails in any way
-        raise BadInput(f"{name} is not a pickle of NumPy arrays, or is damaged: {problem}") from problem
+        raise BadInput(f"{name} is not a pickle of NumPy arrays, or is damaged: {problem}.") from problem
 
 
 def to_npz(path: str | Path, out: str | Path | None = None) -> Path:
@@ -87,11 +87,11 @@ def to_npz(path: str | Path, out: str | Path | None = None) -> Path:
     if isinstance(data, tuple | list) and len(data) == 2:
         data = dict(zip(("x", "y"), data, strict=True))
     if not isinstance(data, Mapping):
-        raise BadInput(f"{path.name} holds {type(data).__name__}; expected a pair or a dictionary of arrays")
+        raise BadInput(f"{path.name} contains {type(data).__name__}; expected a pair or a dictionary of arrays.")
     arrays = {str(name): np.asarray(value) for name, value in data.items()}
     for name, array in arrays.items():
         if array.dtype.kind == "O":
-            raise BadInput(f"{path.name}: {name!r} is not an array of numbers or strings")
+            raise BadInput(f'{path.name}: "{name}" is not an array of numbers or strings.')
     np.savez_compressed(target, **arrays)  # type: ignore[arg-type]
     return target
 
@@ -102,13 +102,13 @@ class _Dtype:
     def __init__(self, code: object, align: object = False, copy: object = False) -> None:
         text = code.decode("ascii") if isinstance(code, bytes) else code
         if not isinstance(text, str) or not _CODE.fullmatch(text):
-            raise BadInput(f"an array of type {text!r} is not admitted")
+            raise BadInput(f'an array of type "{text}" is not accepted.')
         self.dtype = np.dtype(text)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         # (version, byte order, subarray, names, fields, size, alignment, flags): flags are not believed.
         if any(entry is not None for entry in state[2:5]):
-            raise BadInput("a structured array is not admitted")
+            raise BadInput("a structured array is not accepted.")
         if self.dtype.kind in "SU" and self.dtype.itemsize == 0 and isinstance(state[5], int):
             self.dtype = np.dtype(f"{self.dtype.kind}{state[5] // (4 if self.dtype.kind == 'U' else 1)}")
         if state[1] in (">", b">"):
@@ -140,20 +140,20 @@ class _Admitted:
         return self.call(*args)
 
     def __setstate__(self, state: object) -> NoReturn:
-        raise BadInput("it tries to change how arrays are built")
+        raise BadInput("it tries to change how arrays are built.")
 
 
 def _not_called(*args: object) -> NoReturn:
-    raise BadInput("numpy.ndarray is called directly")
+    raise BadInput("numpy.ndarray is called directly.")
 
 
 def _array(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray:  # noqa: ANN401
     if not isinstance(dtype, _Dtype):
-        raise BadInput("an array without a type")
+        raise BadInput("an array without a type.")
     shape = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
     if dtype.dtype.kind == "O":
         if not isinstance(content, list):
-            raise BadInput("an array of objects that are not listed")
+            raise BadInput("an array of objects that are not listed.")
         flat = np.empty(len(content), dtype=object)
         flat[:] = [_plain(entry) for entry in content]
         return flat.reshape(shape, order="F" if order == "F" else "C")
@@ -165,13 +165,13 @@ def _array(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray:  # n
 
 def _reconstruct(kind: object, shape: object, code: object) -> _Array:
     if kind is not _NDARRAY:
-        raise BadInput("an array of a kind that is not numpy.ndarray")
+        raise BadInput("an array of a kind that is not numpy.ndarray.")
     return _Array()
 
 
 def _scalar(dtype: object, content: object = b"") -> Any:  # noqa: ANN401
     if not isinstance(dtype, _Dtype) or dtype.dtype.kind == "O":
-        raise BadInput("a number without a type")
+        raise BadInput("a number without a type.")
     return _array(content, dtype, (1,), "C")[0]
 
 
@@ -184,14 +184,14 @@ def _frombuffer(content: object, dtype: object, shape: object, order: object) ->
 def _encode(text: object, encoding: object = "latin1") -> bytes:
     # How protocol 2 writes bytes.
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        raise BadInput("an encoding that is not admitted")
+        raise BadInput("an encoding that is not accepted.")
     return text.encode("latin1")
 
 
 def _no_bytes(*args: object) -> bytes:
     # How protocol 2 writes the empty bytes; bytes(10**12) would fill the memory.
     if args:
-        raise BadInput("bytes made by a call")
+        raise BadInput("bytes made by a call.")
     return b""
 
 
@@ -222,14 +222,14 @@ class _Unpickler(pickle.Unpickler):
         self._refuse(f"a persistent object ({pid!r})")
 
     def _refuse(self, what: str) -> NoReturn:
-        raise BadInput(f"{self.name} asks for {what}, but only NumPy arrays and plain values are admitted")
+        raise BadInput(f"{self.name} asks for {what}, but only NumPy arrays and plain values are accepted.")
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401
     """Containers with the stand-ins replaced by arrays."""
     if isinstance(value, _Array):
         if value.value is None:
-            raise BadInput("an array without content")
+            raise BadInput("an array without content.")
         return value.value
     if isinstance(value, list | tuple):
         return type(value)(_plain(entry) for entry in value)
@@ -238,4 +238,4 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
     plain = str | bytes | bytearray | int | float | complex | bool | None | np.ndarray | np.generic
     if isinstance(value, plain):
         return value
-    raise BadInput(f"a value of type {type(value).__name__} is not admitted")
+    raise BadInput(f"a value of type {type(value).__name__} is not accepted.")

@@ -31,7 +31,7 @@ class Protocol:
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_weights", tuple(float(w) for w in self.class_weights))
         if self.metric not in get_args(Metric):
-            raise BadInput(f"protocol: the metric is {' or '.join(get_args(Metric))}, got {self.metric!r}")
+            raise BadInput(f'Protocol: metric must be {" or ".join(get_args(Metric))}, got "{self.metric}".')
 
     @property
     def facts(self) -> list[str]:
@@ -56,5 +56,5 @@ class Protocol:
     def from_dict(cls, values: Mapping[str, Any]) -> Protocol:
         """The inverse of `to_dict`; what is absent is the usual."""
         if unknown := set(values) - set(cls.__dataclass_fields__):
-            raise BadInput(f"protocol: unknown entries {sorted(unknown)}, expected {', '.join(vars(cls()))}")
+            raise BadInput(f"Protocol: unknown entries {sorted(unknown)}, expected {', '.join(vars(cls()))}.")
         return cls(**{**values, "class_weights": tuple(values.get("class_weights", ()))})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +12,36 @@ from fednorms.core.options import did_you_mean
 from fednorms.data import digits_shift
 from fednorms.data.federation import Federation, raise_problems
 from fednorms.data.folders import from_folders
+from fednorms.data.generate import digits
 from fednorms.data.pack import SUFFIX, unpacked
 from fednorms.data.readers import READERS, recognised
 
 _DESCRIPTIONS = {
     "digits-shift": digits_shift.DESCRIPTION,
-    "digits-dials": "the same digits with dials: digits-dials(clients=5, label=0.5, feature=0.5), each from 0 to 1",
-    "folder:PATH": "your own images, PATH/site/class/image.png (or jpg, bmp, tif, webp, gif); also just PATH",
-    "pack:FILE": "one file made by `fednorms data pack`; also just FILE, if it ends in .fnpack",
+    "digits-dials": "the same digits with chosen shifts: digits-dials(clients=5, label=0.5, feature=0.5), from 0 to 1",
+    "digits-corrupted": "the same digits under the 19 corruptions of CIFAR-10-C: digits-corrupted(severity=4), 1 to 5",
+    "digits-styles": "handwritten, blended into photographs (as MNIST-M) and rendered (as SynthDigits), three sites",
+    "folder:PATH": "custom images, PATH/site/class/image.png (or jpg, bmp, tif, webp, gif); or only PATH",
+    "pack:FILE": "one file made by `fednorms data pack`; or only FILE, if it ends in .fnpack",
     **{name: f"{reader.description}; with root=FOLDER" for name, reader in READERS.items()},
 }
+
+_NUMBER = (int, float)
+# The functions of the embedded federations, and the options in parentheses with their types.
+_EMBEDDED: dict[str, tuple[Callable[..., Federation], dict[str, tuple[type, ...]]]] = {
+    "digits-shift": (digits_shift.digits_shift, {}),
+    "digits-dials": (digits.digits_dials, {"clients": (int,), "label": _NUMBER, "feature": _NUMBER}),
+    "digits-corrupted": (digits.digits_corrupted, {"severity": (int,)}),
+    "digits-styles": (digits.digits_styles, {}),
+}
+_EXAMPLE = "digits-dials(clients=5, label=0.5, feature=0.5)"
 
 
 def federations() -> dict[str, str]:
     """What `federation` understands: a name (or form of name) and one line about it.
 
     >>> list(federations())
-    ['digits-shift', 'digits-dials', 'folder:PATH', ...]
+    ['digits-shift', 'digits-dials', 'digits-corrupted', 'digits-styles', 'folder:PATH', ...]
     """
     return dict(_DESCRIPTIONS)
 
@@ -65,7 +78,7 @@ def federation(
     (3, 16, 16)
     >>> federation("digit-shift")
     Traceback (most recent call last):
-    fednorms.BadInput: no federation 'digit-shift'; did you mean "digits-shift"? ...
+    fednorms.BadInput: No federation "digit-shift"; did you mean "digits-shift"? ...
     """
     options = {"size": size, "seed": seed, "val": val, "test": test, "group": group, "root": root}
     options |= {"protocol": protocol, "complete": complete, "allow_pickle": allow_pickle}
@@ -73,7 +86,7 @@ def federation(
     asked = {option: value for option, value in options.items() if value is not None}
     if isinstance(spec, Federation):
         if given := ", ".join(_dividing(asked)):
-            raise BadInput(f"federation {spec.name!r} is made already: {given} cannot be changed")
+            raise BadInput(f'Federation "{spec.name}" already exists: {given} cannot be changed.')
         return spec
     return _made(str(spec), asked).remember(str(spec), asked)
 
@@ -84,37 +97,51 @@ def _dividing(asked: Mapping[str, Any]) -> list[str]:
 
 
 def _made(text: str, asked: Mapping[str, Any]) -> Federation:
-    root, group, size = asked.get("root"), asked.get("group"), asked.get("size")
-    if group is not None and (text in READERS or text.startswith("digits-")):
-        raise BadInput(f"federation {text!r}: group is for folders of images")
+    embedded = text.partition("(")[0].strip() in _EMBEDDED
+    if "group" in asked and (text in READERS or embedded):
+        raise BadInput(f'Federation "{text}": the option group is for folders of images only.')
     if text in READERS:
-        return READERS[text].open(root, {option: value for option, value in asked.items() if option != "root"})
+        return READERS[text].open(asked.get("root"), {k: v for k, v in asked.items() if k != "root"})
     if "protocol" in asked:
-        raise BadInput(f"federation {text!r} has no protocols; they belong to data sets: {', '.join(READERS)}")
+        raise BadInput(f'Federation "{text}" has no protocols. These data sets do: {", ".join(READERS)}.')
     if text.startswith("pack:") or text.endswith(SUFFIX):
-        if given := ", ".join(_dividing(asked)):
-            raise BadInput(f"federation {text!r} is packed already: {given} cannot be changed")
-        return unpacked(Path(root or "", text.removeprefix("pack:")))
-    seed, val, test = asked.get("seed", 0), asked.get("val", 0.1), asked.get("test", 0.2)
-    if text.startswith("digits-dials"):
-        return _dials(text, size, seed, val, test)
-    if text == "digits-shift":
-        return digits_shift.digits_shift(16 if size is None else size, seed, val, test)
+        return _packed(text, asked)
+    return _embedded(text, asked) if embedded else _folder(text, asked)
+
+
+def _packed(text: str, asked: Mapping[str, Any]) -> Federation:
+    if given := ", ".join(_dividing(asked)):
+        raise BadInput(f'Federation "{text}" is packed: {given} cannot be changed.')
+    return unpacked(Path(asked.get("root") or "", text.removeprefix("pack:")))
+
+
+def _embedded(text: str, asked: Mapping[str, Any]) -> Federation:
+    name, options = read_one(text.replace("-", "_", 1), "federation", _EXAMPLE)
+    make, kinds = _EMBEDDED[name.replace("_", "-", 1)]
+    if wrong := [key for key, value in options.items() if type(value) not in kinds.get(key, ())]:
+        known = f"its options are the numbers {', '.join(kinds)}" if kinds else "it has no options in parentheses"
+        raise BadInput(f'Federation "{text}": {", ".join(wrong)} cannot be used; {known}. An example is "{_EXAMPLE}".')
+    common = {key: asked[key] for key in ("size", "seed", "val", "test") if key in asked}
+    return make(**common, **options)
+
+
+def _folder(text: str, asked: Mapping[str, Any]) -> Federation:
+    root = asked.get("root")
     path = Path(root or "", text.removeprefix("folder:")).expanduser()
     if text.startswith("folder:") or path.is_dir():
         try:
-            return from_folders(path, size, val=val, test=test, seed=seed, group=group)
+            return from_folders(path, **{k: asked[k] for k in ("size", "val", "test", "seed", "group") if k in asked})
         except BadInput as problem:
             if names := [reader.name for reader, _ in recognised(path)]:
-                hint = f"It looks like {names[0]}: use federation {names[0]!r} with root={str(path)!r}"
-                raise BadInput(f"{problem}. {hint}") from None
+                hint = f'It looks like {names[0]}: use federation "{names[0]}" with root="{path}"'
+                raise BadInput(f"{problem} {hint}.") from None
             raise
-    where = f"in root {str(root)!r}" if root else f"from {str(Path.cwd())!r}"
+    where = f'in root "{root}"' if root else f'from "{Path.cwd()}"'
     if "/" in text:
-        raise BadInput(f"no federation {text!r}: there is no such folder, looked for {where}")
+        raise BadInput(f'No federation "{text}": no such folder, looked for {where}.')
     raise BadInput(
-        f"no federation {text!r}; {did_you_mean(text, _DESCRIPTIONS)}There are {', '.join(_DESCRIPTIONS)}, and the "
-        f"path of a folder (looked for {where})"
+        f'No federation "{text}"; {did_you_mean(text, _DESCRIPTIONS)}There are {", ".join(_DESCRIPTIONS)}, and the '
+        f"path of a folder (looked for {where})."
     )
 
 
@@ -141,16 +168,4 @@ def _check_types(spec: object, given: Mapping[str, object]) -> None:
     ]
     if not isinstance(spec, (str, Path, Federation)):
         problems.append(f"expected a name or a path, got {spec!r}")
-    raise_problems(f"federation {spec!r}" if isinstance(spec, (str, Path)) else "federation", problems)
-
-
-def _dials(text: str, size: int | None, seed: int, val: float, test: float) -> Federation:
-    from fednorms.data.generate.shift import digits_dials
-
-    example = "digits-dials(clients=5, label=0.5, feature=0.5)"
-    name, options = read_one(text.replace("-", "_", 1), "federation", example)
-    wrong = [key for key in options if key not in ("clients", "label", "feature")]
-    numbers = all(type(v) in (int, float) for v in options.values()) and type(options.get("clients", 5)) is int
-    if name != "digits_dials" or wrong or not numbers:
-        raise BadInput(f'no federation "{text}"; its dials are numbers, as in "{example}"')
-    return digits_dials(size=16 if size is None else size, seed=seed, val=val, test=test, **options)  # type: ignore[arg-type]
+    raise_problems(f'Federation "{spec}"' if isinstance(spec, (str, Path)) else "Federation", problems)

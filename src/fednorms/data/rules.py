@@ -56,7 +56,7 @@ class Rule:
         """Divide labels: {client: sorted positions}."""
         y = np.asarray(labels, dtype=np.int64)
         if y.ndim != 1 or not len(y) or y.min() < 0:
-            raise BadInput(f"{self.name}: expected labels 0, 1, ... with one axis, got an array of shape {y.shape}")
+            raise BadInput(f"{self.name}: expected labels 0, 1, ... with one axis, got an array of shape {y.shape}.")
         return dict(enumerate(self.shares(y, classes or int(y.max()) + 1, ("labels", seed))))
 
     def shares(self, y: np.ndarray, classes: int, scope: tuple[object, ...]) -> list[np.ndarray]:
@@ -64,12 +64,12 @@ class Rule:
         if len(y) < self.clients * self.smallest:
             raise BadInput(
                 f"{self}: {self.clients} clients of at least {self.smallest} samples need "
-                f"{self.clients * self.smallest} samples, but there are {len(y)}; ask for fewer clients"
+                f"{self.clients * self.smallest} samples, but there are {len(y)}; ask for fewer clients."
             )
         found = [np.sort(at).astype(np.int64) for at in self.divide(y, classes, draws("partition", *scope))]
         if empty := [k for k, at in enumerate(found) if not len(at)]:
             raise BadInput(
-                f"{self}: {len(empty)} of {self.clients} clients would have no training data; ask for fewer clients"
+                f"{self}: {len(empty)} of {self.clients} clients would have no training data; ask for fewer clients."
             )
         return found
 
@@ -116,7 +116,7 @@ def rule(text: str | Rule) -> Rule:
 
     name, options = read_one(text, "partition", "dirichlet(beta=0.3, clients=100)")
     if name not in RULES:
-        raise BadInput(f'Unknown partition "{name}": {nearest(name, RULES)}')
+        raise BadInput(f'Unknown partition "{name}": {nearest(name, RULES)}.')
     return make_from(f"Partition {name}", RULES[name], options)
 
 

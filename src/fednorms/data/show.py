@@ -111,10 +111,10 @@ def picture(federation: Federation, path: str | Path, images: int = 8, found: Vi
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise BadInput("the picture needs matplotlib, which is not installed: pip install 'fednorms[report]'") from None
+        raise BadInput("The picture needs matplotlib: pip install 'fednorms[report]'.") from None
     file = Path(path)
     if file.suffix.lower() != ".png":
-        raise BadInput(f"the picture is a PNG; name it so, got {str(path)!r}")
+        raise BadInput(f'The picture is a PNG file: its name must end in .png, got "{path}".')
     found = found or view(federation)
     rows = [found.sites[i] for i in _even(len(found.sites), _ROWS)]
     # A figure without pyplot: no window, no global state.

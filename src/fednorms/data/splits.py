@@ -44,19 +44,19 @@ def split(
         chosen = _by_class(labels, shares, seed, name)
     else:
         if len(groups) != len(labels):
-            raise BadInput(f"split: {len(labels)} labels but {len(groups)} groups; give one group per sample")
+            raise BadInput(f"split: {len(labels)} labels but {len(groups)} groups; give one group per sample.")
         chosen = _by_group(labels, [str(group) for group in groups], shares, seed, name)
     return {part: np.flatnonzero(chosen == i) for i, part in enumerate(shares)}
 
 
 def _shares(fractions: Mapping[str, float]) -> dict[str, float]:
     if any(not 0 <= f <= 1 for f in fractions.values()) or sum(fractions.values()) > 1 + 1e-9:
-        raise BadInput(f"split: fractions must be 0 to 1 and sum to at most 1, got {dict(fractions)}")
+        raise BadInput(f"split: fractions must be 0 to 1 and sum to at most 1, got {dict(fractions)}.")
     rest = 1 - sum(fractions.values())
     if rest <= 1e-9:
         return dict(fractions)
     if "train" in fractions:
-        raise BadInput(f"split: fractions with a 'train' must sum to 1, got {dict(fractions)}")
+        raise BadInput(f"split: fractions that include train must sum to 1, got {dict(fractions)}.")
     return {"train": rest, **fractions}
 
 

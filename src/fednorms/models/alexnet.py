@@ -108,5 +108,5 @@ def _averages(x: Tensor, axis: int) -> Tensor:
 def _require(height: int, width: int) -> None:
     if min(height, width) < _SMALLEST:
         raise BadInput(
-            f"model 'alexnet' takes images of at least {_SMALLEST} pixels, got {height}x{width}: resize them"
+            f'Model "alexnet" takes images of at least {_SMALLEST} pixels, got {height}x{width}. Resize them.'
         )

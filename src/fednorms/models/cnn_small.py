@@ -25,7 +25,7 @@ class SmallCNN(nn.Module):
     def __init__(self, classes: int, channels: int = 3, size: int = 16) -> None:
         super().__init__()
         if size < 8:
-            raise BadInput(f"model 'cnn-small' takes images of at least 8 pixels, got {size}: resize them")
+            raise BadInput(f'Model "cnn-small" takes images of at least 8 pixels, got {size}. Resize them.')
         self.gn_groups = {"norm1": 8, "norm2": 8, "norm3": 8}
         self.stages = {"stage1": 16, "stage2": 32, "stage3": 32}  # ends of the blocks and their channels
         self.conv1 = nn.Conv2d(channels, 16, 3, padding=1)
@@ -43,7 +43,7 @@ class SmallCNN(nn.Module):
         """The 128 penultimate values of each image."""
         height, width = x.shape[-2:]
         if min(height, width) < 8:
-            raise BadInput(f"model 'cnn-small' takes images of at least 8 pixels, got {height}x{width}: resize them")
+            raise BadInput(f'Model "cnn-small" takes images of at least 8 pixels, got {height}x{width}. Resize them.')
         x = self.stage1(self.pool(self.relu(self.norm1(self.conv1(x)))))
         x = self.stage2(self.pool(self.relu(self.norm2(self.conv2(x)))))
         x = self.stage3(self.relu(self.norm3(self.conv3(x))))

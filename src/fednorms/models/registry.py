@@ -72,7 +72,7 @@ _MODELS = (
         partial(AlexNet, between="norm"),
     ),
     ModelInfo("cnn4", "four 3x3 convolutions of FedBABU, BN without running statistics, 116k", 32, False, CNN4),
-    ModelInfo("vgg11", "VGG11 without normalisation of FedNTD and FedFN, 9.8M parameters", 32, False, VGG11),
+    ModelInfo("vgg11", "VGG11 without normalization of FedNTD and FedFN, 9.8M parameters", 32, False, VGG11),
     ModelInfo(
         "mobilenet-v1",
         "MobileNet of FedBABU and FedFN, BN without running statistics, 3.2M parameters",
@@ -137,19 +137,19 @@ def build(
     """
     if classes < 1 or channels < 1 or (size is not None and size < 1):
         raise BadInput(
-            f"model {name!r}: classes, channels and size must be positive, got {classes}, {channels}, {size}"
+            f'Model "{name}": classes, channels and size must be positive, got {classes}, {channels}, {size}.'
         )
     library, _, rest = name.partition(":")
     ours = models()
     if name not in ours and (library not in LIBRARIES or not rest):
         question = did_you_mean(name, [*ours, *(f"{prefix}:" for prefix in LIBRARIES)])
         raise BadInput(
-            f"unknown model {name!r}; {question}expected one of {', '.join(ours)}, torchvision:NAME or timm:NAME"
+            f'Unknown model "{name}"; {question}expected one of {", ".join(ours)}, torchvision:NAME or timm:NAME.'
         )
     if pretrained and name in ours:
-        raise BadInput(f"model {name!r} has no pretrained weights; leave out pretrained or pass weights= with a file")
+        raise BadInput(f'Model "{name}" has no pretrained weights. Leave out pretrained or pass weights=FILE.')
     if pretrained and weights is not None:
-        raise BadInput(f"model {name!r}: pass either pretrained or weights=, not both")
+        raise BadInput(f'Model "{name}": pass either pretrained or weights=, not both.')
     # Only the CPU's generator is forked and seeded (torch.manual_seed would reseed every GPU's as well).
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(noise.seed_of("model", seed, name))

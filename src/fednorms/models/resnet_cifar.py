@@ -119,4 +119,4 @@ class CifarResNet(nn.Module):
 
 def _require(height: int, width: int) -> None:
     if min(height, width) < 8:
-        raise BadInput(f"a CIFAR ResNet takes images of at least 8 pixels, got {height}x{width}: resize them")
+        raise BadInput(f"A CIFAR ResNet takes images of at least 8 pixels, got {height}x{width}. Resize them.")

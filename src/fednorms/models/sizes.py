@@ -13,12 +13,12 @@ def require_size(model: str, got: int | Sequence[int], expected: int) -> None:
     >>> require_size("lenet", 32, 32)
     >>> require_size("lenet", (28, 28), 32)
     Traceback (most recent call last):
-    fednorms.BadInput: model 'lenet' takes 32x32 images, got 28x28: resize the images to 32 or choose
+    fednorms.BadInput: Model "lenet" takes 32x32 images, got 28x28. Resize the images to 32 or choose
     ...
     """
     height, width = (got, got) if isinstance(got, int) else got
     if (height, width) != (expected, expected):
         raise BadInput(
-            f"model {model!r} takes {expected}x{expected} images, got {height}x{width}: resize the images to "
-            f"{expected} or choose a model that takes any size, such as 'cnn-small'"
+            f'Model "{model}" takes {expected}x{expected} images, got {height}x{width}. Resize the images to '
+            f'{expected} or choose a model that takes any size, such as "cnn-small".'
         )

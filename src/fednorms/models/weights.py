@@ -20,12 +20,11 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
 
     >>> read_state_dict("missing.pt")
     Traceback (most recent call last):
-    fednorms.BadInput: weights: no file 'missing.pt'; expected a .safetensors or .pt file with a state
-    dict
+    fednorms.BadInput: Weights: no file "missing.pt"; expected a .safetensors or .pt file with a state dict.
     """
     file = Path(path)
     if not file.is_file():
-        raise BadInput(f"weights: no file {str(path)!r}; expected a .safetensors or .pt file with a state dict")
+        raise BadInput(f'Weights: no file "{path}"; expected a .safetensors or .pt file with a state dict.')
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -34,14 +33,14 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise BadInput(
-            f"weights: cannot read {str(path)!r} ({type(error).__name__}: {error}); "
-            "expected a .safetensors or .pt file with a state dict"
+            f'Weights: cannot read "{path}" ({type(error).__name__}: {error}); '
+            "expected a .safetensors or .pt file with a state dict."
         ) from error
     for key in ("state_dict", "model"):
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise BadInput(f"weights: {str(path)!r} holds no state dict; expected names with tensors")
+        raise BadInput(f'Weights: "{path}" is not a state dict; expected names with tensors.')
     return loaded
 
 
@@ -102,8 +101,8 @@ def load_tensors(model: nn.Module, tensors: dict[str, Tensor], source: str) -> L
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise BadInput(
-            f"weights: {source!r} does not fit {type(model).__name__}: {'; '.join(problems[:5])}{more}; "
-            "expected the state dict of the same architecture"
+            f'Weights: "{source}" does not fit {type(model).__name__}: {"; ".join(problems[:5])}{more}; '
+            "expected the state dict of the same architecture."
         )
     chosen = {name: tensors[name] for name in own if name not in fresh}
     model.load_state_dict(chosen, strict=False)

@@ -22,7 +22,7 @@ def _library(name: str) -> ModuleType:
         return importlib.import_module({"torchvision": "torchvision.models", "timm": "timm"}[name])
     except ImportError as error:
         raise BadInput(
-            f"models '{name}:...' need {name}, which is not installed: pip install 'fednorms[zoo]'"
+            f'Models "{name}:..." need {name}, which is not installed: pip install "fednorms[zoo]".'
         ) from error
 
 
@@ -56,8 +56,8 @@ def build_zoo(
     if name.split(".")[0] not in known:
         question = did_you_mean(name, known, prefix=f"{library}:")
         raise BadInput(
-            f"unknown model '{library}:{name}'; {question}{len(known)} names are listed by "
-            f"fednorms.models.zoo.zoo_names({library!r})"
+            f'Unknown model "{library}:{name}"; {question}{len(known)} names are listed by '
+            f'fednorms.models.zoo.zoo_names("{library}").'
         )
     build = _torchvision if library == "torchvision" else _timm
     return build(name, classes, channels, size, pretrained)
@@ -66,8 +66,8 @@ def build_zoo(
 def _torchvision(name: str, classes: int, channels: int, size: int | None, pretrained: bool) -> nn.Module:
     if channels != 3:
         raise BadInput(
-            f"model 'torchvision:{name}' takes 3 channels, got {channels}: convert the images to RGB or use "
-            f"a 'timm:' model, which can be built for {channels}"
+            f'Model "torchvision:{name}" takes 3 channels, got {channels}. Convert the images to RGB or use '
+            f'a "timm:" model, which can be built for {channels}.'
         )
     models = _library("torchvision")
     options: dict[str, Any] = {}

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from fednorms.core.errors import BadInput
-from fednorms.data.readers import arrays, recognised
+from fednorms.data.readers import medmnist as medmnist_reader
+from fednorms.data.readers import npz as npz_reader
+from fednorms.data.readers import recognised
 from fednorms.data.registry import federation
 from tests.support.layouts import gradient, sizes
 
@@ -28,7 +30,7 @@ def medmnist(path, shape=(28, 28), classes=3, labels=1):
 
 def test_medmnist(tmp_path):
     path = medmnist(tmp_path / "organamnist.npz")
-    fed = arrays.medmnist(path)
+    fed = medmnist_reader.medmnist(path)
     assert sizes(fed) == {"organamnist": {"train": 12, "val": 6, "test": 6}}
     assert fed.shape == (1, 28, 28)
     assert torch.equal(fed.sites[0].train.x[:, 0], torch.from_numpy(gradient(12, (28, 28))))
@@ -38,13 +40,13 @@ def test_medmnist(tmp_path):
     assert [s.name for s in both.sites] == ["organamnist", "organcmnist"]
     medmnist(tmp_path / "bloodmnist.npz", (28, 28, 3), classes=8)
     with pytest.raises(BadInput, match=r"different numbers of classes .*give the path of one"):
-        arrays.medmnist(tmp_path)
+        medmnist_reader.medmnist(tmp_path)
     with pytest.raises(BadInput, match="14 labels per image"):
-        arrays.medmnist(medmnist(tmp_path / "chestmnist.npz", labels=14))
+        medmnist_reader.medmnist(medmnist(tmp_path / "chestmnist.npz", labels=14))
     with pytest.raises(BadInput, match="volumes are not supported"):
-        arrays.medmnist(medmnist(tmp_path / "organmnist3d.npz", (28, 28, 28)))
-    with pytest.raises(BadInput, match=r"holds no \.npz"):
-        arrays.medmnist(tmp_path / "nothing")
+        medmnist_reader.medmnist(medmnist(tmp_path / "organmnist3d.npz", (28, 28, 28)))
+    with pytest.raises(BadInput, match=r"has no \.npz"):
+        medmnist_reader.medmnist(tmp_path / "nothing")
 
 
 def test_npz(tmp_path):
@@ -64,7 +66,7 @@ def test_archives_with_objects_or_without_images_are_refused(tmp_path):
     np.savez(tmp_path / "other.npz", weights=np.zeros(3))
     (tmp_path / "text.npz").write_text("hello")
     with pytest.raises(BadInput) as caught:
-        arrays.npz(tmp_path)
+        npz_reader.npz(tmp_path)
     for words in ("evil.npz cannot be read as plain arrays", "other.npz: no x and y", "text.npz cannot be read"):
         assert words in str(caught.value)
     assert recognised(tmp_path) == []
@@ -72,7 +74,7 @@ def test_archives_with_objects_or_without_images_are_refused(tmp_path):
 
 def test_hugging_face_is_optional(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(BadInput, match=r"pip install 'fednorms\[hf\]'"):
+    with pytest.raises(BadInput, match=r'pip install "fednorms\[hf\]"'):
         federation("huggingface", root=tmp_path)
 
 

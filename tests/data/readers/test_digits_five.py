@@ -81,7 +81,7 @@ def test_counts_that_are_not_the_published_ones(sheets):
 
 
 def test_fedbn_release(release):
-    with pytest.raises(BadInput, match=r"train.pkl is a pickled archive; say allow_pickle=True"):
+    with pytest.raises(BadInput, match=r"train.pkl is a pickled archive.* allow_pickle=True"):
         digits_five(release, complete=False)
     fed = digits_five(release, complete=False, allow_pickle=True)
     assert all(parts == {"train": 743, "test": 20} for parts in sizes(fed).values())
@@ -159,15 +159,15 @@ def test_protocols_by_name_and_recipe(sheets):
     )
     assert Recipe.from_toml(recipe.to_toml()) == recipe
     assert open_federation(recipe).shape == (3, 8, 8)
-    with pytest.raises(BadInput, match="has no protocol 'fedwn': did you mean \"fedwon\""):
+    with pytest.raises(BadInput, match='has no protocol "fedwn": did you mean "fedwon"'):
         federation("digits-five", root=sheets, protocol="fedwn")
     with pytest.raises(BadInput, match="needs root=FOLDER"):
         federation("digits-five")
-    with pytest.raises(BadInput, match="no option 'val'"):
+    with pytest.raises(BadInput, match='no option "val"'):
         federation("digits-five", root=sheets, val=0.1)
     with pytest.raises(BadInput, match="It looks like digits-five"):
         federation(sheets)
-    with pytest.raises(BadInput, match="digits-shift' has no protocols"):
+    with pytest.raises(BadInput, match="has no protocols"):
         federation("digits-shift", protocol="fedwon")
 
 

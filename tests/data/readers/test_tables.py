@@ -10,7 +10,7 @@ from PIL import Image
 
 from fednorms.core.errors import BadInput
 from fednorms.data import Protocol
-from fednorms.data.readers import isic, tables
+from fednorms.data.readers import camelyon17, centers, fairface, isic
 from fednorms.data.registry import federation
 from tests.support import data_sets
 from tests.support.layouts import first_values, picture, sizes, table
@@ -27,8 +27,8 @@ def test_camelyon17(tmp_path):
             )  # fmt: skip
     table(tmp_path / "camelyon17_v1.0" / "metadata.csv", rows)
     (tmp_path / "camelyon17_v1.0" / "patches").mkdir()
-    with pytest.raises(BadInput, match="center0: 4 of 4 listed images missing, first"):
-        tables.camelyon17(tmp_path, complete=False, size=4, cache=False)
+    with pytest.raises(BadInput, match="center0: 4 of 4 listed images missing"):
+        camelyon17.camelyon17(tmp_path, complete=False, size=4, cache=False)
     for value, row in enumerate(rows):
         name = f"patient_{row['patient']}_node_{row['node']}"
         patch = f"patch_{name}_x_{row['x_coord']}_y_{row['y_coord']}.png"
@@ -41,8 +41,8 @@ def test_camelyon17(tmp_path):
         assert all(v // 200 == i for v in values)
         assert [v % 2 for v in first_values(site.test)] == site.test.y.tolist()
     with pytest.raises(BadInput, match=r"metadata\.csv: 59,236 of 59,436 images of center0 missing"):
-        tables.camelyon17(tmp_path)
-    full = tables.camelyon17(tmp_path, "full", complete=False, size=4, cache=False)
+        camelyon17.camelyon17(tmp_path)
+    full = camelyon17.camelyon17(tmp_path, "full", complete=False, size=4, cache=False)
     assert (fed.protocol.augment, full.protocol.augment) == ("flip_rotate", "none")
     for site in full.sites:
         patients = {part: {rows[v]["patient"] for v in first_values(s)} for part, s in site.splits.items()}
@@ -55,10 +55,10 @@ def test_fairface(tmp_path):
     fed = federation("fairface", root=tmp_path, complete=False, size=4)
     assert fed.classes == ("Female", "Male")
     assert fed.protocol.augment == "fairface"
-    assert sizes(fed) == {race: {"train": 10, "test": 2} for race in tables.RACES}
+    assert sizes(fed) == {race: {"train": 10, "test": 2} for race in fairface.RACES}
     assert fed.site("Black").train.y.tolist() == [1, 0] * 5
     with pytest.raises(BadInput, match="86,674 of 86,744 images of train missing"):
-        tables.fairface(tmp_path)
+        fairface.fairface(tmp_path)
 
 
 def test_fed_isic2019(tmp_path):
@@ -125,7 +125,7 @@ def test_fed_isic2019_from_raw_metadata(tmp_path):
     assert federation("fed-isic2019", root=tmp_path, complete=False, size=10).fingerprint() == fed.fingerprint()
     meta[0]["lesion_id"] = "XYZ_1"
     table(tmp_path / "ISIC_2019_Training_Metadata.csv", meta)
-    with pytest.raises(BadInput, match=r"ISIC_000: lesion_id 'XYZ_1' belongs to no centre"):
+    with pytest.raises(BadInput, match=r'ISIC_000: lesion_id "XYZ_1" belongs to no center'):
         federation("fed-isic2019", root=tmp_path, complete=False, size=10)
 
 
@@ -166,16 +166,16 @@ def test_a_table_of_centres(tmp_path):
     for i, row in enumerate(rows):
         row["split"] = ("train", "train", "validation", "test")[i % 4]
     table(path, rows)
-    given = tables.centres(path, size=4, cache=False)
+    given = centers.centres(path, size=4, cache=False)
     assert sizes(given)["oslo"] == {"train": 10, "val": 5, "test": 5}
     rows[3]["split"], rows[5]["filename"] = "holdout", "no-such"
     table(path, rows)
     with pytest.raises(BadInput, match=r"(?s)oslo: 1 rows whose fold is not.*1 of 20 listed images missing"):
-        tables.centres(path, size=4, cache=False)
+        centers.centres(path, size=4, cache=False)
     rows[3]["split"], rows[5]["filename"] = "train", "../../etc/passwd"
     table(path, rows)
     with pytest.raises(BadInput, match="not inside its folder"):
-        tables.centres(path, size=4, cache=False)
+        centers.centres(path, size=4, cache=False)
     (tmp_path / "study.csv").write_text("a,b\n1,2\n")
     with pytest.raises(BadInput, match="has no table"):
-        tables.centres(tmp_path)
+        centers.centres(tmp_path)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from fednorms.data.generate.blended_digits import mnist_m
 from fednorms.data.generate.corruptions import APPROXIMATE, CORRUPTIONS, corrupt, corrupted_federation
-from fednorms.data.generate.mnist_m import mnist_m
-from fednorms.data.generate.shift import shift
-from fednorms.data.generate.synth_digits import synth_digits
+from fednorms.data.generate.rendered_digits import synth_digits
+from fednorms.data.generate.shifts import shift
 
 __all__ = [
     "APPROXIMATE",

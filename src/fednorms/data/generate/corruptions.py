@@ -84,13 +84,13 @@ def corrupt(x: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
     [113]
     """
     if name not in CORRUPTIONS:
-        raise BadInput(f'Unknown corruption "{name}": {nearest(name, CORRUPTIONS)}')
+        raise BadInput(f'Unknown corruption "{name}": {nearest(name, CORRUPTIONS)}.')
     if severity not in range(1, 6):
-        raise BadInput(f"corruption {name!r}: severity must be 1 to 5, got {severity!r}")
+        raise BadInput(f'Corruption "{name}": severity must be 1 to 5, got {severity!r}.')
     if x.dtype != torch.uint8 or x.ndim != 4 or x.shape[1] != 3 or min(x.shape[2:]) < 4:
         raise BadInput(
-            f"corruption {name!r}: expected RGB images of type uint8 and shape (N, 3, H, W) from 4 pixels on, "
-            f"got {x.dtype} of shape {tuple(x.shape)}"
+            f'Corruption "{name}": expected RGB images of type uint8 and shape (N, 3, H, W) with at least 4x4 pixels, '
+            f"got {x.dtype} of shape {tuple(x.shape)}."
         )
     function, constants = CORRUPTIONS[name]
     done = []
@@ -109,6 +109,7 @@ def corrupted_federation(
     names: Sequence[str] = tuple(CORRUPTIONS),
     test: int = 500,
     seed: int = 23,
+    val: int = 0,
 ) -> Federation:
     """One client per corruption of the same images, as FedNN uses CIFAR-10-C: 19 clients at severity 4.
 
@@ -120,15 +121,19 @@ def corrupted_federation(
     >>> made.clients[1].attributes["generated"], len(made.clients[0].test)
     ('approximate', 4)
     """
-    if not 0 < test < len(x):
-        raise BadInput(f"corrupted federation: test must be 1 to {len(x) - 1} of {len(x)} images, got {test}")
-    parts = split(y, {"test": test / len(x)}, seed, "cifar-10-c")
+    if not 0 < test < len(x) - val or val < 0:
+        raise BadInput(
+            f"Corrupted federation: test and val must leave images to train on, got {test} and {val} of {len(x)}."
+        )
+    held = {"val": val / len(x)} if val else {}
+    parts = split(y, {**held, "test": test / len(x)}, seed, "cifar-10-c")
     sites = []
     for name in names:
         bad = corrupt(x, name, severity, seed)
-        train, held = (Split(bad[at], y[at]) for at in (parts["train"], parts["test"]))
+        splits = {part: Split(bad[at], y[at]) for part, at in parts.items()}
         kind = "approximate" if name in APPROXIMATE else "yes"
-        sites.append(Site(name, name, train, None, held, {"generated": kind}))
+        sites.append(Site(name, name, **splits, attributes={"generated": kind}))
     source = {"spec": "corrupted", "generated": True, "severity": severity, "seed": seed, "test": test}
+    source |= {"val": val} if val else {}
     norm = Preprocessing((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
     return Federation(f"generated corruptions, severity {severity}", sites, classes, norm, source)

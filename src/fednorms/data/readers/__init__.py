@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fednorms.data.readers import arrays, cifar, digits_five, domainnet, isic, office, pacs_vlcs, tables
+from fednorms.data.readers import (
+    camelyon17,
+    centers,
+    cifar,
+    digits_five,
+    domainnet,
+    fairface,
+    huggingface,
+    isic,
+    medmnist,
+    npz,
+    office,
+    pacs_vlcs,
+)
 from fednorms.data.readers.reader import Reader
 
 READERS: dict[str, Reader] = {
@@ -20,13 +33,13 @@ READERS: dict[str, Reader] = {
         cifar.CIFAR10,
         cifar.CIFAR100,
         cifar.CIFAR10C,
-        tables.CAMELYON,
+        camelyon17.READER,
         isic.READER,
-        tables.FAIRFACE,
-        tables.CENTRES,
-        arrays.MEDMNIST,
-        arrays.NPZ,
-        arrays.HF,
+        fairface.READER,
+        centers.READER,
+        medmnist.READER,
+        npz.READER,
+        huggingface.READER,
     )
 }
 

@@ -12,19 +12,15 @@ import torch
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, Site, Split, raise_problems
+from fednorms.data.generate.corruptions import CORRUPTIONS
 from fednorms.data.pickles import load_pickle
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.digits_five import as_rgb
 from fednorms.data.readers.divisions import stratified
 from fednorms.data.readers.pictures import FEDBN, Pictures, images_in
-from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
+from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CORRUPTIONS = (
-    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
-    "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression", "speckle_noise",
-    "gaussian_blur", "spatter", "saturate",
-)  # fmt: skip
 _FEDDC = Preprocessing((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
 # Whose mean and deviation, and whose augmentation.
 _TEN = {
@@ -57,7 +53,6 @@ CIFAR10C_PROTOCOLS = {
 class _Edition:
     name: str
     classes: int
-    folders: tuple[str, ...]
     train: tuple[str, ...]
     test: tuple[str, ...]
     label: str
@@ -65,12 +60,10 @@ class _Edition:
 
 
 _CIFAR10 = _Edition(
-    "cifar-10", 10, ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10", "CIFAR-10", "cifar-10"),
-    tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",), "labels", _TEN,
+    "cifar-10", 10, tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",), "labels", _TEN,
 )  # fmt: skip
 _CIFAR100 = _Edition(
-    "cifar-100", 100, ("cifar-100-python", "cifar-100-binary", "cifar100", "CIFAR-100", "cifar-100"),
-    ("train",), ("test",), "fine_labels", _HUNDRED,
+    "cifar-100", 100, ("train",), ("test",), "fine_labels", _HUNDRED,
 )  # fmt: skip
 _EXPECTED = (
     "the python batches (data_batch_1 ... or train and test), the binary ones (.bin), or {train,test}/{class}/*.png"
@@ -96,7 +89,7 @@ def cifar_10(
 
     Paper: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
     """
-    return _cifar(_CIFAR10, root, protocol, size, complete, allow_pickle)
+    return _cifar(CIFAR10, _CIFAR10, root, protocol, size, complete, allow_pickle)
 
 
 def cifar_100(
@@ -117,7 +110,7 @@ def cifar_100(
         complete: whether other counts than the published ones are an error.
         allow_pickle: open the python files, with an unpickler that admits NumPy arrays only.
     """
-    return _cifar(_CIFAR100, root, protocol, size, complete, allow_pickle)
+    return _cifar(CIFAR100, _CIFAR100, root, protocol, size, complete, allow_pickle)
 
 
 def cifar10_layout(root: Path) -> str | None:
@@ -141,11 +134,16 @@ def _layout(edition: _Edition, root: Path) -> str | None:
 
 
 def _cifar(
-    edition: _Edition, root: str | Path, protocol: str, size: int | None, complete: bool, allow_pickle: bool
+    reader: Reader,
+    edition: _Edition,
+    root: str | Path,
+    protocol: str,
+    size: int | None,
+    complete: bool,
+    allow_pickle: bool,
 ) -> Federation:
-    chosen(edition.name, protocol, edition.protocols)
+    place = reader.find(root, protocol)
     size = size or (224 if protocol == "greg" else 32)
-    place = home(edition.name, root, edition.folders, lambda p: _layout(edition, p), _EXPECTED)
     found = _layout(edition, place)
     problems: list[str] = []
     splits, sizes, classes = {}, {}, list(CIFAR10_CLASSES)
@@ -165,7 +163,7 @@ def _cifar(
             half = stratified(y, len(y) // 2, 0, edition.name)
             x, y = x[half], y[half]
         splits[part] = Split(torch.from_numpy(as_rgb(x, size)), torch.from_numpy(y))
-    raise_problems(f"{edition.name} in {str(place)!r}", problems)
+    raise_problems(f'Federation "{edition.name}" in "{place}"', problems)
     if edition.classes == 100 and found != "PNG folders":
         classes = _fine_names(place, allow_pickle)
     notes = deviations(edition.name, compared(edition.name, sizes, {"train": 50_000, "test": 10_000}), complete)
@@ -181,10 +179,10 @@ def _batches(edition: _Edition, paths: list[Path], allow_pickle: bool) -> tuple[
     for path in paths:
         batch = load_pickle(path, allow_pickle, encoding="latin1")
         if not isinstance(batch, dict) or not {"data", edition.label} <= set(batch):
-            raise BadInput(f"{path.name} is not a batch of {edition.name}: it has no 'data' and {edition.label!r}")
+            raise BadInput(f'{path.name} is not a batch of {edition.name}: it has no "data" and "{edition.label}".')
         data = np.asarray(batch["data"])
         if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072 or len(data) != len(batch[edition.label]):
-            raise BadInput(f"{path.name} must hold uint8 rows of 3,072 pixels with a label each, got {data.shape}")
+            raise BadInput(f"{path.name} must hold uint8 rows of 3,072 pixels with a label each, got {data.shape}.")
         images.append(data)
         labels.append(np.asarray(batch[edition.label], np.int64))
     return np.concatenate(images).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.concatenate(labels)
@@ -197,7 +195,7 @@ def _binary(edition: _Edition, paths: list[Path]) -> tuple[np.ndarray, np.ndarra
     for path in paths:
         data = np.fromfile(path, np.uint8)
         if len(data) % (head + 3072):
-            raise BadInput(f"{path.name} has {len(data):,} bytes, not a multiple of {head + 3072:,}; it is truncated")
+            raise BadInput(f"{path.name} has {len(data):,} bytes, not a multiple of {head + 3072:,}; it is truncated.")
         rows.append(data.reshape(-1, head + 3072))
     table = np.concatenate(rows)
     return table[:, head:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), table[:, head - 1].astype(np.int64)
@@ -215,7 +213,7 @@ def _pngs(folder: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
             with Image.open(path) as image:
                 images[i] = np.asarray(image.convert("RGB"))
         except Exception as problem:  # Pillow's decoders raise almost anything on broken files
-            raise BadInput(f"{str(path)!r} cannot be read as 32x32 pixels: {problem}") from None
+            raise BadInput(f'"{path}" cannot be read as 32x32 pixels: {problem}.') from None
     return images, pictures.y, classes
 
 
@@ -246,16 +244,15 @@ def cifar_10_c(
 
     Paper: Hendrycks and Dietterich, ICLR 2019.
     """
-    chosen("cifar-10-c", protocol, CIFAR10C_PROTOCOLS)
-    place = home(
-        "cifar-10-c", root, ("CIFAR-10-C", "cifar-10-c"), corruptions_layout, "ROOT/gaussian_noise.npy, ..., labels.npy"
-    )
+    place = CIFAR10C.find(root, protocol)
     severity = 4 if protocol == "fednn" else int(protocol[-1])
     problems, missing, sites = [], [], []
     labels = _npy(place / "labels.npy")
     per_level = len(labels) // 5
     if labels.ndim != 1 or per_level == 0 or not np.array_equal(labels[:per_level], labels[per_level : 2 * per_level]):
-        raise BadInput(f"cifar-10-c: {str(place / 'labels.npy')!r} must repeat the same labels for five severities")
+        raise BadInput(
+            f'Federation "cifar-10-c": "{place / "labels.npy"}" must repeat the same labels for five severities.'
+        )
     rows = slice((severity - 1) * per_level, severity * per_level)
     y = labels[rows].astype(np.int64)
     held = stratified(y, per_level // 20, seed, "cifar-10-c")
@@ -273,7 +270,7 @@ def cifar_10_c(
         x = as_rgb(np.asarray(images[rows]), size)
         train, test = (Split(torch.from_numpy(x[at]), torch.from_numpy(y[at])) for at in (kept, held))
         sites.append(Site(name, name, train, test=test))
-    raise_problems(f"cifar-10-c in {str(place)!r}", problems)
+    raise_problems(f'Federation "cifar-10-c" in "{place}"', problems)
     missing += compared("cifar-10-c", {"labels": len(labels)}, {"labels": 50_000}, "rows")
     notes = deviations("cifar-10-c", missing, complete)
     source = {"spec": "cifar-10-c", **source_of(root, protocol, seed, notes), "size": size}
@@ -290,11 +287,17 @@ def _npy(path: Path) -> np.ndarray:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as problem:  # NumPy raises almost anything on broken files
-        raise BadInput(f"cifar-10-c: {path.name} cannot be read: {problem}") from None
+        raise BadInput(f'Federation "cifar-10-c": {path.name} cannot be read: {problem}.') from None
 
 
 CIFAR10 = Reader(
-    "cifar-10", "CIFAR-10: ten classes at one site, for partitioners", cifar_10, CIFAR10_PROTOCOLS, cifar10_layout
+    "cifar-10",
+    "CIFAR-10: ten classes at one site, for partitioners",
+    cifar_10,
+    CIFAR10_PROTOCOLS,
+    cifar10_layout,
+    _EXPECTED,
+    ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10", "CIFAR-10", "cifar-10"),
 )
 CIFAR100 = Reader(
     "cifar-100",
@@ -302,6 +305,8 @@ CIFAR100 = Reader(
     cifar_100,
     CIFAR100_PROTOCOLS,
     cifar100_layout,
+    _EXPECTED,
+    ("cifar-100-python", "cifar-100-binary", "cifar100", "CIFAR-100", "cifar-100"),
 )
 CIFAR10C = Reader(
     "cifar-10-c",
@@ -309,4 +314,6 @@ CIFAR10C = Reader(
     cifar_10_c,
     CIFAR10C_PROTOCOLS,
     corruptions_layout,
+    "ROOT/gaussian_noise.npy, ..., labels.npy",
+    ("CIFAR-10-C", "cifar-10-c"),
 )

@@ -18,7 +18,7 @@ from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, Site, Split, raise_problems
 from fednorms.data.pickles import load_pickle
 from fednorms.data.readers.divisions import even, sklearn_eighty_twenty
-from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
+from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 
 PROTOCOLS = {
     "fedwon": "FedBN and FedWon, cross-silo tables: five clients with part 0 (743 images) each, 28 px",
@@ -55,11 +55,6 @@ _DOMAINS = (
     _Domain("mnist-m", "MNIST_M", "mnist_m", 56_000, 14_000),
 )
 _FEDNN_ORDER = ("mnist", "mnist-m", "svhn", "synthdigits", "usps")
-_EXPECTED = (
-    "ROOT/{MNIST,SVHN,USPS,SynthDigits,MNIST_M} with train.pkl and test.pkl (FedBN's release), train.npz and "
-    "test.npz, or the raw sources; or ROOT/{mnist,svhn,usps,synthdigits,mnist_m}_{train,test}.webp with "
-    "..._labels.npy (sheets of 28-pixel tiles, 100 in a row)"
-)
 
 
 def digits_five(
@@ -92,19 +87,18 @@ def digits_five(
 
     >>> digits_five("/no/such/place")
     Traceback (most recent call last):
-    fednorms.BadInput: digits-five: '/no/such/place' is not a folder; expected ...
+    fednorms.BadInput: Federation "digits-five": "/no/such/place" is not a folder; expected ...
     """
-    chosen("digits-five", protocol, PROTOCOLS)
+    place = READER.find(root, protocol)
     base, validated = protocol.removesuffix("-val"), protocol.endswith("-val")
     size = size or (32 if base == "fednn" else 28)
-    place = home("digits-five", root, ("digits-five", "digits_five", "digits", "data"), layout, _EXPECTED)
     found, problems, sites = {}, [], []
     for domain in _DOMAINS:
         try:
             found[domain.name] = _read(place, domain, allow_pickle)
         except BadInput as problem:
             problems.append(f"{domain.name}: {problem}")
-    raise_problems(f"digits-five in {str(place)!r}", problems)
+    raise_problems(f'Federation "digits-five" in "{place}"', problems)
     notes = deviations("digits-five", _differences(found), complete) + _shortened(found)
     domains = {d.name: d for d in _DOMAINS}
     for name in _FEDNN_ORDER if base == "fednn" else tuple(domains):
@@ -158,7 +152,7 @@ def _read(place: Path, domain: _Domain, allow_pickle: bool) -> tuple[Arrays, Arr
         return _split_raw(*_raw(domain, files, allow_pickle))
     raise BadInput(
         f"nothing to read; expected {domain.folder}/train.pkl and test.pkl, {domain.folder}/train.npz and test.npz, "
-        f"{', '.join(f'{domain.folder}/{name}' for name in _RAW[domain.name])}, or {domain.sheet}_train.webp"
+        f"{', '.join(f'{domain.folder}/{name}' for name in _RAW[domain.name])}, or {domain.sheet}_train.webp."
     )
 
 
@@ -169,14 +163,14 @@ def _sheet(place: Path, name: str, suffix: str) -> Arrays:
         with Image.open(picture) as image:
             sheet = np.asarray(image.convert("RGB"))
     except FileNotFoundError as problem:
-        raise BadInput(f"{Path(str(problem.filename)).name} is missing") from None
+        raise BadInput(f"{Path(str(problem.filename)).name} is missing.") from None
     except Exception as problem:  # Pillow's decoders raise almost anything on broken files
-        raise BadInput(f"{picture.name} or {table.name} cannot be read: {problem}") from problem
+        raise BadInput(f"{picture.name} or {table.name} cannot be read: {problem}.") from problem
     high, wide, _ = sheet.shape
     if wide != _ROW * _TILE or high % _TILE or y.ndim != 1 or not 0 <= high // _TILE * _ROW - len(y) < _ROW:
         raise BadInput(
             f"{picture.name} is {high}x{wide} pixels and {table.name} has shape {y.shape}; expected rows of {_ROW} "
-            f"tiles of {_TILE}x{_TILE}, as many as there are labels"
+            f"tiles of {_TILE}x{_TILE}, as many as there are labels."
         )
     tiles = sheet.reshape(high // _TILE, _TILE, _ROW, _TILE, 3).swapaxes(1, 2).reshape(-1, _TILE, _TILE, 3)
     return tiles[: len(y)], _digits(y, table)
@@ -187,12 +181,12 @@ def _npz(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as arrays:
             missing = [name for name in ("x", "y") if name not in arrays]
             if missing:
-                raise BadInput(f"{path.name} has no array {missing[0]!r}; it has {', '.join(arrays)}")
+                raise BadInput(f'{path.name} has no array "{missing[0]}"; it has {", ".join(arrays)}.')
             return _checked(arrays["x"], arrays["y"], path)
     except BadInput:
         raise
     except Exception as problem:  # zipfile and NumPy raise almost anything on broken files
-        raise BadInput(f"{path.name} cannot be read: {problem}") from problem
+        raise BadInput(f"{path.name} cannot be read: {problem}.") from problem
 
 
 def _released_train(folder: Path, allow_pickle: bool) -> Arrays:
@@ -205,15 +199,15 @@ def _released_train(folder: Path, allow_pickle: bool) -> Arrays:
 def _pair(path: Path, allow_pickle: bool) -> Arrays:
     pair = load_pickle(path, allow_pickle)
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise BadInput(f"{path.name} must hold a pair (images, labels), got {type(pair).__name__}")
+        raise BadInput(f"{path.name} must hold a pair (images, labels), got {type(pair).__name__}.")
     return _checked(np.asarray(pair[0]), np.asarray(pair[1]), path)
 
 
 def _checked(x: np.ndarray, y: np.ndarray, path: Path) -> Arrays:
     if x.dtype != np.uint8 or x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] not in (1, 3)):
-        raise BadInput(f"{path.name}: images must be uint8 of shape N,H,W or N,H,W,3, got {x.dtype} {x.shape}")
+        raise BadInput(f"{path.name}: images must be uint8 of shape N,H,W or N,H,W,3, got {x.dtype} {x.shape}.")
     if len(x) != y.size:
-        raise BadInput(f"{path.name}: {len(x)} images but {y.size} labels")
+        raise BadInput(f"{path.name}: {len(x)} images but {y.size} labels.")
     return x, _digits(y, path)
 
 
@@ -261,7 +255,7 @@ def _raw(domain: _Domain, files: list[Path], allow_pickle: bool) -> Arrays:
     except BadInput:
         raise
     except Exception as problem:  # a broken file fails anywhere in NumPy, gzip or SciPy
-        raise BadInput(f"{', '.join(p.name for p in files)} cannot be read: {problem}") from problem
+        raise BadInput(f"{', '.join(p.name for p in files)} cannot be read: {problem}.") from problem
     return np.concatenate([x for x, _ in pairs]), np.concatenate([np.asarray(y).reshape(-1) for _, y in pairs])
 
 
@@ -276,7 +270,7 @@ def _idx(path: Path) -> np.ndarray:
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     zero, kind, axes = struct.unpack(">HBB", data[:4])
     if zero != 0 or kind != 8:
-        raise BadInput(f"{path.name} is not an IDX file of bytes")
+        raise BadInput(f"{path.name} is not an IDX file of bytes.")
     shape = struct.unpack(f">{axes}I", data[4 : 4 + 4 * axes])
     return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
@@ -359,4 +353,8 @@ READER = Reader(
     digits_five,
     PROTOCOLS,
     layout,
+    "ROOT/{MNIST,SVHN,USPS,SynthDigits,MNIST_M} with train.pkl and test.pkl (FedBN's release), train.npz and "
+    "test.npz, or the raw sources; or ROOT/{mnist,svhn,usps,synthdigits,mnist_m}_{train,test}.webp with "
+    "..._labels.npy (sheets of 28-pixel tiles, 100 in a row)",
+    ("digits-five", "digits_five", "digits", "data"),
 )

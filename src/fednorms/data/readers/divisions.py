@@ -33,7 +33,7 @@ def even(count: int, clients: int, *names: object) -> list[np.ndarray]:
     [371, 372]
     """
     if count < clients:
-        raise BadInput(f"{count} images cannot be divided over {clients} clients")
+        raise BadInput(f"{count} images cannot be divided over {clients} clients.")
     return [np.sort(part) for part in np.array_split(shuffled(count, *names), clients)]
 
 
@@ -91,7 +91,7 @@ def stratified(y: np.ndarray, count: int, seed: int, name: str) -> np.ndarray:
     [6, 2]
     """
     if not 0 <= count <= len(y):
-        raise BadInput(f"{name}: {count} images wanted of {len(y)}")
+        raise BadInput(f"{name}: {count} images wanted of {len(y)}.")
     labels, sizes = np.unique(y, return_counts=True)
     wish = sizes * (count / max(len(y), 1))
     take = np.floor(wish + 1e-9).astype(np.int64)

@@ -11,7 +11,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, raise_problems
 from fednorms.data.readers.divisions import shuffled
-from fednorms.data.readers.office import fedbn_federation, fedbn_lists
+from fednorms.data.readers.fedbn_lists import fedbn_federation, fedbn_lists
 from fednorms.data.readers.pictures import (
     FEDBN,
     FEDNN,
@@ -26,7 +26,7 @@ from fednorms.data.readers.pictures import (
     present,
     text_list,
 )
-from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
+from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 
 TEN_CLASSES = (
     "bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra",
@@ -56,10 +56,6 @@ PROTOCOLS = {
 _SHARES = {"fedwon": (0.05, 0.05), "greg": (0.3, 0.1)}
 _FOLDERS = {domain: (domain,) for domain in TEN_LISTS}
 _CLIENTS, _EACH, _TOP = 200, 380, 100
-_EXPECTED = (
-    "ROOT/{clipart,infograph,painting,quickdraw,real,sketch}/{class}/* with {domain}_{train,test}.pkl (ten classes) "
-    "or {domain}_{train,test}.txt (official)"
-)
 
 
 def domainnet(
@@ -90,8 +86,7 @@ def domainnet(
 
     Paper: Peng et al., Moment Matching for Multi-Source Domain Adaptation, ICCV 2019.
     """
-    chosen("domainnet", protocol, PROTOCOLS)
-    place = home("domainnet", root, ("DomainNet", "domainnet", "domain_net"), layout, _EXPECTED)
+    place = READER.find(root, protocol)
     if protocol in _SHARES:
         lists, problems, drawn = fedbn_lists(place, _FOLDERS, TEN_CLASSES, allow_pickle, seed)
         for domain, (train, test) in TEN_LISTS.items():
@@ -137,7 +132,7 @@ def _official(
                 lists.setdefault(domain, {})[part] = text_list(path, place)
             else:
                 missing.append(f"the official list {path.name} is missing")
-    raise_problems(f"domainnet in {str(place)!r}", missing)
+    raise_problems(f'Federation "domainnet" in "{place}"', missing)
     for domain, (train, test) in FULL_LISTS.items():
         have = {part: len(pictures) for part, pictures in lists[domain].items()}
         problems += compared(domain, have, {"train": train, "test": test})
@@ -165,9 +160,11 @@ def _class_names(lists: Mapping[str, Mapping[str, Pictures]]) -> list[str]:
         for pictures in parts.values():
             for path, label in zip(pictures.paths, pictures.y.tolist(), strict=True):
                 if named.setdefault(label, path.parent.name) != path.parent.name:
-                    raise BadInput(f"domainnet: the lists give label {label} to {named[label]} and {path.parent.name}")
+                    raise BadInput(
+                        f'Federation "domainnet": label {label} stands for {named[label]} and {path.parent.name}.'
+                    )
     if not named:
-        raise BadInput("domainnet: none of the listed images is there")
+        raise BadInput('Federation "domainnet": none of the listed images is there.')
     return [named.get(label, f"class {label}") for label in range(max(named) + 1)]
 
 
@@ -187,7 +184,7 @@ def clients_per_domain(available: Mapping[str, int], clients: int = _CLIENTS) ->
     {'real': 6, 'sketch': 3, 'clipart': 1}
     """
     if len(available) > clients:
-        raise BadInput(f"{clients} clients cannot cover {len(available)} domains")
+        raise BadInput(f"{clients} clients cannot cover {len(available)} domains.")
     wish = np.array(list(available.values()), float)
     wish = wish / wish.sum() * clients
     count = np.maximum(np.floor(wish), 1).astype(int)
@@ -215,9 +212,20 @@ def _top(
         pool = pool[shuffled(len(pool), "top", seed, domain)]
         each = min(_EACH, len(pool) // clients)
         if each == 0:
-            raise BadInput(f"domainnet: {domain} has {len(pool)} training images, too few for {clients} clients")
+            raise BadInput(
+                f'Federation "domainnet": {domain} has {len(pool)} training images, too few for {clients} clients.'
+            )
         members += cross_device(domain, clients, each, pool, inside[domain]["test"])
     return members, kept.tolist(), renamed
 
 
-READER = Reader("domainnet", "DomainNet: ten, a hundred or 345 classes in six styles", domainnet, PROTOCOLS, layout)
+READER = Reader(
+    "domainnet",
+    "DomainNet: ten, a hundred or 345 classes in six styles",
+    domainnet,
+    PROTOCOLS,
+    layout,
+    "ROOT/{clipart,infograph,painting,quickdraw,real,sketch}/{class}/* with {domain}_{train,test}.pkl (ten classes) "
+    "or {domain}_{train,test}.txt (official)",
+    ("DomainNet", "domainnet", "domain_net"),
+)

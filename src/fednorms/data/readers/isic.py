@@ -16,7 +16,7 @@ from fednorms.data.folders import Prepared
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.divisions import fractions
 from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, absent, built
-from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
+from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 from fednorms.data.readers.tables import columns_of, read_table, tables_in, whole_number, with_suffix
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
@@ -64,14 +64,9 @@ def fed_isic2019(
 
     Paper: Ogier du Terrail et al., FLamby, NeurIPS 2022.
     """
-    chosen("fed-isic2019", protocol, PROTOCOLS)
+    place = READER.find(root, protocol)
     if not isinstance(size, int) or size < 1:
-        raise BadInput(f"fed-isic2019: size must be a positive number of pixels, got {size!r}")
-    expected = (
-        "ROOT/ISIC_2019_Training_Input*/*.jpg and a table (csv) with image, target, center and fold, or "
-        f"{', '.join(_RAW)} and {_HAM[0]}"
-    )
-    place = home("fed-isic2019", root, ("fed_isic2019", "ISIC_2019"), layout, expected)
+        raise BadInput(f'Federation "fed-isic2019": size must be a positive number of pixels, got {size!r}.')
     table = _split_table(place)
     rows = read_table(table, ("image", "target", "center")) if table else list(_raw_rows(place))
     folds = table is not None and "fold" in rows[0]
@@ -93,7 +88,7 @@ def fed_isic2019(
         else:
             parts[centre] = fractions(labels, 0.0, 0.2, seed, centre)
             problems += compared("counts", {centre: len(mine)}, {centre: sum(COUNTS[i])})
-    raise_problems(f"fed-isic2019 in {str(place)!r}", absent(found))
+    raise_problems(f'Federation "fed-isic2019" in "{place}"', absent(found))
     notes = deviations("fed-isic2019", problems, complete) + notes
     members = [Member(centre, centre, at) for centre, at in parts.items() if len(found[centre])]
     side = max(size, size * 224 // 200)
@@ -141,12 +136,12 @@ def _raw_rows(place: Path) -> Iterator[dict[str, str]]:
         centre = f"HAM {part_of.get(image, '?')}" if prefix == "HAM" else prefix
         said = [float(truth[image][name]) for name in CLASSES] if image in truth else []
         if centre not in number:
-            problems.append(f"{image}: lesion_id {row['lesion_id']!r} belongs to no centre ({centre})")
+            problems.append(f'{image}: lesion_id "{row["lesion_id"]}" belongs to no center ({centre})')
         elif sum(said) != 1 or max(said) != 1:
             problems.append(f"{image}: {_RAW[1]} does not give it one of the eight diagnoses")
         else:
             yield {"image": image, "target": str(said.index(1.0)), "center": number[centre]}
-    raise_problems(f"fed-isic2019 in {str(place)!r}", problems)
+    raise_problems(f'Federation "fed-isic2019" in "{place}"', problems)
 
 
 def lesion(image: Image.Image, side: int) -> Image.Image:
@@ -179,4 +174,13 @@ def shades_of_grey(pixels: np.ndarray, power: int = 6) -> np.ndarray:
     return np.clip(x / (math.sqrt(3) * scene) + 1e-9, 0, 255).astype(np.uint8)
 
 
-READER = Reader("fed-isic2019", "Fed-ISIC2019: eight skin lesions, six centres", fed_isic2019, PROTOCOLS, layout)
+READER = Reader(
+    "fed-isic2019",
+    "Fed-ISIC2019: eight skin lesions, six centers",
+    fed_isic2019,
+    PROTOCOLS,
+    layout,
+    "ROOT/ISIC_2019_Training_Input*/*.jpg and a table (csv) with image, target, center and fold, or "
+    f"{', '.join(_RAW)} and {_HAM[0]}",
+    ("fed_isic2019", "ISIC_2019"),
+)

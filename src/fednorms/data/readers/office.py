@@ -5,29 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
-from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
-from fednorms.data.federation import Federation, raise_problems
-from fednorms.data.readers.divisions import fractions, shuffled, sklearn_eighty_twenty, tenth_per_class
+from fednorms.data.federation import Federation
+from fednorms.data.readers.divisions import fractions, tenth_per_class
+from fednorms.data.readers.fedbn_lists import fedbn_federation, fedbn_lists
 from fednorms.data.readers.pictures import (
-    FEDBN,
     FEDNN,
     MEMORY,
     Cache,
     Member,
-    Pictures,
-    absent,
     built,
     class_folders,
     count_domains,
     has_domains,
-    joined,
-    pickled_list,
     require_domains,
 )
-from fednorms.data.readers.reader import Reader, chosen, compared, deviations, home, source_of
+from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 
 CALTECH_CLASSES = (
     "back_pack", "bike", "calculator", "headphones", "keyboard",
@@ -49,7 +42,6 @@ HOME_PROTOCOLS = {
 }
 OFFICE31_COUNTS = {"amazon": 2817, "dslr": 498, "webcam": 795}
 OFFICE31_PROTOCOLS = {"own": "no paper's: 70 % training, 10 % validation, 20 % test, stratified, 224 px"}
-
 _CALTECH_FOLDERS = {name: (name, f"{name}10") for name in CALTECH_LISTS}
 _HOME_FOLDERS = {
     "Art": ("Art",),
@@ -58,7 +50,6 @@ _HOME_FOLDERS = {
     "Real World": ("Real World", "Real"),
 }
 _OFFICE31_FOLDERS = {name: (name,) for name in OFFICE31_COUNTS}
-
 HOME_CLASSES = (
     "Alarm_Clock", "Backpack", "Batteries", "Bed", "Bike", "Bottle", "Bucket", "Calculator", "Calendar", "Candles",
     "Chair", "Clipboards", "Computer", "Couch", "Curtains", "Desk_Lamp", "Drill", "Eraser", "Exit_Sign", "Fan",
@@ -105,11 +96,7 @@ def office_caltech_10(
 
     Paper: Gong et al., CVPR 2012; lists of Li et al., FedBN, ICLR 2021.
     """
-    chosen("office-caltech-10", protocol, CALTECH_PROTOCOLS)
-    place = home(
-        "office-caltech-10", root, ("office_caltech_10", "office-caltech-10", "OfficeCaltech10"), caltech_layout,
-        "ROOT/{amazon,caltech,dslr,webcam}/{back_pack,...}/*.jpg with {domain}_{train,test}.pkl",
-    )  # fmt: skip
+    place = CALTECH.find(root, protocol)
     lists, problems, drawn = fedbn_lists(place, _CALTECH_FOLDERS, CALTECH_CLASSES, allow_pickle, seed)
     if not drawn:
         for domain, counts in CALTECH_LISTS.items():
@@ -160,10 +147,7 @@ def office_home(
 
     Paper: Venkateswara et al., Deep Hashing Network, CVPR 2017.
     """
-    chosen("office-home", protocol, HOME_PROTOCOLS)
-    expected = "ROOT/{Art,Clipart,Product,Real World}/{65 classes}/*.jpg"
-    names = ("OfficeHomeDataset_10072016", "OfficeHome", "office_home", "office-home")
-    place = home("office-home", root, names, home_layout, expected)
+    place = HOME.find(root, protocol)
     found, problems = class_folders(place, _HOME_FOLDERS, HOME_CLASSES)
     require_domains("office-home", place, problems)
     notes = deviations("office-home", problems + count_domains(found, HOME_COUNTS), complete)
@@ -208,9 +192,7 @@ def office_31(
 
     Paper: Saenko et al., Adapting Visual Category Models to New Domains, ECCV 2010.
     """
-    chosen("office-31", protocol, OFFICE31_PROTOCOLS)
-    expected = "ROOT/{amazon,dslr,webcam}/[images/]{31 classes}/*.jpg"
-    place = home("office-31", root, ("office31", "office-31", "Office31", "office_31"), office31_layout, expected)
+    place = OFFICE31.find(root, protocol)
     found, problems = class_folders(place, _OFFICE31_FOLDERS, OFFICE31_CLASSES)
     require_domains("office-31", place, problems)
     notes = deviations("office-31", problems + count_domains(found, OFFICE31_COUNTS), complete)
@@ -225,76 +207,14 @@ def office31_layout(root: Path) -> str | None:
     return "class folders" if has_domains(root, _OFFICE31_FOLDERS, OFFICE31_CLASSES) else None
 
 
-def fedbn_lists(
-    place: Path,
-    folders: Mapping[str, tuple[str, ...]],
-    classes: tuple[str, ...],
-    allow_pickle: bool,
-    seed: int,
-) -> tuple[dict[str, dict[str, Pictures]], list[str], list[str]]:
-    """Training and test pictures per domain from FedBN's lists, or drawn if there are none, as the third value says."""
-    lists: dict[str, dict[str, Pictures]] = {}
-    names = {(d, part): place / f"{d}_{part}.pkl" for d in folders for part in ("train", "test")}
-    there = [path for path in names.values() if path.is_file() or path.with_suffix(".npz").is_file()]
-    if there:
-        problems = []
-        for (domain, part), path in names.items():
-            try:
-                pictures = pickled_list(path, place, classes, allow_pickle)
-            except BadInput as problem:
-                problems.append(f"{domain}, {part}: {problem}")
-                continue
-            problems += absent({f"{domain}, {part}": pictures})
-            lists.setdefault(domain, {})[part] = pictures
-        raise_problems(f"the lists in {str(place)!r}", problems)
-        return lists, [], []
-    found, problems = class_folders(place, folders, classes)
-    problems = [p for p in problems if "none of the" not in p]  # the full data set has more classes
-    raise_problems(f"images in {str(place)!r}", [p for p in problems if "no folder" in p or "no images" in p])
-    for domain, pictures in found.items():
-        parts = sklearn_eighty_twenty(pictures.y) if seed == 0 else _eighty_twenty(pictures.y, seed, domain)
-        lists[domain] = {part: pictures[at] for part, at in parts.items()}
-    return lists, problems, ["FedBN's lists were not there: the 80/20 split was drawn, and its order is another"]
-
-
-def _eighty_twenty(y: np.ndarray, seed: int, domain: str) -> dict[str, np.ndarray]:
-    parts = fractions(y, 0.0, 0.2, seed, domain)
-    return {part: at[shuffled(len(at), "order", seed, domain, part)] for part, at in parts.items()}
-
-
-def fedbn_federation(
-    name: str,
-    root: str | Path,
-    place: Path,
-    lists: Mapping[str, Mapping[str, Pictures]],
-    classes: tuple[str, ...],
-    protocol: str,
-    shares: tuple[float, float] | None,
-    size: int,
-    seed: int,
-    notes: list[str],
-    cache: Cache,
-    memory_limit: int,
-) -> Federation:
-    """Training from the front of each list and validation from its end, in shares of the shortest list."""
-    m = min(len(parts["train"]) for parts in lists.values())
-    members, found = [], {}
-    for domain, parts in lists.items():
-        found[domain], at = joined({"train": parts["train"], "test": parts["test"]})
-        if shares is not None:
-            n, first, last = len(at["train"]), int(shares[0] * m), int(shares[1] * m)
-            at = {"train": at["train"][:first], "val": at["train"][n - last :], "test": at["test"]}
-        members.append(Member(domain, domain, at))
-    source, plain = source_of(root, protocol, seed, notes), Preprocessing()
-    return built(name, place, found, members, classes, size, plain, source, cache, memory_limit, protocol=FEDBN)
-
-
 CALTECH = Reader(
     "office-caltech-10",
     "Office-Caltech-10: ten classes from Amazon, Caltech, DSLR and webcam",
     office_caltech_10,
     CALTECH_PROTOCOLS,
     caltech_layout,
+    "ROOT/{amazon,caltech,dslr,webcam}/{back_pack,...}/*.jpg with {domain}_{train,test}.pkl",
+    ("office_caltech_10", "office-caltech-10", "OfficeCaltech10"),
 )
 HOME = Reader(
     "office-home",
@@ -302,7 +222,15 @@ HOME = Reader(
     office_home,
     HOME_PROTOCOLS,
     home_layout,
+    "ROOT/{Art,Clipart,Product,Real World}/{65 classes}/*.jpg",
+    ("OfficeHomeDataset_10072016", "OfficeHome", "office_home", "office-home"),
 )
 OFFICE31 = Reader(
-    "office-31", "Office-31: 31 classes from Amazon, DSLR and webcam", office_31, OFFICE31_PROTOCOLS, office31_layout
+    "office-31",
+    "Office-31: 31 classes from Amazon, DSLR and webcam",
+    office_31,
+    OFFICE31_PROTOCOLS,
+    office31_layout,
+    "ROOT/{amazon,dslr,webcam}/[images/]{31 classes}/*.jpg",
+    ("office31", "office-31", "Office31", "office_31"),
 )

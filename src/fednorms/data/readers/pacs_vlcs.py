@@ -29,11 +29,12 @@ from fednorms.data.readers.pictures import (
     has_domains,
     images_in,
     joined,
+    no_folder,
     present,
     require_domains,
     text_list,
 )
-from fednorms.data.readers.reader import Reader, chosen, deviations, home, source_of
+from fednorms.data.readers.reader import Reader, deviations, source_of
 
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 PACS_COUNTS: Mapping[str, Sequence[int]] = {
@@ -101,14 +102,7 @@ def pacs(
 
     Paper: Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017.
     """
-    chosen("pacs", protocol, PACS_PROTOCOLS)
-    place = home(
-        "pacs",
-        root,
-        ("PACS", "pacs", "pacs_data"),
-        pacs_layout,
-        "ROOT/{art_painting,...}/{dog,...}/*.jpg or ROOT/kfold",
-    )
+    place = PACS.find(root, protocol)
     base = folder_of(place, ["kfold"]) or place
     found, problems = class_folders(base, _PACS_FOLDERS, PACS_CLASSES)
     require_domains("pacs", place, problems)
@@ -159,14 +153,7 @@ def vlcs(
 
     Paper: Fang et al., Unbiased Metric Learning, ICCV 2013.
     """
-    chosen("vlcs", protocol, VLCS_PROTOCOLS)
-    place = home(
-        "vlcs",
-        root,
-        ("VLCS", "vlcs"),
-        vlcs_layout,
-        "ROOT/{Caltech101,...}/{bird,...}/*.jpg or ROOT/{CALTECH,...}/full/{0..4}/*.jpg",
-    )
+    place = VLCS.find(root, protocol)
     if vlcs_layout(place) == "flat":
         found, problems = class_folders(place, _VLCS_FOLDERS, VLCS_CLASSES)
     else:
@@ -209,7 +196,9 @@ def _divided(
         pool = parts["train"]
         most = min(each, len(pool) // clients)
         if most == 0:
-            raise BadInput(f"{name}: {domain} has {len(pool)} training images, too few for {clients} clients")
+            raise BadInput(
+                f'Federation "{name}": {domain} has {len(pool)} training images, too few for {clients} clients.'
+            )
         pool = pool[shuffled(len(pool), "clients", seed, domain)]
         members += cross_device(domain, clients, most, pool, parts["test"])
     return members
@@ -224,7 +213,7 @@ def _official(place: Path, base: Path) -> tuple[dict[str, Pictures], dict[str, d
             name = f"{domain}_{word}_kfold.txt"
             path = next((p for p in [place / name, base / name, *sorted(place.rglob(name))] if p.is_file()), None)
             if path is None:
-                raise BadInput(f"pacs: no list {name} in {str(place)!r}, which protocol 'official' needs")
+                raise BadInput(f'Federation "pacs": no list {name} in "{place}", which protocol "official" needs.')
             lists[part] = text_list(path, base, first=1)
         problems += absent(lists)
         found[domain], parts[domain] = joined({part: present(pictures) for part, pictures in lists.items()})
@@ -236,7 +225,7 @@ def _numbered(place: Path) -> tuple[dict[str, Pictures], list[str]]:
     for domain, names in _VLCS_FOLDERS.items():
         folder = folder_of(place, names)
         if folder is None:
-            problems.append(f"{domain}: no folder {' or '.join(map(repr, names))} in {str(place)!r}")
+            problems.append(no_folder(domain, names, place))
             continue
         inner = [folder / "full"] if (folder / "full").is_dir() else [folder / p for p in ("train", "crossval", "test")]
         paths: list[Path] = []
@@ -272,5 +261,21 @@ def _built(
     return built(name, place, found, members, classes, pixels, norm, source, cache, memory_limit, protocol=habits)
 
 
-PACS = Reader("pacs", "PACS: seven classes as art, cartoon, photo and sketch", pacs, PACS_PROTOCOLS, pacs_layout)
-VLCS = Reader("vlcs", "VLCS: five classes from four photo collections", vlcs, VLCS_PROTOCOLS, vlcs_layout)
+PACS = Reader(
+    "pacs",
+    "PACS: seven classes as art, cartoon, photo and sketch",
+    pacs,
+    PACS_PROTOCOLS,
+    pacs_layout,
+    "ROOT/{art_painting,...}/{dog,...}/*.jpg or ROOT/kfold",
+    ("PACS", "pacs", "pacs_data"),
+)
+VLCS = Reader(
+    "vlcs",
+    "VLCS: five classes from four photo collections",
+    vlcs,
+    VLCS_PROTOCOLS,
+    vlcs_layout,
+    "ROOT/{Caltech101,...}/{bird,...}/*.jpg or ROOT/{CALTECH,...}/full/{0..4}/*.jpg",
+    ("VLCS", "vlcs"),
+)

@@ -81,9 +81,14 @@ def _below(folder: Path) -> list[Path]:
     return sorted((inner or folder).iterdir())
 
 
+def no_folder(domain: str, names: Sequence[str], place: Path) -> str:
+    """The problem of a domain without a folder; `require_domains` recognizes it."""
+    return f"{domain}: no folder {' or '.join(names)} in {place}"
+
+
 def require_domains(name: str, place: Path, problems: Sequence[str]) -> None:
     """Raise what `class_folders` found if a whole domain is missing; the rest is for `deviations`."""
-    raise_problems(f"{name} in {str(place)!r}", [p for p in problems if "no folder" in p])
+    raise_problems(f'Federation "{name}" in "{place}"', [p for p in problems if "no folder" in p])
 
 
 def class_folders(
@@ -96,7 +101,7 @@ def class_folders(
     for domain, names in domains.items():
         folder = folder_of(place, names)
         if folder is None:
-            problems.append(f"{domain}: no folder {' or '.join(map(repr, names))} in {str(place)!r}")
+            problems.append(no_folder(domain, names, place))
             continue
         paths: list[Path] = []
         labels: list[int] = []
@@ -105,7 +110,7 @@ def class_folders(
                 continue
             label = number.get(plain(inner.name))
             if label is None:
-                problems.append(f"{domain}: folder {inner.name!r} is none of the {len(classes)} classes")
+                problems.append(f'{domain}: folder "{inner.name}" is not one of the {len(classes)} classes')
                 continue
             images = images_in(inner)
             paths += images
@@ -143,11 +148,11 @@ def pickled_list(path: Path, place: Path, classes: Sequence[str], allow_pickle: 
     else:
         pair = load_pickle(path, allow_pickle)
     if not isinstance(pair, tuple | list) or len(pair) != 2 or len(pair[0]) != len(pair[1]):
-        raise BadInput(f"{path.name} must hold as many paths as class names")
+        raise BadInput(f"{path.name} must hold as many paths as class names.")
     number = {plain(name): i for i, name in enumerate(classes)}
     names = [str(name) for name in pair[1]]
     if unknown := sorted({name for name in names if plain(name) not in number}):
-        raise BadInput(f"{path.name} names classes that are none of the {len(classes)}: {', '.join(unknown[:5])}")
+        raise BadInput(f"{path.name} names classes that are not among the {len(classes)}: {', '.join(unknown[:5])}.")
     paths = [below(place, str(entry)) for entry in pair[0]]
     return Pictures(paths, np.asarray([number[plain(name)] for name in names], np.int64))
 
@@ -160,7 +165,7 @@ def text_list(path: Path, place: Path, first: int = 0) -> Pictures:
             continue
         entry, _, label = line.strip().rpartition(" ")
         if not entry or not label.isdigit() or int(label) < first:
-            raise BadInput(f"{path.name}, line {i}: expected 'path label', got {line[:80]!r}")
+            raise BadInput(f'{path.name}, line {i}: expected "path label", got "{line[:80]}".')
         paths.append(below(place, entry))
         labels.append(int(label) - first)
     return Pictures(paths, np.asarray(labels, np.int64))
@@ -174,7 +179,7 @@ def below(place: Path, entry: str) -> Path:
     """
     relative = Path(entry.replace("\\", "/"))
     if relative.is_absolute() or ".." in relative.parts:
-        raise BadInput(f"a list names {entry!r}, which is not inside the data set")
+        raise BadInput(f'a list names "{entry}", which is not inside the data set.')
     if relative.parts and plain(relative.parts[0]) == plain(place.name):
         return place / Path(*relative.parts[1:])
     return place / relative
@@ -186,7 +191,7 @@ def absent(found: Mapping[str, Pictures]) -> list[str]:
     for domain, pictures in found.items():
         gone = [path for path in pictures.paths if not path.is_file()]
         if gone:
-            told.append(f"{domain}: {len(gone):,} of {len(pictures):,} listed images missing, first {str(gone[0])!r}")
+            told.append(f'{domain}: {len(gone):,} of {len(pictures):,} listed images missing, the first is "{gone[0]}"')
     return told
 
 
@@ -224,7 +229,7 @@ def built(
 ) -> Federation:
     """The federation of these members; only the images that some split holds are decoded, each once."""
     if not isinstance(size, int) or size < 1:
-        raise BadInput(f"{name}: size must be a positive number of pixels, got {size!r}")
+        raise BadInput(f'Federation "{name}": size must be a positive number of pixels, got {size!r}.')
     used = {
         domain: np.unique(np.concatenate([at for m in members if m.domain == domain for at in m.parts.values()]))
         for domain in dict.fromkeys(m.domain for m in members)

@@ -18,8 +18,14 @@ from fednorms.data.folders import counted_only
 class Reader:
     """A data set that one call turns into a federation.
 
-    `read(root, protocol=...)` reads it; `protocols` names the divisions that papers use, the default first;
-    `layout(root)` says in words which of its layouts a folder has, or nothing if it is another data set.
+    Attributes:
+        name: the federation's name in recipes and on the command line.
+        description: one line for `fednorms list federations`.
+        read: the function `read(root, protocol=...)` that reads it.
+        protocols: the divisions that papers use, with one line each; the first is the default.
+        layout: which of its layouts a folder has, in words, or None if the folder is not this data set.
+        expected: the files that a folder of this data set has, for messages.
+        folders: names of the folder that the data set's archive creates.
     """
 
     name: str
@@ -27,6 +33,24 @@ class Reader:
     read: Callable[..., Federation]
     protocols: Mapping[str, str]
     layout: Callable[[Path], str | None]
+    expected: str = ""
+    folders: Sequence[str] = ()
+
+    def find(self, root: str | Path, protocol: str) -> Path:
+        """Check the protocol's name and find the data set's folder: `root` itself, or inside it the archive's."""
+        chosen(self.name, protocol, self.protocols)
+        root = Path(root).expanduser()
+        if not root.is_dir():
+            raise BadInput(f'Federation "{self.name}": "{root}" is not a folder; expected {self.expected}.')
+        for place in (root, *(root / name for name in self.folders)):
+            if place.is_dir() and self.layout(place):
+                return place
+        there = sorted(p.name + "/" * p.is_dir() for p in root.iterdir() if not p.name.startswith("."))
+        holds = ", ".join(there[:6]) + (f" and {len(there) - 6} more" if len(there) > 6 else "") or "nothing"
+        raise BadInput(
+            f'Federation "{self.name}": "{root}" does not hold this data set; expected {self.expected}. '
+            f"It holds {holds}."
+        )
 
     def counted(self, root: str | Path, given: Mapping[str, Any]) -> Federation:
         """The same without decoding image files: sites and labels are right, images are one pixel."""
@@ -38,13 +62,13 @@ class Reader:
         """Read the data set with the options that were given (not None); an option it does not have is an error."""
         if root is None:
             raise BadInput(
-                f"federation {self.name!r} needs root=FOLDER, where the data set lies; nothing is downloaded"
+                f'Federation "{self.name}" needs root=FOLDER, the folder of the data set; nothing is downloaded.'
             )
         options = {option: value for option, value in given.items() if value is not None}
         known = [option for option in inspect.signature(self.read).parameters if option != "root"]
         raise_problems(
-            f"federation {self.name!r}",
-            [f"it has no option {option!r}; it takes {', '.join(known)}" for option in options if option not in known],
+            f'Federation "{self.name}"',
+            [f'it has no option "{option}"; it takes {", ".join(known)}' for option in options if option not in known],
         )
         return self.read(root, **options)
 
@@ -54,27 +78,11 @@ def chosen(what: str, protocol: str, known: Mapping[str, Any]) -> str:
 
     >>> chosen("pacs", "fedn", {"fednn": 1, "greg": 2})
     Traceback (most recent call last):
-    fednorms.BadInput: pacs has no protocol 'fedn': did you mean "fednn"? Known: fednn, greg
+    fednorms.BadInput: Federation "pacs" has no protocol "fedn": did you mean "fednn"? Known: fednn, greg.
     """
     if protocol not in known:
-        raise BadInput(f"{what} has no protocol {protocol!r}: {nearest(protocol, known)}")
+        raise BadInput(f'Federation "{what}" has no protocol "{protocol}": {nearest(protocol, known)}.')
     return protocol
-
-
-def home(
-    what: str, root: str | Path, names: Sequence[str], layout: Callable[[Path], str | None], expected: str
-) -> Path:
-    """The folder of a data set: `root` itself or the folder inside it that an archive usually makes."""
-    root = Path(root).expanduser()
-    if not root.is_dir():
-        raise BadInput(f"{what}: {str(root)!r} is not a folder; expected {expected}")
-    places = [root, *(root / name for name in names)]
-    for place in places:
-        if place.is_dir() and layout(place):
-            return place
-    there = sorted(p.name + "/" * p.is_dir() for p in root.iterdir() if not p.name.startswith("."))
-    holds = ", ".join(there[:6]) + (f" and {len(there) - 6} more" if len(there) > 6 else "") or "nothing"
-    raise BadInput(f"{what}: {str(root)!r} does not hold this data set; expected {expected}. It holds {holds}")
 
 
 def source_of(root: str | Path, protocol: str, seed: int, notes: Sequence[str]) -> dict[str, Any]:
@@ -94,7 +102,7 @@ def deviations(what: str, problems: Sequence[str], complete: bool) -> list[str]:
     """
     if problems and complete:
         raise_problems(
-            f"{what} is not as published (complete=False reads it as it is, and the run records the differences)",
+            f'Federation "{what}" is not as published (complete=False reads it anyway; a run records the differences)',
             problems,
         )
     return list(problems)

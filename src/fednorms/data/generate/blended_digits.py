@@ -23,7 +23,7 @@ def mnist_m(digits: Tensor | np.ndarray, backgrounds: Sequence[np.ndarray], seed
     """
     pixels = digits.numpy() if isinstance(digits, Tensor) else np.asarray(digits)
     if pixels.ndim != 3 or pixels.dtype != np.uint8:
-        raise BadInput(f"mnist_m: digits must be uint8 (N, H, W), got {pixels.dtype} of shape {pixels.shape}")
+        raise BadInput(f"mnist_m: digits must be uint8 (N, H, W), got {pixels.dtype} of shape {pixels.shape}.")
     n, h, w = pixels.shape
     wrong = [
         i
@@ -32,7 +32,7 @@ def mnist_m(digits: Tensor | np.ndarray, backgrounds: Sequence[np.ndarray], seed
     ]
     if not len(backgrounds) or wrong:
         which = f"number {wrong[0]} is {backgrounds[wrong[0]].dtype} {backgrounds[wrong[0]].shape}" if wrong else "none"
-        raise BadInput(f"mnist_m: backgrounds must be uint8 RGB pictures of at least {h}x{w}, got {which}")
+        raise BadInput(f"mnist_m: backgrounds must be uint8 RGB pictures of at least {h}x{w}, got {which}.")
     r = draws("mnist-m", seed)
     chosen = np.floor(r.uniform(0, len(backgrounds), (n,))).astype(int)
     places = r.random_sample((n, 2))

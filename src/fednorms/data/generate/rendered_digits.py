@@ -42,7 +42,7 @@ def synth_digits(count: int, seed: int = 0, size: int = 32) -> tuple[Tensor, Ten
     ((12, 3, 32, 32), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1])
     """
     if count < 1 or not 12 <= size <= 256:
-        raise BadInput(f"synth_digits: count must be positive and size 12 to 256, got {count} and {size}")
+        raise BadInput(f"synth_digits: count must be positive and size 12 to 256, got {count} and {size}.")
     r = draws("synth-digits", seed)
     faces = fonts()
     heights = [round(size * part) for part in (0.6, 0.7, 0.8)]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
-from fednorms.data.digits_shift import real_digits
 from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.label_rules import by_class
 from fednorms.data.rules import draws
@@ -80,27 +77,3 @@ def _through_camera(x: Tensor, feature: float, seed: int, client: int) -> Tensor
     offset = (1 - gain) * torch.from_numpy(r.random_sample((channels, 1, 1))).to(x.dtype)
     scene = 1 - x if r.random_sample() < 0.5 else x
     return x + feature * (offset + gain * scene - x)
-
-
-def digits_dials(
-    clients: int = 5,
-    label: float = 0.0,
-    feature: float = 0.0,
-    size: int = 16,
-    seed: int = 0,
-    *,
-    val: float,
-    test: float,
-) -> Federation:
-    """`shift` of scikit-learn's 1,797 digits, in three channels: the federation "digits-dials(label=0.5, feature=0.5)".
-
-    >>> len(digits_dials(clients=3, val=0.1, test=0.2).clients)
-    3
-    """
-    images, labels = real_digits()
-    x = torch.from_numpy(images / 16).float().unsqueeze(1)
-    x = functional.interpolate(x, size=(size, size), mode="bilinear", align_corners=False).clamp(0, 1)
-    x = (x * 255).round().to(torch.uint8).expand(-1, 3, -1, -1).contiguous()
-    names = [str(c) for c in range(10)]
-    made = shift(x, torch.from_numpy(labels), names, clients, label, feature, val, test, seed)
-    return replace(made, preprocessing=Preprocessing.centred(3))

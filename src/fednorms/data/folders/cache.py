@@ -1,0 +1,145 @@
+"""Keep decoded images on disk, so that every file is decoded once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fednorms.core.errors import BadInput
+from fednorms.data.folders.decode import Decoding, Prepared
+from fednorms.data.folders.scan import ImageFile
+from fednorms.data.mapped import MappedImages
+
+MEMORY_LIMIT = 2 * 2**30  # bytes of images that are read into memory; more stay on disk
+_FORMAT = 2  # raise it when decoding changes, so that old cache files are not used
+_counting: ContextVar[bool] = ContextVar("fednorms_counting", default=False)
+
+
+@contextmanager
+def counted_only() -> Iterator[None]:
+    """Open no image file within this context: each counts as one black pixel. For a quick look at a large folder."""
+    token = _counting.set(True)
+    try:
+        yield
+    finally:
+        _counting.reset(token)
+
+
+def read_images(
+    root: Path,
+    paths: Sequence[Path],
+    shape: tuple[int, int, int],
+    cache: str | Path | bool | None = None,
+    memory_limit: int = MEMORY_LIMIT,
+    prepared: Prepared | None = None,
+) -> torch.Tensor | MappedImages:
+    """Read image files below `root` as uint8 of shape (N, C, H, W), resized and cached as `from_folders` does.
+
+    Above `memory_limit` bytes, images stay in the cache on disk and are read batch by batch.
+
+    >>> from PIL import Image
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as root:
+    ...     Image.new("L", (9, 5)).save(Path(root, "a.png"))
+    ...     read_images(Path(root), [Path(root, "a.png")], (3, 4, 4), cache=False).shape
+    torch.Size([1, 3, 4, 4])
+    """
+    files = [ImageFile(path, "", "", "", of_data_set=True) for path in paths]
+    return load(Decoding(root, files, shape, True, prepared), cache, memory_limit)
+
+
+def load(
+    wanted: Decoding, cache: str | Path | bool | None = None, memory_limit: int = MEMORY_LIMIT
+) -> torch.Tensor | MappedImages:
+    """The pixels of all files, taken from the cache if possible; above `memory_limit` bytes they stay on disk."""
+    if _counting.get():
+        return torch.zeros(len(wanted.files), wanted.shape[0], 1, 1, dtype=torch.uint8)
+    in_memory = math.prod(wanted.full) <= memory_limit
+    if cache is False:
+        if not in_memory:
+            raise BadInput(f'Folder "{wanted.root}" exceeds memory_limit and needs a cache. Set cache=FOLDER.')
+        return torch.from_numpy(wanted.images())
+    path = _cache_folder(cache) / f"{_key(wanted)}.npy"
+    if not _usable(path, wanted.full):
+        try:
+            _write(path, wanted)
+        except OSError as problem:
+            if not in_memory:
+                raise BadInput(
+                    f'Folder "{wanted.root}": cannot write the cache "{path.parent}" ({problem}), and the images '
+                    "exceed memory_limit. Set cache=FOLDER to a place with enough room, or raise memory_limit."
+                ) from problem
+            warnings.warn(
+                f'Cannot write the cache "{path.parent}" ({problem}). {len(wanted.files)} images are decoded into '
+                "memory, now and in every later run until cache=FOLDER can be written.",
+                stacklevel=3,
+            )
+            return torch.from_numpy(wanted.images())
+    return torch.from_numpy(np.load(path)) if in_memory else MappedImages(path)
+
+
+def _cache_folder(cache: str | Path | bool | None) -> Path:
+    if cache is None or isinstance(cache, bool):
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fednorms"
+    return Path(cache).expanduser()
+
+
+def _key(wanted: Decoding) -> str:
+    """A hash that changes when a file is added, removed or written to, or when other pixels are wanted."""
+    digest = hashlib.blake2b(digest_size=16)
+    how = [wanted.prepared.name] if wanted.prepared else []
+    upright = [] if all(file.of_data_set for file in wanted.files) else ["upright"]
+    head = [_FORMAT, str(wanted.root.resolve()), list(wanted.shape), wanted.resize, *how, *upright]
+    digest.update(json.dumps(head).encode())
+    for file in wanted.files:
+        found = file.path.stat()
+        # A copy may keep the modification time, but its status change time is new.
+        when = [found.st_mtime_ns] if file.of_data_set else [found.st_mtime_ns, found.st_ctime_ns]
+        line = [file.path.relative_to(wanted.root).as_posix(), *when, found.st_size]
+        digest.update(json.dumps(line).encode())
+    return digest.hexdigest()
+
+
+def _usable(path: Path, full: tuple[int, ...]) -> bool:
+    try:
+        stored = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        return False
+    return stored.shape == full and stored.dtype == np.uint8
+
+
+def _write(path: Path, wanted: Decoding) -> None:
+    """Decode into a file of another name, then rename it, so that a cache file is either complete or absent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for old in path.parent.glob("*.partial"):
+        if time.time() - old.stat().st_mtime > 24 * 3600:  # left by a killed process
+            old.unlink(missing_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".partial")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            np.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": wanted.full})
+            offset, size = out.tell(), math.prod(wanted.full)
+            # Reserve all of it now: a full disk is then an error here instead of a crash while the map is written.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(out.fileno(), 0, offset + size)
+            else:
+                out.truncate(offset + size)
+        images = np.memmap(name, np.uint8, "r+", offset, wanted.full)
+        wanted.images(images)
+        images.flush()
+        del images
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)

@@ -1,0 +1,120 @@
+"""A table of images, labels and centers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fednorms.core.errors import BadInput
+from fednorms.core.preprocessing import Preprocessing
+from fednorms.data.federation import Federation, raise_problems
+from fednorms.data.folders import EXTENSIONS
+from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, absent, built
+from fednorms.data.readers.reader import Reader, chosen
+from fednorms.data.readers.tables import columns_of, read_table, tables_in, with_suffix
+from fednorms.data.splits import split
+
+PROTOCOLS = {"own": "a table of your own (or FLamby's): image, label, centre, and fold or a division drawn here"}
+_FOLDS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "image": ("image", "path", "file", "filename", "img"),
+    "label": ("label", "target", "class"),
+    "center": ("center", "centre", "site", "hospital", "client"),
+    "fold": ("fold", "split", "part"),
+    "patient": ("patient", "patient_id", "group"),
+}
+
+
+def centres(
+    root: str | Path,
+    protocol: str = "own",
+    size: int = 224,
+    seed: int = 0,
+    val: float = 0.0,
+    test: float = 0.2,
+    cache: Cache = None,
+    memory_limit: int = MEMORY,
+) -> Federation:
+    """A federation from one table (csv): which image, which label, which centre, and perhaps which split.
+
+    Columns, by any of their names: image (path, file, filename), label (target, class), center (centre, site,
+    hospital, client), and perhaps fold (split, part) with train, val or test, and patient (group), none of whom is
+    then divided. Labels may be words. Without a fold the division is drawn here, stratified.
+
+    Args:
+        root: the table, or the folder with one table in it; images are looked for beside it and one folder below.
+        protocol: "own".
+        size: in pixels.
+        seed: of the division, if it is drawn.
+        val: fraction for validation, if it is drawn.
+        test: fraction for testing, if it is drawn.
+        cache: the folder for decoded images; False for none.
+        memory_limit: in bytes; a larger federation stays in the cache.
+    """
+    chosen("centres", protocol, PROTOCOLS)
+    root = Path(root).expanduser()
+    table = root if root.is_file() else next((p for p in tables_in(root) if _columns(p)), None)
+    columns = _columns(table) if table else None
+    if table is None or columns is None:
+        raise BadInput(f'Federation "centres": "{root}" has no table (csv) with columns image, label and center.')
+    rows = read_table(table, tuple(columns.values()))
+    if not rows:
+        raise BadInput(f'Federation "centres": "{table}" has no rows.')
+    words = sorted(
+        {row[columns["label"]] for row in rows}, key=lambda w: (not w.isdigit(), int(w) if w.isdigit() else 0, w)
+    )
+    number = {word: i for i, word in enumerate(words)}
+    found, parts, problems = {}, {}, []
+    for centre in sorted({row[columns["center"]] for row in rows}):
+        mine = [row for row in rows if row[columns["center"]] == centre]
+        labels = np.asarray([number[row[columns["label"]]] for row in mine], np.int64)
+        groups = [row[columns["patient"]] for row in mine] if "patient" in columns else ()
+        found[centre] = Pictures([_near(table.parent, row[columns["image"]]) for row in mine], labels, groups)
+        if "fold" in columns:
+            folds = [row[columns["fold"]].lower() for row in mine]
+            parts[centre] = {part: np.flatnonzero([fold in names for fold in folds]) for part, names in _FOLDS.items()}
+            if lost := len(mine) - sum(map(len, parts[centre].values())):
+                problems.append(f"{centre}: {lost} rows whose fold is not train, val or test")
+        else:
+            parts[centre] = split(labels, {"val": val, "test": test}, seed, centre, groups or None)
+    raise_problems(f'Federation "centres" in "{table}"', problems + absent(found))
+    members = [Member(centre, centre, at) for centre, at in parts.items()]
+    source = {"root": str(root.resolve()), "protocol": protocol, "seed": seed, "val": val, "test": test}
+    return built(
+        "centres", table.parent, found, members, words, size, Preprocessing.centred(3), source, cache, memory_limit
+    )
+
+
+def layout(root: Path) -> str | None:
+    """Whether a folder has a table of centres."""
+    table = next((p for p in tables_in(root) if _columns(p)), None)
+    return f"table {table.name}" if table else None
+
+
+def _columns(path: Path) -> dict[str, str] | None:
+    there = {name.lower(): name for name in columns_of(path)}
+    found = {what: next((there[n] for n in names if n in there), "") for what, names in _NAMES.items()}
+    if not all(found[what] for what in ("image", "label", "center")):
+        return None
+    return {what: name for what, name in found.items() if name}
+
+
+def _near(folder: Path, entry: str) -> Path:
+    relative = Path(entry)
+    if ".." in relative.parts or relative.is_absolute():
+        raise BadInput(f'The table names "{entry}", which is not inside its folder.')
+    choices: list[Callable[[], Path | None]] = [
+        lambda: folder / relative,
+        lambda: with_suffix(folder / relative),
+        lambda: next((p for p in folder.glob(f"*/{relative.as_posix()}*") if p.suffix.lower() in EXTENSIONS), None),
+    ]
+    for choice in choices:
+        path = choice()
+        if path is not None and path.is_file():
+            return path
+    return folder / relative
+
+
+READER = Reader("centres", "a table of images, labels and centres (FLamby's style)", centres, PROTOCOLS, layout)

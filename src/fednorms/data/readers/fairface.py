@@ -1,0 +1,89 @@
+"""FairFace: gender, seven groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fednorms.core.errors import BadInput
+from fednorms.core.preprocessing import Preprocessing
+from fednorms.data.federation import Federation, raise_problems
+from fednorms.data.protocol import Protocol
+from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, absent, built, joined
+from fednorms.data.readers.reader import Reader, compared, deviations, source_of
+from fednorms.data.readers.tables import read_table
+
+RACES = ("East Asian", "Indian", "Black", "White", "Middle Eastern", "Latino_Hispanic", "Southeast Asian")
+PROTOCOLS = {"fednn": "FedNN: a client per race, target gender, official validation set for testing, 224 px"}
+
+
+def fairface(
+    root: str | Path,
+    protocol: str = "fednn",
+    size: int = 224,
+    complete: bool = True,
+    cache: Cache = None,
+    memory_limit: int = MEMORY,
+) -> Federation:
+    """Fairface: faces of seven groups named by the data set, one client each; the target is gender (Female, Male).
+
+    Choices: tested on the official validation set, pooled; ImageNet's mean and deviation; FedNN augments by flips and
+    affine maps whose ranges it does not state: rotation 10 degrees, shifts 0.1, scale 0.9 to 1.1 [R].
+
+    Args:
+        root: the folder of train, val, fairface_label_train.csv and fairface_label_val.csv.
+        protocol: one of `PROTOCOLS`.
+        size: in pixels.
+        complete: whether other counts than the published ones are an error.
+        cache: the folder for decoded images; False for none.
+        memory_limit: in bytes; a larger federation stays in the cache.
+
+    Paper: Kärkkäinen and Joo, WACV 2021.
+    """
+    place = READER.find(root, protocol)
+    tables = {
+        part: read_table(place / f"fairface_label_{word}.csv", ("file", "gender", "race"))
+        for part, word in (("train", "train"), ("test", "val"))
+    }
+    problems = compared("rows", {p: len(t) for p, t in tables.items()}, {"train": 86_744, "test": 10_954})
+    genders, found, parts = {"Female": 0, "Male": 1}, {}, {}
+    strange = {row["race"] for t in tables.values() for row in t} - set(RACES)
+    strange |= {row["gender"] for t in tables.values() for row in t} - set(genders)
+    if strange:
+        raise BadInput(f'Federation "fairface": unknown values in the tables: {", ".join(sorted(strange))}.')
+    for race in RACES:
+        rows = {part: [row for row in table if row["race"] == race] for part, table in tables.items()}
+        if not any(rows.values()):
+            problems.append(f"no row of race {race}")
+            continue
+        lists = {
+            part: Pictures(
+                [place / r["file"] for r in mine], np.asarray([genders[r["gender"]] for r in mine], np.int64)
+            )
+            for part, mine in rows.items()
+        }
+        found[race], parts[race] = joined(lists)
+    raise_problems(f'Federation "fairface" in "{place}"', absent(found))
+    notes = deviations("fairface", problems, complete)
+    members = [Member(race, race, at) for race, at in parts.items()]
+    source, norm, habits = source_of(root, protocol, 0, notes), Preprocessing.imagenet(), Protocol("fairface")
+    return built(
+        "fairface", place, found, members, tuple(genders), size, norm, source, cache, memory_limit, protocol=habits
+    )
+
+
+def layout(root: Path) -> str | None:
+    """Whether a folder is Fairface."""
+    return "official" if (root / "fairface_label_train.csv").is_file() else None
+
+
+READER = Reader(
+    "fairface",
+    "FairFace: gender, seven groups",
+    fairface,
+    PROTOCOLS,
+    layout,
+    "ROOT/{train,val}/N.jpg and ROOT/fairface_label_{train,val}.csv",
+    ("fairface", "FairFace"),
+)

@@ -1,0 +1,72 @@
+"""MedMNIST: biomedical images in .npz files, one site each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fednorms.core.errors import BadInput
+from fednorms.data.arrays import from_arrays
+from fednorms.data.federation import Federation, raise_problems
+from fednorms.data.readers.npz import array_files, arrays_in, is_medmnist, nchw, with_source
+from fednorms.data.readers.reader import Reader, chosen
+
+PROTOCOLS = {"official": "the official train, validation and test splits; one site per file"}
+_PARTS = ("train", "val", "test")
+
+
+def medmnist(
+    root: str | Path, protocol: str = "official", size: int | None = None, channels: int | None = None
+) -> Federation:
+    """MedMNIST: a file such as bloodmnist.npz, or a folder of files with the same classes, one site each.
+
+    OrganA, OrganC and OrganS show the same eleven organs from three sides and so make a federation. Multi-label and
+    three-dimensional sets are refused.
+
+    Args:
+        root: the .npz file, or the folder of several.
+        protocol: "official".
+        size: in pixels, if not the file's.
+        channels: 1 or 3, if not the file's.
+
+    Paper: Yang et al., MedMNIST v2, Scientific Data 2023.
+    """
+    chosen("medmnist", protocol, PROTOCOLS)
+    files = [p for p in array_files(root) if is_medmnist(p)]
+    if not files:
+        raise BadInput(f'Federation "medmnist": "{root}" has no .npz file with train_images, train_labels, ...')
+    sites: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
+    problems, tops = [], {}
+    for path in files:
+        arrays = arrays_in(path)
+        parts = {}
+        for part in _PARTS:
+            x, y = arrays.get(f"{part}_images"), arrays.get(f"{part}_labels")
+            if x is None or y is None:
+                problems.append(f"{path.name}: {part}_images or {part}_labels is missing")
+            elif y.ndim == 2 and y.shape[1] > 1:
+                problems.append(f"{path.name}: {y.shape[1]} labels per image; only one is supported")
+            elif x.ndim == 5 or (x.ndim == 4 and x.shape[3] not in (1, 3)):
+                problems.append(f"{path.name}: images of shape {x.shape[1:]}; volumes are not supported")
+            else:
+                parts[part] = (nchw(x, size), y.reshape(-1).astype(np.int64))
+        if len(parts) == 3:
+            sites[path.stem] = parts
+            tops[path.stem] = max(int(y.max()) for _, y in parts.values()) + 1
+    if len(set(tops.values())) > 1:
+        listed = ", ".join(f"{name} {n}" for name, n in tops.items())
+        problems.append(f"files with different numbers of classes ({listed}); give the path of one of them")
+    raise_problems(f'Federation "medmnist" in "{root}"', problems)
+    several = len({x.shape[1] for parts in sites.values() for x, _ in parts.values()}) > 1
+    made = from_arrays(sites, layout="NCHW", channels=channels or (3 if several else None), name="medmnist")
+    return with_source(made, "medmnist", root, protocol, {"size": size, "channels": channels})
+
+
+def layout(root: Path) -> str | None:
+    """Whether a folder has files of MedMNIST."""
+    files = [path.stem for path in array_files(root) if is_medmnist(path)]
+    return f"MedMNIST files: {', '.join(files[:6])}" if files else None
+
+
+READER = Reader("medmnist", "MedMNIST .npz files, one site each", medmnist, PROTOCOLS, layout)
