@@ -24,9 +24,9 @@ from fednorms.core.states import Task
 from fednorms.core.training import Training
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.loop import Loop
-from fednorms.engines.measured import Measured
-from fednorms.engines.pool import cores
 from fednorms.engines.workers import Workers
+from fednorms.engines.workers.measured import Measured
+from fednorms.engines.workers.pool import cores
 from fednorms.methods.registry import method
 from fednorms.models import build
 from fednorms.runs.store.clients import ClientStore

@@ -15,11 +15,12 @@ from fednorms.core.round import broadcast, initial_state, server_update
 from fednorms.core.training import Training
 from fednorms.core.tree import Packed, Tree, mean
 from fednorms.data import Federation, Preprocessing, Site, Split
-from fednorms.engines import graphs
-from fednorms.engines.capture import Host
-from fednorms.engines.graphs import Graphs, Layout
+from fednorms.engines.graphs import Graphs
+from fednorms.engines.graphs import engine as graphs
+from fednorms.engines.graphs.capture import Host
+from fednorms.engines.graphs.layout import Layout
+from fednorms.engines.graphs.waiting import Waiting
 from fednorms.engines.loop import Loop
-from fednorms.engines.waiting import Waiting
 from fednorms.methods.registry import method, names
 from tests.support.engines import FITTING, engine_of
 from tests.support.tiny import TinyNet

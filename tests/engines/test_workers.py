@@ -23,13 +23,13 @@ from fednorms.core.round import broadcast, initial_state, server_update
 from fednorms.core.states import Broadcast
 from fednorms.core.tree import Tree
 from fednorms.data import Federation, Preprocessing, Site, Split
-from fednorms.engines import letters
-from fednorms.engines.letters import Inbox, Outbox
 from fednorms.engines.loop import Loop
 from fednorms.engines.many_devices import Devices, Rank
-from fednorms.engines.measured import Measured, loop_or_workers
-from fednorms.engines.pool import Pool
-from fednorms.engines.workers import Desk, Workers
+from fednorms.engines.workers import transport as letters
+from fednorms.engines.workers.engine import Desk, Workers
+from fednorms.engines.workers.measured import Measured, loop_or_workers
+from fednorms.engines.workers.pool import Pool
+from fednorms.engines.workers.transport import Inbox, Outbox
 from fednorms.evaluation.modes import Mode
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.store.clients import ClientStore
@@ -385,7 +385,7 @@ def test_the_engine_that_measures_takes_the_faster(monkeypatch):
         made = Measured(task_of("fedavg", rounds=rounds), FEDERATION, FEDERATION, ClientStore(0), workers=2)
         monkeypatch.setattr(Measured, "_open", opens)
         clock = [0.0]
-        monkeypatch.setattr("fednorms.engines.measured.time.perf_counter", lambda: clock[0])
+        monkeypatch.setattr("fednorms.engines.workers.measured.time.perf_counter", lambda: clock[0])
 
         def train(self, sent, cohort, *, score=False):
             used.append(self.using)

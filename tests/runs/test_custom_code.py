@@ -23,8 +23,8 @@ from fednorms.core.part import REGISTRY, Part, Pass, Phase, Route, option, part
 from fednorms.core.reductions import reduce_uploads
 from fednorms.core.tree import Tree
 from fednorms.data import from_arrays
-from fednorms.engines.measured import Measured
-from fednorms.engines.unguarded import unguarded_script
+from fednorms.engines.workers.measured import Measured
+from fednorms.engines.workers.unguarded import unguarded_script
 from fednorms.methods.registry import method
 from fednorms.papers.tables.record import plain, same_run
 from fednorms.papers.tables.table import Table

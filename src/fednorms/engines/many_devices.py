@@ -27,9 +27,9 @@ from fednorms.core.tree import Tree
 from fednorms.data import Federation
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.loop import Loop, Trained
-from fednorms.engines.pool import Pool
 from fednorms.engines.states import ClientStates, InMemory
-from fednorms.engines.workers import Desk, Kept, Workers
+from fednorms.engines.workers.engine import Desk, Kept, Workers
+from fednorms.engines.workers.pool import Pool
 
 MODEL, EVEN = "@model", "@even"  # beside the parts' names: the mean model, and the one with equal weights
 Shapes = dict[str, dict[str, tuple[int, ...]]]  # per sum: the shape of each tensor in it

@@ -21,8 +21,8 @@ from fednorms.engines.devices import dtype_of
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.loop import Loop
 from fednorms.engines.many_devices import Devices, gpus
-from fednorms.engines.measured import loop_or_workers
 from fednorms.engines.workers import Workers
+from fednorms.engines.workers.measured import loop_or_workers
 from fednorms.evaluation.modes import Mode, headline
 from fednorms.models import build
 from fednorms.runs.losses import Loss, base_loss

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from fednorms.core.blame import note, place
 from fednorms.core.errors import FednormsError, RunFailed
-from fednorms.engines.letters import Inbox, Letter, Outbox, clean_up
+from fednorms.engines.workers.transport import Inbox, Letter, Outbox, clean_up
 
 T = TypeVar("T")
 Message = tuple[Any, ...]  # the name of a method of the worker's desk, and its arguments

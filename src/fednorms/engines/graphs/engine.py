@@ -41,12 +41,12 @@ from fednorms.core.training import Optimiser, batch_plan
 from fednorms.core.tree import Packed, Tree, branch, join
 from fednorms.core.views import Context
 from fednorms.data import Federation, Preprocessing, Site, Split
-from fednorms.engines.capture import WARM_UPS, Device, Job, device_of
-from fednorms.engines.exams import DrawsInTests, Exams, Sitting
-from fednorms.engines.layout import Layout, copy_tree, shapes_of
+from fednorms.engines.graphs.capture import WARM_UPS, Device, Job, device_of
+from fednorms.engines.graphs.evaluation import DrawsInTests, Exams, Sitting
+from fednorms.engines.graphs.layout import Layout, copy_tree, shapes_of
+from fednorms.engines.graphs.waiting import Waiting
 from fednorms.engines.loop import Loop, Trained
 from fednorms.engines.states import ClientStates
-from fednorms.engines.waiting import Waiting
 from fednorms.evaluation.modes import Mode, model_for
 from fednorms.evaluation.scores import SiteScore
 

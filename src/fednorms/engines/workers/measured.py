@@ -14,8 +14,8 @@ from fednorms.core.states import Broadcast, Task
 from fednorms.data import Federation
 from fednorms.engines.loop import Loop, Trained
 from fednorms.engines.states import ClientStates
-from fednorms.engines.unguarded import unguarded_script
-from fednorms.engines.workers import Workers
+from fednorms.engines.workers.engine import Workers
+from fednorms.engines.workers.unguarded import unguarded_script
 
 LOOPED = 2  # rounds that the loop is timed for; the faster counts
 TRIED = 2  # rounds in which workers have to beat it

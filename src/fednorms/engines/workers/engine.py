@@ -21,10 +21,10 @@ from fednorms.core.part import Part, Pass
 from fednorms.core.states import Broadcast, ClientState, Task
 from fednorms.core.tree import Tree
 from fednorms.data import Federation, Site
-from fednorms.engines.letters import Outbox, check
 from fednorms.engines.loop import Loop, Trained
-from fednorms.engines.pool import Pool, cores
 from fednorms.engines.states import ClientStates, InMemory
+from fednorms.engines.workers.pool import Pool, cores
+from fednorms.engines.workers.transport import Outbox, check
 from fednorms.evaluation.modes import Mode
 from fednorms.evaluation.scores import SiteScore
 
