@@ -23,6 +23,7 @@ from fednorms.core.round import broadcast, initial_state, server_update
 from fednorms.core.states import Broadcast
 from fednorms.core.tree import Tree
 from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines.base import EngineSettings
 from fednorms.engines.loop import Loop
 from fednorms.engines.many_devices import Devices, Rank
 from fednorms.engines.workers import transport as letters
@@ -37,6 +38,7 @@ from tests.support.tiny import CLASSES, same, tiny_data, tiny_net, tiny_task
 
 SIZES = (11, 7, 14, 9, 12)
 NAMES = "abcde"
+TWO = EngineSettings(workers=2)
 
 
 def federation(*, bright=1.0) -> Federation:
@@ -59,10 +61,11 @@ def task_of(text, dtype=torch.float32, **settings):
 
 def engines(kind, pool, task, on_divergence="stop"):
     """The loop, and an engine that borrows the module's pool."""
-    extra = {"devices": ["cpu"] * len(pool.workers)} if kind is Devices else {"workers": len(pool.workers)}
-    loop = Loop(task, FEDERATION, FEDERATION, ClientStore(2**30), on_divergence=on_divergence)
-    other = kind(task, FEDERATION, FEDERATION, ClientStore(2**30), on_divergence=on_divergence, **extra)
-    other._prepare(pool, "skip" if kind is Devices else on_divergence)
+    extra = {"devices": ["cpu"] * len(pool.workers)} if kind is Devices else {}
+    settings = EngineSettings(on_divergence=on_divergence, workers=len(pool.workers))
+    loop = Loop(task, FEDERATION, FEDERATION, ClientStore(2**30), settings)
+    other = kind(task, FEDERATION, FEDERATION, ClientStore(2**30), settings, **extra)
+    other._prepare(pool, replace(settings, on_divergence="skip") if kind is Devices else settings)
     other.pool = pool
     return loop, other
 
@@ -320,16 +323,16 @@ def test_shares_have_about_as_many_images(ranks):
     shares = devices._shares(list(NAMES))
     assert sorted(n for share in shares for n in share) == list(NAMES)
     assert all(share == sorted(share) for share in shares)
-    load = [sum(len(devices.data[n]) for n in share) for share in shares]
+    load = [sum(devices.samples(n) for n in share) for share in shares]
     assert max(load) - min(load) <= max(SIZES)
 
 
 # -- ends -----------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_a_worker_that_dies_is_reported_and_nothing_is_left():
-    engine = Workers(task_of("fedavg"), FEDERATION, FEDERATION, ClientStore(2**30), workers=2)
+    engine = Workers(task_of("fedavg"), FEDERATION, FEDERATION, ClientStore(2**30), TWO)
     sent = broadcast(engine.task, initial_state(engine.task))
-    pool = engine._open()
+    pool = engine.start()
     pids = [w.process.pid for w in pool.workers]
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(RunFailed, match=r"died \(exit code -9"):
@@ -374,24 +377,25 @@ def test_what_cannot_travel_is_refused_and_auto_stays_with_the_loop():
     with pytest.raises(BadInput, match=r"loss cannot be sent to worker processes.*engine=.loop"):
         Workers(task, FEDERATION, FEDERATION, ClientStore(2**30))
     for t in (task, task_of("fedtan")):
-        assert type(loop_or_workers(t, FEDERATION, FEDERATION, ClientStore(2**30), 1, "stop", 2)) is Loop
-    kind = type(loop_or_workers(task_of("fedavg"), FEDERATION, FEDERATION, ClientStore(2**30), 1, "stop", 2))
+        assert type(loop_or_workers(t, FEDERATION, FEDERATION, ClientStore(2**30), TWO)) is Loop
+    kind = type(loop_or_workers(task_of("fedavg"), FEDERATION, FEDERATION, ClientStore(2**30), TWO))
     assert kind is Measured
 
 
 def test_the_engine_that_measures_takes_the_faster(monkeypatch):
     def engine(rounds, speeds, opens=lambda self: None):
         """Rounds of given seconds, by where they run; returns where each ran."""
-        made = Measured(task_of("fedavg", rounds=rounds), FEDERATION, FEDERATION, ClientStore(0), workers=2)
-        monkeypatch.setattr(Measured, "_open", opens)
+        made = Measured(task_of("fedavg", rounds=rounds), FEDERATION, FEDERATION, ClientStore(0), TWO)
+        monkeypatch.setattr(Workers, "start", opens)
         clock = [0.0]
         monkeypatch.setattr("fednorms.engines.workers.measured.time.perf_counter", lambda: clock[0])
 
         def train(self, sent, cohort, *, score=False):
-            used.append(self.using)
-            clock[0] += speeds[self.using] * len(cohort)
+            used.append(self.name)
+            clock[0] += speeds[self.name] * len(cohort)
 
-        monkeypatch.setattr(Workers, "train", train)
+        for kind in (Loop, Workers):
+            monkeypatch.setattr(kind, "train", train)
         used = []
         for t in range(rounds):
             made.train(Broadcast(t, Tree(), {}), list(NAMES))

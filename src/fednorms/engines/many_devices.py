@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -25,8 +25,10 @@ from fednorms.core.reductions import is_count, reduce_uploads, reductions, uploa
 from fednorms.core.states import Broadcast, ClientState, Combined, Task, Upload
 from fednorms.core.tree import Tree
 from fednorms.data import Federation
+from fednorms.engines.base import DEFAULTS, EngineSettings, Trained
 from fednorms.engines.graphs import Graphs
-from fednorms.engines.loop import Loop, Trained
+from fednorms.engines.local import LocalEngine
+from fednorms.engines.loop import Loop
 from fednorms.engines.states import ClientStates, InMemory
 from fednorms.engines.workers.engine import Desk, Kept, Workers
 from fednorms.engines.workers.pool import Pool
@@ -74,9 +76,9 @@ class Rank(Desk):
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = flags[2:]
 
     @override
-    def _engine(self, task: Task, threads: int, on_divergence: Literal["stop", "skip"]) -> Loop:
+    def _engine(self, task: Task, settings: EngineSettings) -> LocalEngine:
         kind = Loop if self.device == "cpu" else Graphs
-        return kind(task, self.training, self.testing, InMemory(), threads, on_divergence)
+        return kind(task, self.training, self.testing, InMemory(), settings)
 
     def share(self, names: list[str], states: dict[str, ClientState | None], score: bool) -> Report:
         """Train a share of the cohort; what is to be summed stays here until `add_up`."""
@@ -128,11 +130,10 @@ class Devices(Workers):
         training: Federation,
         testing: Federation,
         store: ClientStates,
-        threads: int = 1,
-        on_divergence: Literal["stop", "skip"] = "stop",
+        settings: EngineSettings = DEFAULTS,
         devices: Sequence[str] = (),
     ) -> None:
-        super().__init__(task, training, testing, store, threads, on_divergence, len(devices))
+        super().__init__(task, training, testing, store, replace(settings, workers=len(devices)))
         self.devices = list(devices)
 
     @override
@@ -153,14 +154,15 @@ class Devices(Workers):
         except BaseException:
             pool.close()
             raise
-        self._prepare(pool, "skip")  # all divergence is reported; the parent decides what to do
+        # Every divergence is reported; the parent decides what to do.
+        self._prepare(pool, replace(self.settings, on_divergence="skip"))
         return pool
 
     @override
     def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
         if not self._spread(len(cohort)):
-            return Loop.train(self, sent, cohort, score=score)
-        pool = self._open()
+            return self.loop.train(sent, cohort, score=score)
+        pool = self.start()
         pool.tell("post", [sent])
         shares = self._shares(cohort)
         jobs = [("share", names, {n: self.store.get(n) for n in names}, score) for names in shares]
@@ -169,7 +171,7 @@ class Devices(Workers):
             if isinstance(report, Exception):
                 raise report
         diverged = {k: v for report in reports for k, v in report.done.diverged.items()}
-        if diverged and self.on_divergence == "stop":
+        if diverged and self.settings.on_divergence == "stop":
             raise Diverged(next(diverged[name] for name in cohort if name in diverged))
         found = {u.client: u for report in reports for u in report.done.uploads}
         whole = {k: v for report in reports for k, v in report.whole.items()}
@@ -188,10 +190,10 @@ class Devices(Workers):
         """The cohort divided so that every device has about as many images."""
         shares: list[list[str]] = [[] for _ in self.devices]
         load = [0] * len(shares)
-        for name in sorted(cohort, key=lambda name: -len(self.data[name])):
+        for name in sorted(cohort, key=lambda name: -self.samples(name)):
             least = load.index(min(load))
             shares[least].append(name)
-            load[least] += len(self.data[name])
+            load[least] += self.samples(name)
         place = {name: number for number, name in enumerate(cohort)}
         return [sorted(share, key=lambda name: place[name]) for share in shares]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import multiprocessing
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
@@ -20,8 +20,10 @@ from fednorms.core.errors import BadInput
 from fednorms.core.part import Part, Pass
 from fednorms.core.states import Broadcast, ClientState, Task
 from fednorms.core.tree import Tree
-from fednorms.data import Federation, Site
-from fednorms.engines.loop import Loop, Trained
+from fednorms.data import Federation
+from fednorms.engines.base import DEFAULTS, EngineSettings, Trained
+from fednorms.engines.local import LocalEngine
+from fednorms.engines.loop import Loop
 from fednorms.engines.states import ClientStates, InMemory
 from fednorms.engines.workers.pool import Pool, cores
 from fednorms.engines.workers.transport import Outbox, check
@@ -38,16 +40,15 @@ class Desk:
     def hold(self, training: Federation, testing: Federation) -> None:
         """Take the federation."""
         self.training, self.testing = training, testing
-        self.sites = {s.name: s for s in testing.sites}
 
-    def begin(self, task: Task, threads: int, on_divergence: Literal["stop", "skip"], dtype: torch.dtype) -> None:
+    def begin(self, task: Task, settings: EngineSettings, dtype: torch.dtype) -> None:
         """Take the task."""
         torch.set_default_dtype(dtype)
-        torch.set_num_threads(threads)
-        self.engine = self._engine(task, threads, on_divergence)
+        torch.set_num_threads(settings.threads)
+        self.engine = self._engine(task, settings)
 
-    def _engine(self, task: Task, threads: int, on_divergence: Literal["stop", "skip"]) -> Loop:
-        return Loop(task, self.training, self.testing, InMemory(), threads, on_divergence)
+    def _engine(self, task: Task, settings: EngineSettings) -> LocalEngine:
+        return Loop(task, self.training, self.testing, InMemory(), settings)
 
     def post(self, broadcasts: list[Broadcast]) -> None:
         """Take what the server sends; later messages name a broadcast by its number."""
@@ -68,26 +69,23 @@ class Desk:
     def score(self, number: int, name: str, state: ClientState | None, split: str, mode: Mode) -> SiteScore:
         """Test a mode at one site."""
         self._remember({name: state})
-        site = self.sites[name]
-        return self.engine.score(self.broadcasts[number], site, site.splits[split], mode)
+        return self.engine.score_sites({name: self.broadcasts[number]}, split, mode)[name]
 
     def _remember(self, states: dict[str, ClientState | None]) -> None:
-        known = {name: state for name, state in states.items() if state is not None}
-        self.engine.store = InMemory(known)
+        self.engine.use(InMemory({name: state for name, state in states.items() if state is not None}))
 
 
 Kept = dict[str, ClientState]
 
 
-class Workers(Loop):
-    """Runs clients in worker processes, `workers` of them (0: one per core), each with `threads` threads.
+class Workers(LocalEngine):
+    """Runs clients in worker processes; cohorts that are not spread run in a loop in this process.
 
     The results are those of the loop with as many threads, bit for bit. The processes start with the first cohort of
     more than one client and end with `close`, or with the engine.
     """
 
     name: ClassVar[str] = "workers"
-    provides: ClassVar[frozenset[str]] = frozenset({"passes", "phases"})
 
     def __init__(
         self,
@@ -95,14 +93,14 @@ class Workers(Loop):
         training: Federation,
         testing: Federation,
         store: ClientStates,
-        threads: int = 1,
-        on_divergence: Literal["stop", "skip"] = "stop",
-        workers: int = 0,
+        settings: EngineSettings = DEFAULTS,
     ) -> None:
-        super().__init__(task, training, testing, store, threads, on_divergence)
+        super().__init__(task, settings)
         _refuse_what_cannot_travel(task)
+        self.loop = Loop(task, training, testing, store, settings)
+        self.local = self.loop.local
         self.federations = training, testing
-        self.count = workers or cores()
+        self.count = settings.workers or cores()
         self.pool: Pool | None = None
         if self.count > 1 and multiprocessing.current_process().daemon:
             self.count = 1
@@ -116,7 +114,7 @@ class Workers(Loop):
     @override
     def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
         if not self._spread(len(cohort)):
-            return super().train(sent, cohort, score=score)
+            return self.loop.train(sent, cohort, score=score)
         done = Trained([])
         for trained, kept in self._all("train", dict.fromkeys(cohort, sent), self._sizes("train"), score):
             done.uploads += trained.uploads
@@ -130,22 +128,21 @@ class Workers(Loop):
     def measure(self, p: Part, job: Pass, sent: Broadcast, names: Sequence[str]) -> dict[str, tuple[Tree, Tree]]:
         same = [i for i, other in enumerate(p.passes()) if other.when == job.when]
         if len(same) != 1 or not self._spread(len(names)):  # a pass travels as its number
-            return super().measure(p, job, sent, names)
+            return self.loop.measure(p, job, sent, names)
         found = self._all("measure", dict.fromkeys(names, sent), self._sizes("train"), p.name, same[0])
         return dict(zip(names, found, strict=True))
 
     @override
-    def score_sites(self, jobs: Sequence[tuple[Broadcast, Site]], split: str, mode: Mode) -> dict[str, SiteScore]:
+    def score_sites(self, jobs: Mapping[str, Broadcast], split: str, mode: Mode) -> dict[str, SiteScore]:
         if not self._spread(len(jobs)):
-            return super().score_sites(jobs, split, mode)
-        found = self._all("score", {site.name: sent for sent, site in jobs}, self._sizes(split), split, mode)
-        return {site.name: score for (_, site), score in zip(jobs, found, strict=True)}
+            return self.loop.score_sites(jobs, split, mode)
+        return dict(zip(jobs, self._all("score", jobs, self._sizes(split), split, mode), strict=True))
 
     def _sizes(self, split: str) -> dict[str, int]:
-        sites = (*self.sites.values(), *self.tested.sites)
+        sites = (*self.local.sites.values(), *self.local.testing.sites)
         return {s.name: len(data) for s in sites if (data := s.splits.get(split)) is not None}
 
-    def _all(self, what: str, jobs: dict[str, Broadcast], sizes: dict[str, int], *args: object) -> Iterator[Any]:
+    def _all(self, what: str, jobs: Mapping[str, Broadcast], sizes: dict[str, int], *args: object) -> Iterator[Any]:
         """Do something at sites, the largest first; yields the answers in the order of `jobs`, as the loop would.
 
         If sites fail, the answers before the first of them come, then its exception.
@@ -153,7 +150,7 @@ class Workers(Loop):
         broadcasts = {id(sent): sent for sent in jobs.values()}
         number = {key: i for i, key in enumerate(broadcasts)}
         place = {name: i for i, name in enumerate(jobs)}
-        pool = self._open()
+        pool = self.start()
         pool.tell("post", list(broadcasts.values()))
         answers: dict[str, Any] = {}
         end = len(jobs)  # sites after the first that fails need not run
@@ -170,7 +167,8 @@ class Workers(Loop):
             yield answers.pop(name)
 
     # -- the processes ------------------------------------------------------------------------------------------
-    def _open(self) -> Pool:
+    def start(self) -> Pool:
+        """The worker processes, started or restarted if need be."""
         if self.pool is not None and self.pool.interrupted:
             self.pool.close()
             self.pool = None
@@ -180,14 +178,14 @@ class Workers(Loop):
         return self.pool
 
     def _start(self) -> Pool:
-        pool = Pool(Desk, ["cpu"] * min(self.count, len(self.sites)))
-        self._prepare(pool, self.on_divergence)
+        pool = Pool(Desk, ["cpu"] * min(self.count, len(self.local.sites)))
+        self._prepare(pool, self.settings)
         return pool
 
-    def _prepare(self, pool: Pool, on_divergence: Literal["stop", "skip"]) -> None:
+    def _prepare(self, pool: Pool, settings: EngineSettings) -> None:
         try:
             pool.tell("hold", *self.federations, board=Outbox(pool.token, sole=False))
-            pool.tell("begin", self.task, self.threads, on_divergence, torch.get_default_dtype(), copy=True)
+            pool.tell("begin", self.task, settings, torch.get_default_dtype(), copy=True)
         except (AttributeError, ImportError) as error:
             pool.close()
             raise BadInput(
