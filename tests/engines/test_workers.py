@@ -26,11 +26,11 @@ from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.base import EngineSettings
 from fednorms.engines.loop import Loop
 from fednorms.engines.many_devices import Devices, Rank
-from fednorms.engines.workers import transport as letters
-from fednorms.engines.workers.engine import Desk, Workers
+from fednorms.engines.workers import transport
+from fednorms.engines.workers.engine import Worker, Workers
 from fednorms.engines.workers.measured import Measured, loop_or_workers
 from fednorms.engines.workers.pool import Pool
-from fednorms.engines.workers.transport import Inbox, Outbox
+from fednorms.engines.workers.transport import Receiver, Sender
 from fednorms.evaluation.modes import Mode
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.store.clients import ClientStore
@@ -82,7 +82,7 @@ def play(engine, rounds=2, modes=()):
 
 @pytest.fixture(scope="module")
 def pool():
-    made = Pool(Desk, ["cpu", "cpu"])
+    made = Pool(Worker, ["cpu", "cpu"])
     yield made
     made.close()
     assert not left_behind(made)
@@ -92,7 +92,9 @@ def pool():
 def ranks():
     made = Pool(Rank, ["cpu", "cpu"])
     path = os.path.join(tempfile.gettempdir(), f"fednorms-{made.token}-meet")
-    made.tell("join", "gloo", {w.process.pid: i for i, w in enumerate(made.workers)}, path, (True, False, False, False))
+    made.call_all(
+        "join", "gloo", {w.process.pid: i for i, w in enumerate(made.workers)}, path, (True, False, False, False)
+    )
     yield made
     made.close()
     assert not left_behind(made)
@@ -100,7 +102,7 @@ def ranks():
 
 def left_behind(pool):
     return [
-        p for folder in (letters.SHARED_MEMORY, tempfile.gettempdir()) for p in glob.glob(f"{folder}/*{pool.token}*")
+        p for folder in (transport.SHARED_MEMORY, tempfile.gettempdir()) for p in glob.glob(f"{folder}/*{pool.token}*")
     ]
 
 
@@ -112,7 +114,7 @@ def gone(pid):
     return False
 
 
-# -- letters --------------------------------------------------------------------------------------------------------
+# -- messages -------------------------------------------------------------------------------------------------------
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
 tensors = st.builds(
     lambda shape, dtype, turned, seed: (
@@ -130,10 +132,10 @@ tensors = st.builds(
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=3), tensors, max_size=5), min_size=1, max_size=4))
-def test_letters_arrive_as_they_were_sent(things):
-    outbox, inbox = Outbox("test"), Inbox()
+def test_messages_arrive_as_they_were_sent(things):
+    sender, receiver = Sender("test"), Receiver()
     for thing in things:  # one after the other: files grow as needed
-        found = inbox.read(outbox.pack(("x", thing, Tree(thing))))
+        found = receiver.read(sender.pack(("x", thing, Tree(thing))))
         assert found[0] == "x"
         assert type(found[2]) is Tree
         for name, tensor in thing.items():
@@ -141,34 +143,34 @@ def test_letters_arrive_as_they_were_sent(things):
             assert found[1][name].stride() == tensor.clone().stride()
             assert torch.equal(found[1][name], tensor)
             assert found[2][name] is found[1][name]
-        assert not os.path.exists(outbox.path)
+        assert not os.path.exists(sender.path)
 
 
 def test_tensors_without_elements_keep_their_own_shapes():
     thing = [torch.zeros(0), torch.zeros(3, 0), torch.ones(2), torch.zeros(0)]
-    assert [t.shape for t in Inbox().read(Outbox("test").pack(thing))] == [t.shape for t in thing]
+    assert [t.shape for t in Receiver().read(Sender("test").pack(thing))] == [t.shape for t in thing]
 
 
 def test_a_read_tensor_is_the_senders_memory_unless_copied():
-    outbox, inbox, x = Outbox("test"), Inbox(), torch.ones(3)
-    view, own = inbox.read(outbox.pack(x)), inbox.read(outbox.pack(x), copy=True)
-    outbox.pack(2 * x)
+    sender, receiver, x = Sender("test"), Receiver(), torch.ones(3)
+    view, own = receiver.read(sender.pack(x)), receiver.read(sender.pack(x), copy=True)
+    sender.pack(2 * x)
     assert torch.equal(view, 2 * x)
     assert torch.equal(own, x)
 
 
-def test_without_shared_memory_letters_lie_in_the_temporary_directory(monkeypatch, tmp_path):
-    monkeypatch.setattr(letters, "SHARED_MEMORY", str(tmp_path / "none"))
+def test_without_shared_memory_messages_are_in_the_temporary_directory(monkeypatch, tmp_path):
+    monkeypatch.setattr(transport, "SHARED_MEMORY", str(tmp_path / "none"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    outbox = Outbox("test", sole=False)
-    letter = outbox.pack(torch.ones(3))
-    assert os.path.dirname(letter.path) == str(tmp_path)
-    assert torch.equal(Inbox().read(letter), torch.ones(3))
-    outbox.settle()
+    sender = Sender("test", one_reader=False)
+    message = sender.pack(torch.ones(3))
+    assert os.path.dirname(message.path) == str(tmp_path)
+    assert torch.equal(Receiver().read(message), torch.ones(3))
+    sender.remove_file()
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(RunFailed, match="No room"):
-        Outbox("test").pack(torch.ones(3))
+        Sender("test").pack(torch.ones(3))
 
 
 # -- workers against the loop ---------------------------------------------------------------------------------------
@@ -203,7 +205,7 @@ def test_workers_give_the_bits_of_the_loop(pool, text):
         assert a.round == b.round
         assert same(a.local, b.local)
         assert all(same(tree, b.parts[k]) for k, tree in a.parts.items())
-    assert pool.board.size < FEDERATION.site("a").train.x.nbytes  # the data are not sent again
+    assert pool.sender.size < FEDERATION.site("a").train.x.nbytes  # the data are not sent again
 
 
 def test_divergence_is_reported_as_by_the_loop(pool):
@@ -345,11 +347,11 @@ def test_a_worker_that_dies_is_reported_and_nothing_is_left():
 
 
 def test_an_interruption_ends_all_workers(monkeypatch):
-    pool = Pool(Desk, ["cpu"])
+    pool = Pool(Worker, ["cpu"])
     pids = [w.process.pid for w in pool.workers]
-    monkeypatch.setattr(pool, "_heard", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(pool, "_receive", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        list(pool.share(deque(["a"]), lambda name: ("post", [])))
+        list(pool.map_unordered(deque(["a"]), lambda name: ("load_broadcasts", [])))
     assert all(gone(pid) for pid in pids)
     assert pool.interrupted
 

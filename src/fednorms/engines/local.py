@@ -112,6 +112,11 @@ class LocalEngine(Engine):
         sites = self.local.testing.unseen if unseen else self.local.testing.clients
         return {s.name: s.domain for s in sites if split in s.splits}
 
+    def score_site(self, name: str, sent: Broadcast, split: str, mode: Mode) -> SiteScore:
+        """Test a mode at one site."""
+        site = self.local.tested_sites[name]
+        return self.local.score(sent, site, site.splits[split], mode)
+
     @property
     def store(self) -> ClientStates:
         """The newest state of every client."""

@@ -13,7 +13,7 @@ from fednorms.core.states import Broadcast, Task
 from fednorms.core.tree import Tree
 from fednorms.data import Federation
 from fednorms.engines.base import DEFAULTS, EngineSettings, Trained
-from fednorms.engines.joint import Begun, begin_together, go_on
+from fednorms.engines.joint import Begun, begin_together, finish_alone
 from fednorms.engines.local import LocalClients, LocalEngine
 from fednorms.engines.states import ClientStates
 from fednorms.evaluation.modes import Mode
@@ -53,7 +53,7 @@ class Loop(LocalEngine):
             try:
                 with local.seeded("train", sent.round, name):
                     if name in begun:
-                        upload, state = go_on(self.task, begun.pop(name))
+                        upload, state = finish_alone(self.task, begun.pop(name))
                     else:
                         upload, state = local_update(self.task, sent, client)
             except Diverged as error:
@@ -69,5 +69,4 @@ class Loop(LocalEngine):
 
     def score_sites(self, jobs: Mapping[str, Broadcast], split: str, mode: Mode) -> dict[str, SiteScore]:
         """Test a mode at sites, one after the other."""
-        sites = self.local.tested_sites
-        return {n: self.local.score(sent, sites[n], sites[n].splits[split], mode) for n, sent in jobs.items()}
+        return {name: self.score_site(name, sent, split, mode) for name, sent in jobs.items()}

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fednorms.core.blame import culprit
 from fednorms.core.errors import Diverged, RunFailed
@@ -165,7 +166,12 @@ class Graphs(LocalEngine):
                 return dict(zip(jobs, found, strict=True))
             except DrawsInTests as why:
                 self._note(str(why))
-        return {n: self.local.score(sent, sites[n], self._near(splits[n]), mode) for n, sent in jobs.items()}
+        return {name: self.score_site(name, sent, split, mode) for name, sent in jobs.items()}
+
+    @override
+    def score_site(self, name: str, sent: Broadcast, split: str, mode: Mode) -> SiteScore:
+        site = self.local.tested_sites[name]
+        return self.local.score(sent, site, self._near(site.splits[split]), mode)
 
     def _sittings(
         self, exams: Exams, jobs: Mapping[str, Broadcast], splits: Mapping[str, Split], mode: Mode

@@ -1,4 +1,4 @@
-"""The choice between the loop and worker processes, by measurement: both give the same bits."""
+"""The automatic choice between the loop and worker processes, by measurement: both give the same bits."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fednorms.engines.workers.unguarded import unguarded_script
 from fednorms.evaluation.modes import Mode
 from fednorms.evaluation.scores import SiteScore
 
-LOOPED = 2  # rounds that the loop is timed for; the faster counts
+LOOPED = 2  # rounds for which the loop is timed; the faster one counts
 TRIED = 2  # rounds in which workers have to beat it
-WORTH_STARTING = 15.0  # seconds that workers must promise to save in the rest of the run: starting them takes some
+WORTH_STARTING = 15.0  # seconds that workers must promise to save in the rest of the run, since starting takes some
 
 
 class Measured(LocalEngine):
@@ -82,32 +82,31 @@ class Measured(LocalEngine):
         self.workers.close()
 
     def _choose(self, seconds: float, clients: int, rounds_left: int) -> None:
-        """Decide where the next round runs, after one that took so long."""
+        """Decide where the next round runs, from the seconds that the last one took."""
         looped, tried = self.times["loop"], self.times["workers"]
         if self.chosen == "loop":
             saving = rounds_left * seconds * (1 - 1 / min(self.workers.count, clients))
             if len(looped) < LOOPED or saving <= self.worth_starting:
                 return
             if script := unguarded_script():
-                self._stay(
-                    f'clients ran one after the other: {Path(script).name} has no `if __name__ == "__main__":`, and '
-                    "worker processes would run it once more"
+                self._stay_with_loop(
+                    f'{Path(script).name} has no `if __name__ == "__main__":`, and worker processes would run it again'
                 )
             else:
                 self.chosen = "workers"
                 try:
                     self.workers.start()
                 except FednormsError as error:  # a script without a main guard, a model made at a prompt
-                    self._stay(f"clients ran one after the other: {error}")
+                    self._stay_with_loop(str(error))
         elif len(tried) >= TRIED:
             if min(tried) < min(looped):
                 self.settled = True
             else:
-                self._stay("clients ran one after the other: worker processes were slower")
+                self._stay_with_loop("worker processes were slower")
 
-    def _stay(self, why: str) -> None:
+    def _stay_with_loop(self, why: str) -> None:
         self.chosen, self.settled = "loop", True
-        self.notes.append(why)
+        self.notes.append(f"clients ran one after the other: {why}")
         self.close()
 
 

@@ -1,4 +1,4 @@
-"""Worker processes that take letters one at a time; none outlives its pool, and one that dies is reported."""
+"""Worker processes that take one call at a time; none outlives its pool, and a process that dies is reported."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 
 from fednorms.core.blame import note, place
 from fednorms.core.errors import FednormsError, RunFailed
-from fednorms.engines.workers.transport import Inbox, Letter, Outbox, clean_up
+from fednorms.engines.workers.transport import Message, Receiver, Sender, clean_up
 
 T = TypeVar("T")
-Message = tuple[Any, ...]  # the name of a method of the worker's desk, and its arguments
+Call = tuple[Any, ...]  # the name of a method of the worker, and its arguments
 
 
 def cores() -> int:
-    """How many cores this process may use.
+    """Number of cores that this process may use.
 
     >>> cores() >= 1
     True
@@ -34,120 +34,122 @@ def cores() -> int:
 
 
 @dataclass
-class _Worker:
+class _Handle:
+    """The parent's side of a worker process."""
+
     process: BaseProcess
-    line: Connection
-    outbox: Outbox
+    pipe: Connection
+    sender: Sender
     busy: bool = False
     ready: bool = False
 
 
 class Pool:
-    """Processes, one per device named, that each have a desk: an object whose methods are called by name.
+    """Processes, one per device named, that each hold a worker: an object whose methods are called by name.
 
-    An answer is what the method returned, or the exception it raised. Whatever interrupts an exchange (Ctrl-C, a worker
-    that died) ends all processes.
+    The answer to a call is what the method returned, or the exception it raised. Whatever interrupts an exchange
+    (Ctrl-C, a process that died) ends all processes.
     """
 
-    def __init__(self, desk: Callable[[str], object], devices: Sequence[str], here: str = "cpu") -> None:
+    def __init__(self, worker: Callable[[str], object], devices: Sequence[str], here: str = "cpu") -> None:
         self.token = secrets.token_hex(6)
-        self.board, self.inbox = Outbox(self.token, sole=False), Inbox(here)
-        self.workers: list[_Worker] = []
+        self.sender, self.receiver = Sender(self.token, one_reader=False), Receiver(here)
+        self.workers: list[_Handle] = []
         self.closed = False
         context = get_context("spawn")  # a fork would inherit torch's threads in a bad state
         try:
             for device in devices:
                 mine, theirs = context.Pipe()
-                process = context.Process(target=_work, args=(theirs, desk, device, self.token), daemon=True)
+                process = context.Process(target=_serve, args=(theirs, worker, device, self.token), daemon=True)
                 process.start()
                 theirs.close()
-                self.workers.append(_Worker(process, mine, Outbox(self.token)))
+                self.workers.append(_Handle(process, mine, Sender(self.token)))
         except BaseException:
             self.close()
             raise
 
     @property
     def interrupted(self) -> bool:
-        """Whether it was closed, or left with workers that are still at something."""
+        """Whether the pool was closed, or abandoned while workers were busy."""
         return self.closed or any(worker.busy for worker in self.workers)
 
-    def tell(self, *message: object, copy: bool = False, board: Outbox | None = None) -> list[Any]:
-        """Send everybody the same message, whose tensors lie in memory once; all answers, or the first exception."""
-        board = board or self.board
-        letter = board.pack(message, copy=copy)
-        answers = self.each([letter] * len(self.workers))
-        board.settle()
+    def call_all(self, *call: object, copy: bool = False, sender: Sender | None = None) -> list[Any]:
+        """Make the same call at all workers, with its tensors in memory once; all answers, or the first exception."""
+        sender = sender or self.sender
+        message = sender.pack(call, copy=copy)
+        answers = self.call_each([message] * len(self.workers))
+        sender.remove_file()
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
         return answers
 
-    def each(self, messages: Sequence[Message | Letter]) -> list[Any]:
-        """Send every worker a message of its own; the answers, exceptions among them, in the same order."""
+    def call_each(self, calls: Sequence[Call | Message]) -> list[Any]:
+        """Make one call per worker; the answers, including exceptions, in the same order."""
         answers: dict[int, Any] = {}
         try:
-            for number, message in enumerate(messages):
-                self._send(number, message)
-            while len(answers) < len(messages):
-                answers.update(self._heard())
+            for number, call in enumerate(calls):
+                self._send(number, call)
+            while len(answers) < len(calls):
+                answers.update(self._receive())
         except BaseException:
             self.close()
             raise
-        return [answers[number] for number in range(len(messages))]
+        return [answers[number] for number in range(len(calls))]
 
-    def share(self, todo: deque[T], message: Callable[[T], Message]) -> Iterator[tuple[T, Any]]:
-        """Give each thing to do to the next free worker; yields (thing, answer) as they come in.
+    def map_unordered(self, todo: deque[T], call: Callable[[T], Call]) -> Iterator[tuple[T, Any]]:
+        """Make a call for each item, always at the next free worker; yields (item, answer) as they arrive.
 
-        Who iterates may take things out of `todo` meanwhile.
+        The caller may remove items from `todo` in the meantime.
         """
-        at: dict[int, T] = {}
+        running: dict[int, T] = {}
         try:
-            while todo or at:
+            while todo or running:
                 for number, worker in enumerate(self.workers):
                     if todo and not worker.busy:
-                        at[number] = todo.popleft()
-                        self._send(number, message(at[number]))
-                for number, answer in self._heard():
-                    yield at.pop(number), answer
-        except BaseException:  # also when whoever iterates goes away
+                        running[number] = todo.popleft()
+                        self._send(number, call(running[number]))
+                for number, answer in self._receive():
+                    yield running.pop(number), answer
+        except BaseException:  # also when the caller stops iterating
             self.close()
             raise
 
-    def _send(self, number: int, message: Message | Letter) -> None:
+    def _send(self, number: int, call: Call | Message) -> None:
         worker = self.workers[number]
-        letter = message if isinstance(message, Letter) else worker.outbox.pack(message)
+        message = call if isinstance(call, Message) else worker.sender.pack(call)
         worker.busy = True
-        with suppress(ConnectionError):  # it died: waiting for its answer finds out
-            worker.line.send(letter)
+        with suppress(ConnectionError):  # it died: `_receive` finds out
+            worker.pipe.send(message)
 
-    def _heard(self) -> list[tuple[int, Any]]:
-        """Wait for answers; a worker that died is found out even while others go on."""
+    def _receive(self) -> list[tuple[int, Any]]:
+        """Wait for answers; a process that died is noticed even while others are busy."""
         answers = []
-        ready = set(wait([w.line for w in self.workers if w.busy]))
+        ready = set(wait([w.pipe for w in self.workers if w.busy]))
         for number, worker in enumerate(self.workers):
-            if worker.line not in ready:
+            if worker.pipe not in ready:
                 continue
             try:
-                said = worker.line.recv()
+                received = worker.pipe.recv()
             except (EOFError, ConnectionError):
                 raise self._death(worker) from None
-            if said is None:  # it has started
+            if received is None:  # it has started
                 worker.ready = True
                 continue
             worker.busy = False
-            answers.append((number, self.inbox.read(said, copy=True)))
+            answers.append((number, self.receiver.read(received, copy=True)))
         return answers
 
-    def _death(self, worker: _Worker) -> RunFailed:
+    def _death(self, worker: _Handle) -> RunFailed:
         worker.process.join(10)
         code = worker.process.exitcode
         if not worker.ready:
             return RunFailed(
-                f"A worker process could not start (exit code {code}). In a script, put what runs under "
+                f"A worker process could not start (exit code {code}). In a script, put the call under "
                 '`if __name__ == "__main__":`, or use engine="loop".'
             )
         return RunFailed(
-            f"A worker process died (exit code {code}; -9 is often a lack of memory). "
+            f"A worker process died (exit code {code}; -9 often means out of memory). "
             'Use fewer workers, or engine="loop".'
         )
 
@@ -155,7 +157,7 @@ class Pool:
         """End all processes and wait until they are gone."""
         self.closed = True
         for worker in self.workers:
-            worker.line.close()
+            worker.pipe.close()
             worker.process.terminate()
         for worker in self.workers:
             worker.process.join()
@@ -164,34 +166,34 @@ class Pool:
         clean_up(self.token)
 
 
-def _work(line: Connection, make_desk: Callable[[str], object], device: str, token: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business, which then ends us
-    inbox, outbox, desk = Inbox(device), Outbox(token), make_desk(device)
+def _serve(pipe: Connection, make_worker: Callable[[str], object], device: str, token: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and then ends this process
+    receiver, sender, worker = Receiver(device), Sender(token), make_worker(device)
     with suppress(EOFError, ConnectionError):  # the parent is gone
-        line.send(None)
+        pipe.send(None)
         while True:
-            letter = line.recv()
+            message = pipe.recv()
             try:
-                answer = _do(desk, inbox, letter)
-                packed = outbox.pack(answer)
+                answer = _answer(worker, receiver, message)
+                packed = sender.pack(answer)
             except Exception as error:
-                packed = outbox.pack(_portable(error))
-            line.send(packed)
+                packed = sender.pack(_portable(error))
+            pipe.send(packed)
 
 
-def _do(desk: object, inbox: Inbox, letter: Letter) -> object:
-    name, *args = inbox.read(letter)
-    return getattr(desk, name)(*args)
+def _answer(worker: object, receiver: Receiver, message: Message) -> object:
+    name, *args = receiver.read(message)
+    return getattr(worker, name)(*args)
 
 
 def _portable(error: Exception) -> Exception:
-    """An exception that can travel; one that nobody raised on purpose says where it arose."""
+    """An exception that can be pickled; one that is not ours also says where it was raised."""
     if not isinstance(error, FednormsError):
         note(error)
         error.add_note("In a worker process:\n" + "".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        arose = f", in {where}" if (where := place(error)) else ""
-        return RunFailed(f"{type(error).__name__} in a worker process: {error}{arose}")
+        raised = f", in {where}" if (where := place(error)) else ""
+        return RunFailed(f"{type(error).__name__} in a worker process: {error}{raised}")
     return error
