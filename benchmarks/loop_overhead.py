@@ -27,6 +27,7 @@ from fednorms.core.round import broadcast, initial_state, server_update
 from fednorms.core.states import Task
 from fednorms.core.training import Training
 from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines.base import EngineSettings
 from fednorms.engines.loop import Loop
 from fednorms.methods.registry import method
 from fednorms.models import build
@@ -55,7 +56,7 @@ def our_round(federation: Federation, name: str, batch: int, threads: int):
         samples=sum(len(s.train) for s in federation.clients),
         preprocessing=federation.preprocessing,
     )
-    engine = Loop(task, federation, federation, ClientStore(2**30, None), threads=threads)
+    engine = Loop(task, federation, federation, ClientStore(2**30), EngineSettings(threads))
     state = initial_state(task)
 
     def one_round():

@@ -38,6 +38,7 @@ from fednorms.core.round import (
 from fednorms.core.states import Client, Task
 from fednorms.core.training import Training
 from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines.base import EngineSettings
 from fednorms.engines.loop import Loop
 from fednorms.methods.registry import method as read
 from fednorms.methods.registry import names
@@ -76,7 +77,7 @@ class Steps:
             samples=sum(len(s.splits["train"]) for s in training.clients),
             preprocessing=federation.preprocessing,
         )
-        engine = Loop(self.task, training, federation, ClientStore(2**30, None), threads=threads)
+        engine = Loop(self.task, training, federation, ClientStore(2**30), EngineSettings(threads))
         state = engine.setup(initial_state(self.task))
         state = server_update(self.task, state, engine.train(broadcast(self.task, state), clients).uploads)
         site = training.clients[0]

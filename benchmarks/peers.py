@@ -27,6 +27,7 @@ from fednorms.core.sampling import Participation
 from fednorms.core.states import Task
 from fednorms.core.training import Training
 from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines.base import EngineSettings
 from fednorms.engines.devices import dtype_of, numerics
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.loop import Loop
@@ -114,7 +115,7 @@ def federation_of(job: Job) -> Federation:
     return Federation("synthetic", sites, [str(c) for c in range(10)], Preprocessing.centred(3))
 
 
-def ours(job: Job, federation: Federation, kind: type[Loop], precision: str):
+def ours(job: Job, federation: Federation, kind: type[Loop] | type[Graphs], precision: str):
     net = Net(model_of(job), method(job.method), name=job.model, device="cuda", dtype=dtype_of(precision))
     task = Task(
         net=net,
@@ -125,7 +126,7 @@ def ours(job: Job, federation: Federation, kind: type[Loop], precision: str):
         samples=job.clients * job.images,
         preprocessing=federation.preprocessing,
     )
-    engine = kind(task, federation, federation, ClientStore(2**34, None), threads=8)
+    engine = kind(task, federation, federation, ClientStore(2**34), EngineSettings(threads=8))
     state = initial_state(task)
     sampler = Participation("fixed", job.cohort)
     mode = headline(task)

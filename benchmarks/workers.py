@@ -23,10 +23,11 @@ from fednorms.core.round import broadcast, initial_state, server_update
 from fednorms.core.states import Task
 from fednorms.core.training import Training
 from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines.base import Engine, EngineSettings
 from fednorms.engines.loop import Loop
-from fednorms.engines.measured import Measured
-from fednorms.engines.pool import cores
 from fednorms.engines.workers import Workers
+from fednorms.engines.workers.measured import Measured
+from fednorms.engines.workers.pool import cores
 from fednorms.methods.registry import method
 from fednorms.models import build
 from fednorms.runs.store.clients import ClientStore
@@ -56,7 +57,7 @@ def task_of(job: str, rounds: int) -> tuple[Task, Federation]:
 
 
 class Runner:
-    def __init__(self, engine: Loop) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine, self.state = engine, initial_state(engine.task)
 
     def round(self) -> float:
@@ -69,7 +70,7 @@ class Runner:
 def compare(job: str, workers: int, repeats: int) -> dict[str, object]:
     task, federation = task_of(job, 1000)
     loop = Runner(Loop(task, federation, federation, ClientStore(2**30)))
-    many = Runner(Workers(task, federation, federation, ClientStore(2**30), workers=workers))
+    many = Runner(Workers(task, federation, federation, ClientStore(2**30), EngineSettings(workers=workers)))
     start, _ = many.round(), loop.round()  # starts the processes; warms up
     pairs = [(loop.round(), many.round()) for _ in range(repeats)]
     many.engine.close()
@@ -90,14 +91,14 @@ def compare(job: str, workers: int, repeats: int) -> dict[str, object]:
 
 def auto(job: str, workers: int, rounds: int) -> dict[str, object]:
     task, federation = task_of(job, rounds)
-    chosen = Measured(task, federation, federation, ClientStore(2**30), workers=workers)
+    chosen = Measured(task, federation, federation, ClientStore(2**30), EngineSettings(workers=workers))
     totals = []
     for runner in (Runner(Loop(task, federation, federation, ClientStore(2**30))), Runner(chosen)):
         started = time.perf_counter()
         for _ in range(rounds):
             runner.round()
         totals.append(time.perf_counter() - started)
-    using = chosen.using
+    using = chosen.chosen
     chosen.close()
     return {"rounds": rounds, "loop_s": round(totals[0], 1), "auto_s": round(totals[1], 1), "chose": using,
             "ratio": round(totals[0] / totals[1], 2)}  # fmt: skip

@@ -20,7 +20,7 @@ from fednorms.core.tree import Tree
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.loop import Loop
-from fednorms.engines.pool import _portable
+from fednorms.engines.workers.pool import _portable
 from fednorms.layers import is_batchnorm, swap
 from fednorms.methods.registry import load_all, method
 from tests.support.engines import engine_of

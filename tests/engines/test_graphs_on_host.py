@@ -15,11 +15,13 @@ from fednorms.core.round import broadcast, initial_state, server_update
 from fednorms.core.training import Training
 from fednorms.core.tree import Packed, Tree, mean
 from fednorms.data import Federation, Preprocessing, Site, Split
-from fednorms.engines import graphs
-from fednorms.engines.capture import Host
-from fednorms.engines.graphs import Graphs, Layout
+from fednorms.engines.base import PROVIDES, EngineSettings
+from fednorms.engines.graphs import Graphs
+from fednorms.engines.graphs import engine as graphs
+from fednorms.engines.graphs.capture import Host
+from fednorms.engines.graphs.layout import Layout
+from fednorms.engines.graphs.waiting import Waiting
 from fednorms.engines.loop import Loop
-from fednorms.engines.waiting import Waiting
 from fednorms.methods.registry import method, names
 from tests.support.engines import FITTING, engine_of
 from tests.support.tiny import TinyNet
@@ -110,7 +112,7 @@ def assert_same(task, loop, fast, loop_engine, fast_engine):
 @pytest.mark.parametrize("text", [*names(), *COMBINATIONS])
 def test_slots_and_replays_give_the_loops_results(text):
     text = FITTING.get(text, text)
-    if any(p.requires - Graphs.provides for p in method(text).parts):
+    if any(p.requires - PROVIDES["graphs"] for p in method(text).parts):
         with pytest.raises(BadInput, match="loop"):  # what only the loop can do is refused, naming it
             setting(Graphs, text, slots=2)
         return
@@ -206,7 +208,7 @@ def test_a_diverging_client_is_named_or_skipped_as_in_the_loop():
             play(task, engine)
         told.append(str(caught.value))
     assert told[0] == told[1]
-    task, engine = setting(Graphs, "fedavg", training=training, on_divergence="skip")
+    task, engine = setting(Graphs, "fedavg", training=training, settings=EngineSettings(on_divergence="skip"))
     done = engine.train(broadcast(task, initial_state(task)), engine.clients)
     assert sorted(done.diverged) == engine.clients
     assert not done.uploads

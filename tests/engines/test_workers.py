@@ -23,13 +23,14 @@ from fednorms.core.round import broadcast, initial_state, server_update
 from fednorms.core.states import Broadcast
 from fednorms.core.tree import Tree
 from fednorms.data import Federation, Preprocessing, Site, Split
-from fednorms.engines import letters
-from fednorms.engines.letters import Inbox, Outbox
+from fednorms.engines.base import EngineSettings
 from fednorms.engines.loop import Loop
 from fednorms.engines.many_devices import Devices, Rank
-from fednorms.engines.measured import Measured, loop_or_workers
-from fednorms.engines.pool import Pool
-from fednorms.engines.workers import Desk, Workers
+from fednorms.engines.workers import transport
+from fednorms.engines.workers.engine import Worker, Workers
+from fednorms.engines.workers.measured import Measured, loop_or_workers
+from fednorms.engines.workers.pool import Pool
+from fednorms.engines.workers.transport import Receiver, Sender
 from fednorms.evaluation.modes import Mode
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.store.clients import ClientStore
@@ -37,6 +38,7 @@ from tests.support.tiny import CLASSES, same, tiny_data, tiny_net, tiny_task
 
 SIZES = (11, 7, 14, 9, 12)
 NAMES = "abcde"
+TWO = EngineSettings(workers=2)
 
 
 def federation(*, bright=1.0) -> Federation:
@@ -59,10 +61,11 @@ def task_of(text, dtype=torch.float32, **settings):
 
 def engines(kind, pool, task, on_divergence="stop"):
     """The loop, and an engine that borrows the module's pool."""
-    extra = {"devices": ["cpu"] * len(pool.workers)} if kind is Devices else {"workers": len(pool.workers)}
-    loop = Loop(task, FEDERATION, FEDERATION, ClientStore(2**30), on_divergence=on_divergence)
-    other = kind(task, FEDERATION, FEDERATION, ClientStore(2**30), on_divergence=on_divergence, **extra)
-    other._prepare(pool, "skip" if kind is Devices else on_divergence)
+    extra = {"devices": ["cpu"] * len(pool.workers)} if kind is Devices else {}
+    settings = EngineSettings(on_divergence=on_divergence, workers=len(pool.workers))
+    loop = Loop(task, FEDERATION, FEDERATION, ClientStore(2**30), settings)
+    other = kind(task, FEDERATION, FEDERATION, ClientStore(2**30), settings, **extra)
+    other._prepare(pool, replace(settings, on_divergence="skip") if kind is Devices else settings)
     other.pool = pool
     return loop, other
 
@@ -79,7 +82,7 @@ def play(engine, rounds=2, modes=()):
 
 @pytest.fixture(scope="module")
 def pool():
-    made = Pool(Desk, ["cpu", "cpu"])
+    made = Pool(Worker, ["cpu", "cpu"])
     yield made
     made.close()
     assert not left_behind(made)
@@ -89,7 +92,9 @@ def pool():
 def ranks():
     made = Pool(Rank, ["cpu", "cpu"])
     path = os.path.join(tempfile.gettempdir(), f"fednorms-{made.token}-meet")
-    made.tell("join", "gloo", {w.process.pid: i for i, w in enumerate(made.workers)}, path, (True, False, False, False))
+    made.call_all(
+        "join", "gloo", {w.process.pid: i for i, w in enumerate(made.workers)}, path, (True, False, False, False)
+    )
     yield made
     made.close()
     assert not left_behind(made)
@@ -97,7 +102,7 @@ def ranks():
 
 def left_behind(pool):
     return [
-        p for folder in (letters.SHARED_MEMORY, tempfile.gettempdir()) for p in glob.glob(f"{folder}/*{pool.token}*")
+        p for folder in (transport.SHARED_MEMORY, tempfile.gettempdir()) for p in glob.glob(f"{folder}/*{pool.token}*")
     ]
 
 
@@ -109,7 +114,7 @@ def gone(pid):
     return False
 
 
-# -- letters --------------------------------------------------------------------------------------------------------
+# -- messages -------------------------------------------------------------------------------------------------------
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
 tensors = st.builds(
     lambda shape, dtype, turned, seed: (
@@ -127,10 +132,10 @@ tensors = st.builds(
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=3), tensors, max_size=5), min_size=1, max_size=4))
-def test_letters_arrive_as_they_were_sent(things):
-    outbox, inbox = Outbox("test"), Inbox()
+def test_messages_arrive_as_they_were_sent(things):
+    sender, receiver = Sender("test"), Receiver()
     for thing in things:  # one after the other: files grow as needed
-        found = inbox.read(outbox.pack(("x", thing, Tree(thing))))
+        found = receiver.read(sender.pack(("x", thing, Tree(thing))))
         assert found[0] == "x"
         assert type(found[2]) is Tree
         for name, tensor in thing.items():
@@ -138,34 +143,34 @@ def test_letters_arrive_as_they_were_sent(things):
             assert found[1][name].stride() == tensor.clone().stride()
             assert torch.equal(found[1][name], tensor)
             assert found[2][name] is found[1][name]
-        assert not os.path.exists(outbox.path)
+        assert not os.path.exists(sender.path)
 
 
 def test_tensors_without_elements_keep_their_own_shapes():
     thing = [torch.zeros(0), torch.zeros(3, 0), torch.ones(2), torch.zeros(0)]
-    assert [t.shape for t in Inbox().read(Outbox("test").pack(thing))] == [t.shape for t in thing]
+    assert [t.shape for t in Receiver().read(Sender("test").pack(thing))] == [t.shape for t in thing]
 
 
 def test_a_read_tensor_is_the_senders_memory_unless_copied():
-    outbox, inbox, x = Outbox("test"), Inbox(), torch.ones(3)
-    view, own = inbox.read(outbox.pack(x)), inbox.read(outbox.pack(x), copy=True)
-    outbox.pack(2 * x)
+    sender, receiver, x = Sender("test"), Receiver(), torch.ones(3)
+    view, own = receiver.read(sender.pack(x)), receiver.read(sender.pack(x), copy=True)
+    sender.pack(2 * x)
     assert torch.equal(view, 2 * x)
     assert torch.equal(own, x)
 
 
-def test_without_shared_memory_letters_lie_in_the_temporary_directory(monkeypatch, tmp_path):
-    monkeypatch.setattr(letters, "SHARED_MEMORY", str(tmp_path / "none"))
+def test_without_shared_memory_messages_are_in_the_temporary_directory(monkeypatch, tmp_path):
+    monkeypatch.setattr(transport, "SHARED_MEMORY", str(tmp_path / "none"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    outbox = Outbox("test", sole=False)
-    letter = outbox.pack(torch.ones(3))
-    assert os.path.dirname(letter.path) == str(tmp_path)
-    assert torch.equal(Inbox().read(letter), torch.ones(3))
-    outbox.settle()
+    sender = Sender("test", one_reader=False)
+    message = sender.pack(torch.ones(3))
+    assert os.path.dirname(message.path) == str(tmp_path)
+    assert torch.equal(Receiver().read(message), torch.ones(3))
+    sender.remove_file()
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(RunFailed, match="No room"):
-        Outbox("test").pack(torch.ones(3))
+        Sender("test").pack(torch.ones(3))
 
 
 # -- workers against the loop ---------------------------------------------------------------------------------------
@@ -200,7 +205,7 @@ def test_workers_give_the_bits_of_the_loop(pool, text):
         assert a.round == b.round
         assert same(a.local, b.local)
         assert all(same(tree, b.parts[k]) for k, tree in a.parts.items())
-    assert pool.board.size < FEDERATION.site("a").train.x.nbytes  # the data are not sent again
+    assert pool.sender.size < FEDERATION.site("a").train.x.nbytes  # the data are not sent again
 
 
 def test_divergence_is_reported_as_by_the_loop(pool):
@@ -320,16 +325,16 @@ def test_shares_have_about_as_many_images(ranks):
     shares = devices._shares(list(NAMES))
     assert sorted(n for share in shares for n in share) == list(NAMES)
     assert all(share == sorted(share) for share in shares)
-    load = [sum(len(devices.data[n]) for n in share) for share in shares]
+    load = [sum(devices.samples(n) for n in share) for share in shares]
     assert max(load) - min(load) <= max(SIZES)
 
 
 # -- ends -----------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_a_worker_that_dies_is_reported_and_nothing_is_left():
-    engine = Workers(task_of("fedavg"), FEDERATION, FEDERATION, ClientStore(2**30), workers=2)
+    engine = Workers(task_of("fedavg"), FEDERATION, FEDERATION, ClientStore(2**30), TWO)
     sent = broadcast(engine.task, initial_state(engine.task))
-    pool = engine._open()
+    pool = engine.start()
     pids = [w.process.pid for w in pool.workers]
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(RunFailed, match=r"died \(exit code -9"):
@@ -342,11 +347,11 @@ def test_a_worker_that_dies_is_reported_and_nothing_is_left():
 
 
 def test_an_interruption_ends_all_workers(monkeypatch):
-    pool = Pool(Desk, ["cpu"])
+    pool = Pool(Worker, ["cpu"])
     pids = [w.process.pid for w in pool.workers]
-    monkeypatch.setattr(pool, "_heard", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(pool, "_receive", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        list(pool.share(deque(["a"]), lambda name: ("post", [])))
+        list(pool.map_unordered(deque(["a"]), lambda name: ("load_broadcasts", [])))
     assert all(gone(pid) for pid in pids)
     assert pool.interrupted
 
@@ -374,24 +379,25 @@ def test_what_cannot_travel_is_refused_and_auto_stays_with_the_loop():
     with pytest.raises(BadInput, match=r"loss cannot be sent to worker processes.*engine=.loop"):
         Workers(task, FEDERATION, FEDERATION, ClientStore(2**30))
     for t in (task, task_of("fedtan")):
-        assert type(loop_or_workers(t, FEDERATION, FEDERATION, ClientStore(2**30), 1, "stop", 2)) is Loop
-    kind = type(loop_or_workers(task_of("fedavg"), FEDERATION, FEDERATION, ClientStore(2**30), 1, "stop", 2))
+        assert type(loop_or_workers(t, FEDERATION, FEDERATION, ClientStore(2**30), TWO)) is Loop
+    kind = type(loop_or_workers(task_of("fedavg"), FEDERATION, FEDERATION, ClientStore(2**30), TWO))
     assert kind is Measured
 
 
 def test_the_engine_that_measures_takes_the_faster(monkeypatch):
     def engine(rounds, speeds, opens=lambda self: None):
         """Rounds of given seconds, by where they run; returns where each ran."""
-        made = Measured(task_of("fedavg", rounds=rounds), FEDERATION, FEDERATION, ClientStore(0), workers=2)
-        monkeypatch.setattr(Measured, "_open", opens)
+        made = Measured(task_of("fedavg", rounds=rounds), FEDERATION, FEDERATION, ClientStore(0), TWO)
+        monkeypatch.setattr(Workers, "start", opens)
         clock = [0.0]
-        monkeypatch.setattr("fednorms.engines.measured.time.perf_counter", lambda: clock[0])
+        monkeypatch.setattr("fednorms.engines.workers.measured.time.perf_counter", lambda: clock[0])
 
         def train(self, sent, cohort, *, score=False):
-            used.append(self.using)
-            clock[0] += speeds[self.using] * len(cohort)
+            used.append(self.name)
+            clock[0] += speeds[self.name] * len(cohort)
 
-        monkeypatch.setattr(Workers, "train", train)
+        for kind in (Loop, Workers):
+            monkeypatch.setattr(kind, "train", train)
         used = []
         for t in range(rounds):
             made.train(Broadcast(t, Tree(), {}), list(NAMES))

@@ -14,7 +14,7 @@ from fednorms.cli.deploy import read_project
 from fednorms.core.errors import BadInput
 from fednorms.core.tree import Tree
 from fednorms.data import Federation
-from fednorms.engines.loop import repeatable
+from fednorms.engines.devices import repeatable
 from fednorms.explain.deployable import obstacle
 from fednorms.flower import messages
 from fednorms.flower.server import serve

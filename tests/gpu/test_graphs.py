@@ -12,6 +12,7 @@ from fednorms.core.round import broadcast, initial_state, server_update
 from fednorms.core.states import Task
 from fednorms.core.training import Training
 from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines.base import PROVIDES
 from fednorms.engines.devices import numerics
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.loop import Loop
@@ -25,7 +26,7 @@ from fednorms.runs.store.clients import ClientStore
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 METHODS = [
-    *(n for n in names() if all(p.requires <= Graphs.provides for p in method(n).parts)),
+    *(n for n in names() if all(p.requires <= PROVIDES["graphs"] for p in method(n).parts)),
     "scaffold(control='difference')",
     "scaffold(option='I')",
     "mixbn(kind='learned')",

@@ -10,6 +10,7 @@ from fednorms.core.round import broadcast, initial_state, server_update
 from fednorms.core.states import Task
 from fednorms.core.training import Training
 from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines.base import Engine
 from fednorms.engines.devices import numerics
 from fednorms.engines.loop import Loop
 from fednorms.engines.many_devices import Devices, gpus
@@ -31,7 +32,7 @@ def federation() -> Federation:
     return Federation("synthetic", sites, [str(c) for c in range(10)], Preprocessing.centred(3))
 
 
-def play(engine: Loop):
+def play(engine: Engine):
     task, state = engine.task, engine.setup(initial_state(engine.task))
     for _ in range(3):
         done = engine.train(broadcast(task, state), engine.clients)

@@ -10,7 +10,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.round import broadcast, initial_state, server_update
 from fednorms.data import Federation, Preprocessing, Site
 from fednorms.engines.graphs import Graphs
-from fednorms.engines.joint import Table
+from fednorms.engines.joint import Lockstep
 from fednorms.engines.loop import Loop
 from fednorms.explain.describe import describe
 from fednorms.runs.store.clients import ClientStore
@@ -23,7 +23,7 @@ EQUAL = (4, 4, 4)
 
 def engine_of(task, data, kind=Loop):
     federation = Federation("tiny", [Site(n, n, train=s) for n, s in data.items()], ["0", "1", "2"], Preprocessing())
-    return kind(task, federation, federation, ClientStore(2**30, None), 1)
+    return kind(task, federation, federation, ClientStore(2**30))
 
 
 def together(text, data, n=1, cohorts=None, **settings):
@@ -169,7 +169,7 @@ def test_a_client_too_small_for_a_batch_sits_out():
 
 def test_other_engines_refuse_and_name_the_one_that_can():
     data = tiny_data(4, 4)
-    with pytest.raises(BadInput, match=r'engine "graphs" cannot run fedtan, which needs joint.*engine="loop"'):
+    with pytest.raises(BadInput, match=r'"graphs" cannot run fedtan.*joint.*engine="loop"'):
         engine_of(tiny_task("fedtan", data), data, Graphs)
 
 
@@ -184,30 +184,30 @@ def test_a_model_without_batch_norm_is_refused():
         tiny_task("gn(groups=2) + fedtan", tiny_data())
 
 
-def test_an_error_at_one_seat_ends_all():
-    table = Table([1.0, 1.0, 1.0])
+def test_an_error_in_one_thread_ends_all():
+    lockstep = Lockstep([1.0, 1.0, 1.0])
 
-    def job(seat):
-        table.average(seat, torch.zeros(1))
-        if seat == 1:
+    def job(index):
+        lockstep.average(index, torch.zeros(1))
+        if index == 1:
             raise ValueError("here")
-        table.average(seat, torch.zeros(1))
+        lockstep.average(index, torch.zeros(1))
 
     with pytest.raises(ValueError, match="here"):
-        table.run([lambda k=k: job(k) for k in range(3)])
+        lockstep.run([lambda k=k: job(k) for k in range(3)])
 
 
-def test_seats_that_do_not_meet_are_an_error_and_not_a_deadlock():
+def test_threads_that_do_not_meet_are_an_error_and_not_a_deadlock():
     for early in range(3):
-        table = Table([1.0, 1.0, 1.0])
+        lockstep = Lockstep([1.0, 1.0, 1.0])
 
-        def job(seat, table=table, early=early):
-            table.average(seat, torch.zeros(1))
-            if seat != early:
-                table.average(seat, torch.zeros(1))
+        def job(index, lockstep=lockstep, early=early):
+            lockstep.average(index, torch.zeros(1))
+            if index != early:
+                lockstep.average(index, torch.zeros(1))
 
-        with pytest.raises(RuntimeError, match="did not meet"):
-            table.run([lambda k=k: job(k) for k in range(3)])
+        with pytest.raises(RuntimeError, match="same layers"):
+            lockstep.run([lambda k=k: job(k) for k in range(3)])
 
 
 def test_describe_counts_three_exchanges_a_layer():

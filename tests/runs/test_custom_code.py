@@ -23,8 +23,9 @@ from fednorms.core.part import REGISTRY, Part, Pass, Phase, Route, option, part
 from fednorms.core.reductions import reduce_uploads
 from fednorms.core.tree import Tree
 from fednorms.data import from_arrays
-from fednorms.engines.measured import Measured
-from fednorms.engines.unguarded import unguarded_script
+from fednorms.engines.workers import Workers
+from fednorms.engines.workers.measured import Measured
+from fednorms.engines.workers.unguarded import unguarded_script
 from fednorms.methods.registry import method
 from fednorms.papers.tables.record import plain, same_run
 from fednorms.papers.tables.table import Table
@@ -633,11 +634,11 @@ def test_a_script_that_processes_would_run_again_starts_none(guard, found, tmp_p
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)
     assert unguarded_script() == (str(script) if found else "")
     opened = []
-    monkeypatch.setattr(Measured, "_open", lambda self: opened.append(1))
+    monkeypatch.setattr(Workers, "start", lambda self: opened.append(1))
     session = Session.open(Recipe.make({"method": "fedavg", "rounds": 9, "federation": "custom:x"}), sites())
     engine = session.engine
     assert isinstance(engine, Measured)
-    engine.worth_starting, engine.count, engine.times["loop"] = 0.0, 2, [1.0, 1.0]
+    engine.worth_starting, engine.workers.count, engine.times["loop"] = 0.0, 2, [1.0, 1.0]
     engine._choose(1.0, 2, 8)
     assert bool(opened) is not found
     assert any("mine.py has no" in note for note in engine.notes) is found

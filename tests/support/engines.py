@@ -7,6 +7,7 @@ import torch
 from fednorms.core.net import Net
 from fednorms.core.states import Task
 from fednorms.core.training import Training
+from fednorms.engines.base import DEFAULTS
 from fednorms.methods.registry import method
 from fednorms.runs.store.clients import ClientStore
 from tests.support.tiny import TinyNet
@@ -14,7 +15,7 @@ from tests.support.tiny import TinyNet
 FITTING = {"gn": "gn(groups=2)", "fedfa": 'fedfa(after="pool")'}  # what these need on a network this small
 
 
-def engine_of(kind, text, fed, *, training=None, model=TinyNet, **options):
+def engine_of(kind, text, fed, *, training=None, model=TinyNet, settings=DEFAULTS, **options):
     """The task and the engine of that kind, with its options."""
     chosen = method(text)
     arranged = fed
@@ -32,4 +33,4 @@ def engine_of(kind, text, fed, *, training=None, model=TinyNet, **options):
         preprocessing=fed.preprocessing,
         needs_two=net.probe(fed.shape, 3),
     )
-    return task, kind(task, arranged, fed, ClientStore(2**30, None), **options)
+    return task, kind(task, arranged, fed, ClientStore(2**30), settings, **options)

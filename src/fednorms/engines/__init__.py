@@ -1,1 +1,1 @@
-"""Where the clients' functions run, and where their states live."""
+"""Engines: where clients run, and where their states are kept."""

@@ -1,4 +1,4 @@
-"""Which device a recipe means, and how exactly it computes there."""
+"""Which device a recipe means, how exactly it computes, and what makes it repeatable."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Literal
 import torch
 
 from fednorms.core.errors import BadInput
+from fednorms.core.noise import seed_of
 
 Precision = Literal["float32", "tf32", "bfloat16", "float64"]
 
-# cuBLAS repeats bit for bit on several streams only with workspaces of fixed size; read when CUDA starts.
+# cuBLAS on several streams is deterministic only with workspaces of fixed size. The variable is read when CUDA starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def pick_device(name: str) -> str:
-    """The device that a recipe means, checked.
+    """Return the device that a recipe means, after checking that it is available.
 
     >>> pick_device("cpu")
     'cpu'
@@ -26,7 +27,7 @@ def pick_device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name != "cpu" and not (name.split(":")[0] == "cuda" and torch.cuda.is_available()):
-        raise BadInput(f'Device "{name}" is not available here. Use device="cpu" or "auto".')
+        raise BadInput(f'Device "{name}" is not available on this machine. Use device="cpu" or "auto".')
     return name
 
 
@@ -41,7 +42,7 @@ def dtype_of(precision: Precision) -> torch.dtype:
 
 @contextmanager
 def numerics(precision: Precision, deterministic: bool) -> Iterator[None]:
-    """Within this context a GPU computes as a recipe says: float32 without TF32, and repeatably unless told otherwise.
+    """Within this context a GPU uses the recipe's precision (float32 is without TF32) and is repeatable if asked to be.
 
     >>> with numerics("float32", deterministic=True):
     ...     torch.backends.cudnn.deterministic
@@ -66,3 +67,23 @@ def _set(deterministic: bool, benchmark: bool, convolutions: bool, products: boo
     torch.backends.cudnn.benchmark = benchmark
     torch.backends.cudnn.allow_tf32 = convolutions
     torch.backends.cuda.matmul.allow_tf32 = products
+
+
+@contextmanager
+def repeatable(threads: int, *names: object) -> Iterator[None]:
+    """Within this context torch uses so many threads, and its global generator starts from a seed hashed from `names`.
+
+    A model that draws from that generator (functional dropout) is repeatable, and the caller's generator is not moved.
+
+    >>> with repeatable(1, "test"): a = torch.rand(1)
+    >>> with repeatable(1, "test"): torch.equal(a, torch.rand(1))
+    True
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+            torch.manual_seed(seed_of("torch", *names))
+            yield
+    finally:
+        torch.set_num_threads(before)

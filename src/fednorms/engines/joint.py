@@ -1,8 +1,8 @@
-"""A round whose first step all participants take together: one graph, with shared batch-normalisation statistics.
+"""A round whose first step all clients take together: one autograd graph, with shared BatchNorm statistics (FedTAN).
 
-Every client's step runs in a thread of its own, but never two at once: a client computes until a BatchNorm layer needs
-the others' moments, then the next client computes up to the same layer, and so on round the table. So the order of all
-operations is fixed, and any network and any parts can take part.
+Every client's step runs in its own thread, but never two at once. A client computes until a BatchNorm layer needs the
+moments of the others; then the next client computes up to the same layer, and so on in turn. So the order of all
+operations is fixed, and any network and any parts can be used.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Begun:
 
 
 def begin_together(task: Task, sent: Broadcast, clients: Sequence[Client]) -> dict[str, Begun]:
-    """Start every client's round and take the first step of all of them as one.
+    """Start the round of every client and take the first step of all of them together.
 
     Moments are m = sum p_i m_i and v = sum p_i mean((x_i - m)^2) over clients i, the gradient is that of
     L = sum p_i L_i, and client i steps along dL/dw_i / p_i; p_i are the weights with which models are averaged. With
-    equal models and batches this is the step of one network on all batches together.
+    equal models and batches this is the step of one network on the union of all batches.
     """
     begun: dict[str, Begun] = {}
     first: list[tuple[Carry, list[Batch], Phase]] = []
@@ -53,9 +53,8 @@ def begin_together(task: Task, sent: Broadcast, clients: Sequence[Client]) -> di
     if not first:
         return begun
     even = task.method.weighting(task.weighting) == "uniform"
-    table = Table([1.0 if even else float(carry.context.samples) for carry, _, _ in first])
-    jobs = [_job(task, table, seat, *taken) for seat, taken in enumerate(first)]
-    table.run(jobs)
+    lockstep = Lockstep([1.0 if even else float(carry.context.samples) for carry, _, _ in first])
+    lockstep.run([_job(task, lockstep, index, *taken) for index, taken in enumerate(first)])
     for carry, _, _ in first:
         carry.derivative = None
     return begun
@@ -67,8 +66,8 @@ def exchanges(net: Net) -> tuple[int, int]:
     return 3 * len(channels), 4 * sum(channels) * torch.float32.itemsize
 
 
-def go_on(task: Task, begun: Begun) -> tuple[Upload, ClientState]:
-    """The rest of a client's round, alone. Raises Diverged when its update is not finite."""
+def finish_alone(task: Task, begun: Begun) -> tuple[Upload, ClientState]:
+    """Run the rest of a client's round, without the others. Raises Diverged when its update is not finite."""
     for batches, phase in begun.rest:
         step(task, begun.carry, batches, phase)
     upload, state = finish(task, begun.carry, begun.early)
@@ -76,24 +75,26 @@ def go_on(task: Task, begun: Begun) -> tuple[Upload, ClientState]:
     if not all(tree.finite() for tree in moved):
         context = begun.carry.context
         raise Diverged(
-            f'Client "{context.client}" sent a non-finite update in round {context.round}, whose first step it took '
-            f"together with the other participants. Lower the learning rate (now {context.lr:g}) or set clip."
+            f'Client "{context.client}" sent a non-finite update in round {context.round + 1}, after a first step '
+            f"together with the other clients. Lower the learning rate (now {context.lr:g}) or set clip."
         )
     return upload, state
 
 
-def _job(task: Task, table: Table, seat: int, carry: Carry, batches: list[Batch], phase: Phase) -> Callable[[], None]:
+def _job(
+    task: Task, lockstep: Lockstep, index: int, carry: Carry, batches: list[Batch], phase: Phase
+) -> Callable[[], None]:
     net = task.net.duplicate()
     for m in net.module.modules():
         if isinstance(m, _BatchNorm):
-            m.forward = _shared_forward(m, table, seat)  # type: ignore[method-assign, assignment]
+            m.forward = _shared_forward(m, lockstep, index)  # type: ignore[method-assign, assignment]
     own = replace(task, net=net)
-    carry.derivative = table.derivative(seat)
+    carry.derivative = lockstep.derivative(index)
     return lambda: step(own, carry, batches, phase)
 
 
-class Table:
-    """Clients that compute in turns and average what they hold: `average` inside a forward pass, then `derivative`."""
+class Lockstep:
+    """Threads that compute in turns and exchange values: `average` inside a forward pass, then `derivative`."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         self.shares = [w / sum(weights) for w in weights]
@@ -104,23 +105,23 @@ class Table:
         self.error: BaseException | None = None
 
     def run(self, jobs: Sequence[Callable[[], None]]) -> None:
-        """Run one job per seat to the end; the first error ends all of them."""
+        """Run one job per thread to its end; the first error ends all of them."""
         threads = torch.get_num_threads()
 
-        def sit(seat: int) -> None:
-            torch.set_num_threads(threads)  # a number of each thread's own
-            self.turns[seat].acquire()
+        def work(index: int) -> None:
+            torch.set_num_threads(threads)  # this setting is per thread
+            self.turns[index].acquire()
             try:
                 if self.error is None:
-                    jobs[seat]()
+                    jobs[index]()
                 self.finished += 1
-                self._next(seat)
+                self._next(index)
             except BaseException as error:  # handed to the caller's thread; all others wake up and end
                 self.error = self.error or error
                 for turn in self.turns:
                     turn.release()
 
-        workers = [threading.Thread(target=sit, args=(seat,), daemon=True) for seat in range(len(jobs))]
+        workers = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(len(jobs))]
         for worker in workers:
             worker.start()
         self.turns[0].release()
@@ -129,31 +130,31 @@ class Table:
         if self.error is not None:
             raise self.error
 
-    def _next(self, seat: int) -> None:
-        self.turns[(seat + 1) % len(self.turns)].release()
+    def _next(self, index: int) -> None:
+        self.turns[(index + 1) % len(self.turns)].release()
 
-    def _together(self, seat: int, value: Any, combine: Callable[[list[Any]], Any]) -> Any:  # noqa: ANN401
-        """Lay a value on the table; when it is this seat's turn again, what `combine` made of all of them."""
-        now, alone = self.exchanges, self.finished > 0  # whoever has left passes no turn on
+    def _exchange(self, index: int, value: Any, combine: Callable[[list[Any]], Any]) -> Any:  # noqa: ANN401
+        """Give a value and wait for this thread's next turn; returns what `combine` made of the values of all."""
+        now, alone = self.exchanges, self.finished > 0  # a thread that has finished passes no turn on
         self.given.append(value)
         if len(self.given) == len(self.turns):
             self.result, self.given = combine(self.given), []
             self.exchanges += 1
         if not alone:
-            self._next(seat)
-            self.turns[seat].acquire()
+            self._next(index)
+            self.turns[index].acquire()
         if self.error is not None:
             raise self.error
         if self.exchanges == now:
-            raise RuntimeError("the participants of a joint step did not meet at the same layers")
+            raise RuntimeError("the clients of a joint step did not reach the same layers")
         return self.result
 
-    def average(self, seat: int, value: Tensor) -> Tensor:
-        """The weighted mean of all seats' tensors, with a gradient to each."""
-        return self._together(seat, value, lambda all_: _mean(self.shares, all_))
+    def average(self, index: int, value: Tensor) -> Tensor:
+        """The weighted mean of all threads' tensors, with a gradient to each."""
+        return self._exchange(index, value, lambda all_: _mean(self.shares, all_))
 
-    def derivative(self, seat: int) -> Callable[..., Sequence[Tensor | None]]:
-        """In place of torch.autograd.grad: the gradient of L = sum p_i L_i at this seat's leaves, divided by p_i."""
+    def derivative(self, index: int) -> Callable[..., Sequence[Tensor | None]]:
+        """A replacement of torch.autograd.grad: the gradient of L = sum p_i L_i at this thread's leaves, over p_i."""
 
         def take(y: Tensor, leaves: list[Tensor], **how: bool) -> Sequence[Tensor | None]:
             def combine(all_: list[tuple[Tensor, list[Tensor]]]) -> list[list[Tensor | None]]:
@@ -162,7 +163,7 @@ class Table:
                 pairs = zip(self.shares, all_, strict=True)
                 return [[None if (g := next(found)) is None else g / p for _ in ws] for p, (_, ws) in pairs]
 
-            grads: Sequence[Tensor | None] = self._together(seat, (y, leaves), combine)[seat]
+            grads: Sequence[Tensor | None] = self._exchange(index, (y, leaves), combine)[index]
             return grads
 
         return take
@@ -172,10 +173,10 @@ def _mean(shares: list[float], tensors: list[Tensor]) -> Tensor:
     return torch.stack([p * t for p, t in zip(shares, tensors, strict=True)]).sum(0)
 
 
-def _shared_forward(bn: _BatchNorm, table: Table, seat: int) -> Callable[[Tensor], Tensor]:
-    """Batch normalisation of one client with everybody's moments; running statistics follow them.
+def _shared_forward(bn: _BatchNorm, lockstep: Lockstep, index: int) -> Callable[[Tensor], Tensor]:
+    """Batch normalization of one client with the moments of all clients, which also update the running statistics.
 
-    The running variance has the factor M / (M - 1), M values per channel in the local batch.
+    The running variance has the factor M / (M - 1), with M values per channel in the local batch.
     """
 
     def forward(x: Tensor) -> Tensor:
@@ -183,10 +184,10 @@ def _shared_forward(bn: _BatchNorm, table: Table, seat: int) -> Callable[[Tensor
             return type(bn).forward(bn, x)
         axes, n = [0, *range(2, x.dim())], x.numel() // x.shape[1]
         wide = widened(x)
-        mean = table.average(seat, wide.mean(axes))
-        var = table.average(seat, (wide - per_channel(mean, x)).square().mean(axes))
+        mean = lockstep.average(index, wide.mean(axes))
+        var = lockstep.average(index, (wide - per_channel(mean, x)).square().mean(axes))
         if bn.training and bn.running_mean is not None:
-            _follow(bn, mean.detach(), var.detach() * (n / max(n - 1, 1)))
+            _update_running(bn, mean.detach(), var.detach() * (n / max(n - 1, 1)))
         y = (wide - per_channel(mean, x)) * per_channel(torch.rsqrt(var + bn.eps), x)
         y = affine(y, bn.weight, bn.bias).to(x.dtype)
         if is_fused(bn):
@@ -198,7 +199,7 @@ def _shared_forward(bn: _BatchNorm, table: Table, seat: int) -> Callable[[Tensor
 
 
 @torch.no_grad()
-def _follow(bn: _BatchNorm, mean: Tensor, var: Tensor) -> None:
+def _update_running(bn: _BatchNorm, mean: Tensor, var: Tensor) -> None:
     assert bn.num_batches_tracked is not None
     assert bn.running_mean is not None
     assert bn.running_var is not None

@@ -1,4 +1,4 @@
-"""Client states between rounds, as engines see them."""
+"""The interface of client states between rounds, and the implementation for worker processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fednorms.core.tree import Tree  # noqa: F401  (for the doctest)
 
 
 class ClientStates(Mapping[str, ClientState], ABC):
-    """The newest state of every client by name, in sorted order; `changed` are those put since `mark_clean`."""
+    """The newest state of every client by name, in sorted order."""
 
     @abstractmethod
     def put(self, name: str, state: ClientState) -> None:

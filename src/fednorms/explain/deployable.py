@@ -8,8 +8,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
 from fednorms.core.part import overrides
 from fednorms.data import Federation, Site, Split
-
-PROVIDES = frozenset({"passes", "phases"})
+from fednorms.engines.base import PROVIDES
 
 
 def obstacle(method: Method) -> str:
@@ -26,7 +25,7 @@ def obstacle(method: Method) -> str:
     for p in method.parts:
         if "joint" in p.requires:
             return f"{p.name} takes steps that all sites compute together, layer by layer"
-        if lacking := sorted(p.requires - PROVIDES):
+        if lacking := sorted(p.requires - PROVIDES["flower"]):
             return f"{p.name} needs {' and '.join(lacking)}"
     return ""
 

@@ -34,6 +34,7 @@ from fednorms.core.training import Training
 from fednorms.core.tree import Tree
 from fednorms.core.views import Round
 from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines.base import EngineSettings
 from fednorms.engines.joint import exchanges
 from fednorms.engines.loop import Loop
 from fednorms.methods.registry import method as read_method
@@ -256,7 +257,7 @@ def describe(
     task = Task(
         net, Training(batch_size=size, lr=1e-3), rounds=4, seed=0, clients=2, samples=4 * size, needs_two=needs_two
     )
-    engine = Loop(task, federation, federation, ClientStore(2**40, None), threads=torch.get_num_threads())
+    engine = Loop(task, federation, federation, ClientStore(2**40), EngineSettings(torch.get_num_threads()))
     state = engine.setup(initial_state(task))
     state = server_update(task, state, engine.train(broadcast(task, state), ["a", "b"]).uploads)
     sent = broadcast(task, state)

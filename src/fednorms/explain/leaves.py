@@ -19,6 +19,7 @@ from fednorms.core.states import Broadcast, Client, Task, context_of
 from fednorms.core.training import Training
 from fednorms.core.tree import Tree
 from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines.base import EngineSettings
 from fednorms.engines.loop import Loop
 from fednorms.explain.deployable import obstacle, pools
 from fednorms.methods.registry import method as read_method
@@ -131,7 +132,7 @@ def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small
     tiny = Federation("tiny", sites, [str(c) for c in range(classes)], Preprocessing())
     training = Training(batch_size=4, lr=1e-3)
     task = Task(net, training, rounds=4, seed=0, clients=2, samples=16, needs_two=needs_two)
-    engine = Loop(task, tiny, tiny, ClientStore(2**40), torch.get_num_threads())
+    engine = Loop(task, tiny, tiny, ClientStore(2**40), EngineSettings(torch.get_num_threads()))
     state = engine.setup(initial_state(task))
     sent = broadcast(task, state)
     upload = engine.train(sent, ["a", "b"]).uploads[0]

@@ -12,8 +12,7 @@ from fednorms.core.errors import FednormsError
 from fednorms.core.states import Broadcast
 from fednorms.core.tree import Tree
 from fednorms.data import Federation
-from fednorms.engines.devices import numerics
-from fednorms.engines.loop import repeatable
+from fednorms.engines.devices import numerics, repeatable
 from fednorms.explain.deployable import refuse_obstacles
 from fednorms.flower import messages, settings
 from fednorms.flower.agreement import Agreement, Card

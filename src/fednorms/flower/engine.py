@@ -1,33 +1,30 @@
-"""The engine whose clients are other machines: the reference loop's interface over Flower's Grid."""
+"""The engine whose clients are other machines, reached through Flower's Grid."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from flwr.app import RecordDict
 
-from fednorms.core.errors import BadInput, Diverged, RunFailed
+from fednorms.core.errors import Diverged, RunFailed
 from fednorms.core.part import Part, Pass
 from fednorms.core.states import Broadcast, ClientState, ServerState, Task, Upload
 from fednorms.core.tree import Tree
-from fednorms.data import Federation, Site, Split
-from fednorms.engines.loop import Loop, Trained
+from fednorms.engines.base import DEFAULTS, Engine, EngineSettings, SplitName, Trained
+from fednorms.engines.states import ClientStates
 from fednorms.evaluation.modes import Mode
-from fednorms.evaluation.scores import Scores, SiteScore
-from fednorms.explain.deployable import PROVIDES
+from fednorms.evaluation.scores import SiteScore
 from fednorms.flower import messages
 from fednorms.flower.agreement import Agreement
 from fednorms.flower.generations import NONE
 from fednorms.flower.roster import Answers, Roster
 from fednorms.runs.store.clients import ClientStore
 
-Split_ = Literal["test", "val", "train"]
 
-
-class Remote(Loop):
+class Remote(Engine):
     """Asks sites instead of computing. Its store holds, per site, the round of the state that the server accepted.
 
     The states themselves are on the sites' disks. A checkpoint writes the store down, so a server that is started
@@ -35,24 +32,48 @@ class Remote(Loop):
     """
 
     name: ClassVar[str] = "flower"
-    provides: ClassVar[frozenset[str]] = PROVIDES
 
     def __init__(
-        self, task: Task, roster: Roster, threads: int = 1, on_divergence: Literal["stop", "skip"] = "stop"
+        self,
+        task: Task,
+        roster: Roster,
+        settings: EngineSettings = DEFAULTS,
+        tests: Sequence[tuple[Mode, SplitName]] = (),
     ) -> None:
-        blank = blank_federation(roster, task)
-        super().__init__(task, blank, blank, ClientStore(2**30), threads, on_divergence)
-        self.roster = roster
-        self.tests: list[tuple[Mode, Split_]] = []  # what a round's evaluation will ask for
+        super().__init__(task, settings)
+        self.roster, self.tests = roster, tests
+        self._store: ClientStates = ClientStore(2**30)
         self._holding: set[str] = set()  # sites that were sent what travels once
         self._scores: dict[tuple[int, str], dict[str, SiteScore]] = {}
         self._pooled: dict[int, dict[str, Tree]] = {}
 
+    @property
+    def clients(self) -> list[str]:
+        """Names of the sites, in the order of the run."""
+        return list(self.roster.names)
+
     def samples(self, name: str) -> int:
-        """How many images a site trains on, by its card."""
+        """Number of training images of a site, from its card."""
         return self.roster.cards[name].train
 
-    # -- what the core asks an engine for -------------------------------------------------------------------------
+    def tested(self, split: str, *, unseen: bool = False) -> dict[str, str]:
+        """All sites with their domains: which of them have such data is known when they answer."""
+        cards = self.roster.cards
+        return {} if unseen else {n: cards[n].domain if n in cards else n for n in self.clients}
+
+    @property
+    def store(self) -> ClientStates:
+        """The round of each site's accepted state; the states themselves are at the sites."""
+        return self._store
+
+    def use(self, store: ClientStates) -> None:
+        """Continue with these accepted rounds."""
+        self._store = store
+
+    def close(self) -> None:
+        """Do nothing: the sites' processes are not the engine's."""
+
+    # -- what clients do ----------------------------------------------------------------------------------------
     def measure(self, p: Part, job: Pass, sent: Broadcast, names: Sequence[str]) -> dict[str, tuple[Tree, Tree]]:
         """Run an extra pass at sites: what each uploads; what it keeps stays there."""
         answers = self._ask("query.measure", sent, names, {"part": p.name, "when": job.when})
@@ -95,7 +116,7 @@ class Remote(Loop):
         for name, why in self._odd_parts(uploads).items():
             done.lost[name] = why
             del uploads[name]
-        if done.diverged and self.on_divergence == "stop":
+        if done.diverged and self.settings.on_divergence == "stop":
             raise Diverged(min(done.diverged.items())[1])
         self._require(len(uploads), sent.round, done.lost | done.diverged)
         done.after_local = {n: score for n, score in done.after_local.items() if n in uploads}
@@ -106,37 +127,31 @@ class Remote(Loop):
                     self.store.put(name, ClientState(kept[name], Tree(), {}))
         return done
 
-    def evaluate(self, state: ServerState, mode: Mode, cohort: Sequence[str], split: Split_ = "test") -> Scores | None:
-        """Test a mode at all sites that are there (None: no site has such data); one message asks for all modes."""
-        mode = mode.resolved(self.task)
-        if mode.model in ("after_local", "unseen"):
-            raise BadInput(f'"{mode.model}" cannot be tested across machines after training.')
-        key = (state.round, f"{mode}/{split}")
+    def score_sites(self, jobs: Mapping[str, Broadcast], split: str, mode: Mode) -> dict[str, SiteScore]:
+        """Test a mode at all sites that are connected; one message asks for all planned tests of a round."""
+        sent = next(iter(jobs.values()))
+        key = (sent.round, f"{mode}/{split}")
         if key not in self._scores:
-            last = state.round >= self.task.rounds
+            last = sent.round >= self.task.rounds
             planned = [(m, s) for m, s in self.tests if last or m.model != "adapted"]
             wanted = planned if (mode, split) in planned else [(mode, split)]
-            self._scores = self._test(state, cohort, [f"{m}/{s}" for m, s in wanted])
-        found = self._scores[key]
-        if not found:
-            return None
-        domains = {name: card.domain for name, card in self.roster.cards.items()}
-        return Scores(mode.model, mode.statistics, split, found, domains)
+            self._scores = self._test(sent, list(jobs), [f"{m}/{s}" for m, s in wanted])
+        return self._scores[key]
 
     def _test(
-        self, state: ServerState, cohort: Sequence[str], tests: list[str]
+        self, sent: Broadcast, names: Sequence[str], tests: list[str]
     ) -> dict[tuple[int, str], dict[str, SiteScore]]:
-        answers = self._ask("evaluate", self.test_broadcast(state, cohort), self.clients, {"tests": tests})
-        self.notes += [f"test of round {state.round}: {n} {why}" for n, why in sorted(answers.lost.items())]
-        scores: dict[tuple[int, str], dict[str, SiteScore]] = {(state.round, label): {} for label in tests}
-        for name in self.clients:
+        answers = self._ask("evaluate", sent, names, {"tests": tests})
+        self.notes += [f"test of round {sent.round}: {n} {why}" for n, why in sorted(answers.lost.items())]
+        scores: dict[tuple[int, str], dict[str, SiteScore]] = {(sent.round, label): {} for label in tests}
+        for name in names:
             for label in tests if name in answers.contents else ():
                 if (record := answers.contents[name].metric_records.get(label)) is None:
                     continue  # it has no such data
                 try:
-                    scores[state.round, label][name] = messages.unpack_score(record)
+                    scores[sent.round, label][name] = messages.unpack_score(record)
                 except Exception as error:
-                    self.notes.append(f"test of round {state.round}: {name} {_unreadable(error)}")
+                    self.notes.append(f"test of round {sent.round}: {name} {_unreadable(error)}")
         return scores
 
     def _measured(self, tested: ServerState, cohort: Sequence[str]) -> dict[str, Tree]:
@@ -199,15 +214,6 @@ class Remote(Loop):
                 f"round {t}: {answered} sites gave an answer that can be used, deploy.minimum is "
                 f"{self.roster.deployment.minimum} ({reasons}). Run again to continue from the last checkpoint."
             )
-
-
-def blank_federation(roster: Roster, task: Task) -> Federation:
-    """The sites by name, each with one black image: all that a server has of them."""
-    shape = next(card.shape for card in roster.cards.values())
-    black = Split(torch.zeros(1, *shape, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
-    domains = {name: card.domain for name, card in roster.cards.items()}
-    classes = list(next(iter(roster.cards.values())).classes)
-    return Federation("flower", [Site(n, domains.get(n, n), black) for n in roster.names], classes, task.preprocessing)
 
 
 def _odd_ones(trees: dict[str, Tree]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from logging import INFO
 from pathlib import Path
 
+import torch
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
@@ -15,9 +16,11 @@ from torch import nn
 
 from fednorms.core.accounting import Guarantee
 from fednorms.core.errors import BadInput
-from fednorms.engines.devices import numerics
-from fednorms.engines.loop import repeatable
-from fednorms.evaluation.modes import headline
+from fednorms.core.states import Task
+from fednorms.data import Federation, Site, Split
+from fednorms.engines.base import EngineSettings, SplitName
+from fednorms.engines.devices import numerics, repeatable
+from fednorms.evaluation.modes import Mode, headline
 from fednorms.explain.deployable import refuse_obstacles
 from fednorms.flower import settings
 from fednorms.flower.agreement import Agreement
@@ -89,13 +92,22 @@ def open_session(recipe: Recipe, roster: Roster, model: nn.Module | None = None,
     # Every site reads the seed in the run's config, so that who takes part is no secret.
     guarantee = Guarantee.of(task.method, participation, roster.names, recipe.seed, secret=False)
     task = replace(task, cohort=participation.expected(len(roster.names)), deployed=True)
-    engine = Remote(task, roster, recipe.threads, recipe.on_divergence)
-    first = headline(task)
-    modes = modes_of(recipe, task, first, engine.tested)
+    first, federation = headline(task), _blank_federation(roster, task)
+    modes = modes_of(recipe, task, first, federation)
     if any(mode.model == "unseen" for mode in modes):
         raise BadInput('"unseen" cannot be tested across machines: every site here is a client.')
-    engine.tests = [(m, "test") for m in modes if m.model != "after_local"] + [(first, "val")]
-    return Session(recipe, engine.tested, task, engine, participation, modes, first, guarantee)
+    tests: list[tuple[Mode, SplitName]] = [(m, "test") for m in modes if m.model != "after_local"]
+    engine = Remote(task, roster, EngineSettings(recipe.threads, recipe.on_divergence), [*tests, (first, "val")])
+    return Session(recipe, federation, task, engine, participation, modes, first, guarantee)
+
+
+def _blank_federation(roster: Roster, task: Task) -> Federation:
+    """The sites by name, each with one black image: all that a server has of them."""
+    shape = next(card.shape for card in roster.cards.values())
+    black = Split(torch.zeros(1, *shape, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+    domains = {name: card.domain for name, card in roster.cards.items()}
+    classes = list(next(iter(roster.cards.values())).classes)
+    return Federation("flower", [Site(n, domains.get(n, n), black) for n in roster.names], classes, task.preprocessing)
 
 
 def _facts(recipe: Recipe, roster: Roster) -> Facts:

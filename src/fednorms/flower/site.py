@@ -14,7 +14,8 @@ from fednorms.core.states import Broadcast, ClientState
 from fednorms.core.tree import Tree
 from fednorms.data import Federation, Preprocessing
 from fednorms.data.folders import site_from_folder
-from fednorms.engines.loop import Loop, Trained
+from fednorms.engines.base import EngineSettings, Trained
+from fednorms.engines.loop import Loop
 from fednorms.evaluation.modes import Mode
 from fednorms.evaluation.scores import SiteScore
 from fednorms.flower.agreement import Agreement
@@ -93,7 +94,7 @@ class Host:
         self.generations = Generations(root.expanduser(), fingerprint(recipe), self.site.name)
         here = recipe.resolved().model_copy(update={"pretrained": False, "weights": ""})  # weights come from the server
         self.task = replace(task_of(here, agreement.facts(), model, loss), deployed=True)
-        self.engine = Loop(self.task, federation, federation, ClientStore(2**60), here.threads, "stop")
+        self.engine = Loop(self.task, federation, federation, ClientStore(2**60), EngineSettings(here.threads))
         self.device = self.task.like.device
         for p in self.task.method.parts:
             p.arrange(federation)  # a part may need attributes that this site lacks, and says so
@@ -143,7 +144,7 @@ class Host:
         """Test a mode on a split; None if the site has no such data."""
         if split not in self.site.splits:
             return None
-        return self.engine.score(sent, self.site, self.site.splits[split], Mode.read(mode))
+        return self.engine.score_sites({self.site.name: sent}, split, Mode.read(mode))[self.site.name]
 
     def _put(self, part: str, kept: Tree) -> None:
         old = self.engine.store.get(self.site.name) or ClientState(0, Tree(), {})

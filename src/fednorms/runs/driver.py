@@ -22,8 +22,8 @@ from fednorms.core.states import ServerState
 from fednorms.core.training import Training
 from fednorms.core.tree import Tree
 from fednorms.data import Federation
-from fednorms.engines.devices import numerics
-from fednorms.engines.loop import Trained, repeatable
+from fednorms.engines.base import Trained
+from fednorms.engines.devices import numerics, repeatable
 from fednorms.evaluation.scores import Scores, judged_by
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.facts import write_facts
@@ -235,7 +235,7 @@ def play(session: Session, directory: RunDirectory | None, callback: Callback | 
     found = load(directory.checkpoints, task.like.device) if directory else None
     if found and directory:
         state, best = found.server, found.extra.get("best")
-        engine.store = engine.store.starting_from(found.clients)
+        engine.use(engine.store.starting_from(found.clients))
         directory.cut_metrics(state.round)
         history, notes = directory.metrics(), list(found.notes)
         if recipe.version != __version__:

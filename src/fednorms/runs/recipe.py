@@ -16,8 +16,8 @@ from fednorms.core.sampling import Participation
 from fednorms.core.training import Training
 from fednorms.data.protocol import Protocol
 from fednorms.data.rules import rule
+from fednorms.engines.base import PROVIDES
 from fednorms.engines.devices import Precision, pick_device
-from fednorms.engines.graphs import Graphs
 from fednorms.evaluation.modes import Mode
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.identity import own_parts
@@ -167,7 +167,7 @@ class Recipe(BaseModel):
         device = pick_device(self.device)
         engine = self.engine
         if engine == "auto":
-            fast = all(p.requires <= Graphs.provides for p in read_method(self.method).parts)
+            fast = all(p.requires <= PROVIDES["graphs"] for p in read_method(self.method).parts)
             measured = device == "cpu" and self.threads == 1  # which changes no bit, so it need not be recorded
             engine = "graphs" if device.startswith("cuda") and fast else "auto" if measured else "loop"
         mine = own_parts(read_method(self.method))

@@ -17,12 +17,9 @@ from fednorms.core.states import Task
 from fednorms.data import Federation, Protocol
 from fednorms.data.partition import partition
 from fednorms.data.registry import federation as read_federation
+from fednorms.engines.base import Engine, EngineSettings
 from fednorms.engines.devices import dtype_of
-from fednorms.engines.graphs import Graphs
-from fednorms.engines.loop import Loop
-from fednorms.engines.many_devices import Devices, gpus
-from fednorms.engines.measured import loop_or_workers
-from fednorms.engines.workers import Workers
+from fednorms.engines.open import open_engine
 from fednorms.evaluation.modes import Mode, headline
 from fednorms.models import build
 from fednorms.runs.losses import Loss, base_loss
@@ -37,7 +34,7 @@ class Session:
     recipe: Recipe
     federation: Federation
     task: Task
-    engine: Loop
+    engine: Engine
     participation: Participation
     modes: list[Mode]
     headline: Mode
@@ -95,7 +92,8 @@ class Session:
         task = replace(task, cohort=participation.expected(len(names)))
         guarantee = Guarantee.of(method, participation, names, recipe.seed)
         store = ClientStore(recipe.state_limit_mb * 2**20, spill)
-        engine = open_engine(recipe, task, training, given, store)
+        settings = EngineSettings(recipe.threads, recipe.on_divergence, recipe.workers)
+        engine = open_engine(recipe.engine, task, training, given, store, settings)
         first = headline(task)
         modes = modes_of(recipe, task, first, given)
         return cls(recipe, given, task, engine, participation, modes, first, guarantee)
@@ -135,20 +133,6 @@ def data_notes(federation: Federation) -> list[str]:
 def participation_of(recipe: Recipe, method: Method) -> Participation:
     """Who takes part; a method that adds noise for privacy also lives through rounds in which tosses choose nobody."""
     return replace(Participation.read(recipe.participation), empty=method.moves_without_clients)
-
-
-def open_engine(recipe: Recipe, task: Task, training: Federation, testing: Federation, store: ClientStore) -> Loop:
-    """The engine that a recipe names."""
-    threads, on_divergence = recipe.threads, recipe.on_divergence
-    if recipe.engine == "workers" and recipe.device == "cpu":
-        return Workers(task, training, testing, store, threads, on_divergence, recipe.workers)
-    if recipe.engine == "workers" and len(devices := gpus(recipe.workers)) > 1:
-        return Devices(task, training, testing, store, threads, on_divergence, devices)
-    if recipe.engine in ("graphs", "workers"):
-        return Graphs(task, training, testing, store, threads, on_divergence)
-    if recipe.engine == "auto":
-        return loop_or_workers(task, training, testing, store, threads, on_divergence, recipe.workers)
-    return Loop(task, training, testing, store, threads, on_divergence)
 
 
 def open_federation(recipe: Recipe) -> Federation:

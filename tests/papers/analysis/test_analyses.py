@@ -65,7 +65,7 @@ def seen_by(opened, tensors, site):
 
 def uploads_after(opened):
     sent = broadcast(opened.task, opened.state)
-    return [local_update(opened.task, sent, opened.session.engine.client(c))[0] for c in opened.next_cohort]
+    return [local_update(opened.task, sent, opened.local.client(c))[0] for c in opened.next_cohort]
 
 
 @pytest.mark.parametrize("name", [n for n in ANALYSES if n != "drift-embedding"])
@@ -96,7 +96,7 @@ def test_norms_are_those_of_clients_right_after_training_and_of_the_server_after
     seen, unseen = [], []
     for u in uploads:
         rows = u.model["head.weight"].norm(dim=1)
-        mine = opened.session.engine.data[u.client].y.unique()
+        mine = opened.local.data[u.client].y.unique()
         seen.append(rows[mine].mean())
         unseen.append(np.delete(rows.numpy(), mine.numpy()).mean())
     found = analyse(path, "norms").series
@@ -143,10 +143,10 @@ def test_the_walk_through_training_sees_what_training_sees(run):
         mine = [float(functional.cross_entropy(by_batch, y)) for name, y, by_batch, _ in steps if name == client]
         assert sum(mine) / len(mine) == pytest.approx(losses[client], rel=1e-5)  # before each step, as the run's loss
         total = sum(len(y) for name, y, *_ in steps if name == client)
-        assert total == len(opened.session.engine.data[client])
+        assert total == len(opened.local.data[client])
     # At the first step the model is the server's: its own statistics are the test-time ones.
     name, y, _, by_server = steps[0]
-    x = next(iter(opened.session.engine.data[name].batches(1)))[0]
+    x = next(iter(opened.local.data[name].batches(1)))[0]
     assert by_server.shape == (len(y), 10)
     assert x.shape[1:] == opened.session.federation.shape
     gap = analyse(run, "training-gap").series["gap"][-1]
@@ -312,7 +312,7 @@ def test_pooled_data_are_compared_with_running_statistics_of_the_moment(tmp_path
     subject = Kept(path).at(1)
     task, engine = subject.run.task, subject.run.session.engine
     [name] = engine.clients
-    carry, _ = begin(task, broadcast(task, subject.run.state), engine.client(name))
+    carry, _ = begin(task, broadcast(task, subject.run.state), subject.run.local.client(name))
     expected = []
     for batches, phase in draws(task, carry, base_phases(task, carry.context)):
         x, _ = batches[0]

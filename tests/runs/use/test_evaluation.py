@@ -114,7 +114,7 @@ def test_fine_tuning_moves_what_training_froze():
 def test_fine_tuning_leaves_the_control_variates_of_scaffold_out():
     one, state = trained("scaffold + finetune(epochs=1)")
     other, _ = trained("fedavg + finetune(epochs=1)", 0)
-    other.engine.store = one.engine.store
+    other.engine.use(one.engine.store)
     plain_state = replace(state, parts={k: v for k, v in state.parts.items() if k == "finetune"})
     assert same(tensors(one, state, "adapted", "a"), tensors(other, plain_state, "adapted", "a"))
 
@@ -274,13 +274,13 @@ def test_after_local_is_the_model_that_was_trained(text):
     session, state = trained(text, n=1, rounds=4, sites=data)
     engine, task = session.engine, session.task
     sent = broadcast(task, state)
-    client = engine.client("a")
+    client = engine.local.client("a")
     carry, _ = begin(task, sent, client)
-    with engine._at("train", sent.round, "a"):
+    with engine.local.seeded("train", sent.round, "a"):
         for batches, phase in draws(task, carry, base_phases(task, carry.context)):
             step(task, carry, batches, phase)
     (upload,) = engine.train(sent, ["a"]).uploads
-    _, after, _ = engine.model_after(sent, engine.client("a"), upload)
+    _, after, _ = engine.local.model_after(sent, engine.local.client("a"), upload)
     got, wanted = ({k: v for k, v in tree.items() if v.is_floating_point()} for tree in (after, carry.model().detach()))
     close(dict(sorted(got.items())), dict(sorted(wanted.items())), atol=1e-7)
 

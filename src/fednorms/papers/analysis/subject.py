@@ -75,7 +75,7 @@ class Subject:
 
     def _client(self, site: Site) -> Client:
         assert site.test is not None
-        return self.run.session.engine.at_test(site, site.test)
+        return self.run.local.at_test(site, site.test)
 
     def at_site(self, model: Model, site: Site) -> tuple[Tree, dict[str, Tree]]:
         """The tensors that a site tests, and the parts' states there."""
@@ -95,7 +95,7 @@ class Subject:
 
     def seen_by(self, client: str) -> set[int]:
         """The classes of a client's training images."""
-        return set(self.run.session.engine.data[client].y.unique().tolist())
+        return set(self.run.local.data[client].y.unique().tolist())
 
     # -- what they make of images -------------------------------------------------------------------------------
     def outputs(self, model: Model, sites: Sequence[Site] | None = None, maps_of: Sequence[str] = ()) -> Outputs:
@@ -156,7 +156,7 @@ class Subject:
         self.run.check_loss()
         pooled = set(engine.clients) != {s.name for s in self.run.session.federation.clients}
         for name in self.run.next_cohort:
-            carry, _ = begin(task, sent, engine.client(name))
+            carry, _ = begin(task, sent, self.run.local.client(name))
             for batches, phase in draws(task, carry, base_phases(task, carry.context)):
                 ahead = replace(carry, key=carry.key + torch.tensor([0, 1]).to(carry.key))  # as the step will see it
                 view = step_view(task, replace(ahead, start_buffers=carry.buffers) if pooled else ahead, batches[0], 0)

@@ -15,7 +15,7 @@ from fednorms.core.round import carry_of, load, train
 from fednorms.core.states import Broadcast, Client, context_of
 from fednorms.core.tree import Tree
 from fednorms.data import Site, Split, site_from_folder
-from fednorms.engines.loop import repeatable
+from fednorms.engines.devices import repeatable
 from fednorms.evaluation.modes import Mode, score_site, site_state
 from fednorms.evaluation.scores import SiteScore
 from fednorms.evaluation.statistics import re_estimated, statistics_names

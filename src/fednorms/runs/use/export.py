@@ -20,7 +20,7 @@ from fednorms.core.errors import BadInput, RunFailed
 from fednorms.core.passes import prepare_test
 from fednorms.core.states import Task, context_of
 from fednorms.data import Preprocessing, Split
-from fednorms.engines.loop import repeatable
+from fednorms.engines.devices import repeatable
 from fednorms.layers import KeyedDropout, KeyedDropout2d, KeyedStochasticDepth
 from fednorms.runs.identity import named
 from fednorms.runs.store.atomic import check_folder

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +19,7 @@ from fednorms.core.states import Broadcast, ClientState, ServerState, Task
 from fednorms.core.tree import Tree
 from fednorms.data import Federation
 from fednorms.engines.devices import dtype_of, pick_device
-from fednorms.engines.loop import Loop
+from fednorms.engines.local import LocalClients, LocalEngine
 from fednorms.evaluation.modes import MEASURED, tested_state, unseen_broadcast
 from fednorms.models import build
 from fednorms.runs.facts import Facts, read_facts
@@ -89,8 +88,15 @@ class OpenRun:
                 f'{self.facts.shape}; federation "{found.name}" has {", ".join(found.classes)} and {found.shape}.'
             )
         session = Session.open(recipe, found, self._model, self.task.loss)
-        session.engine.store = ClientStore(recipe.state_limit_mb * 2**20, source=self.clients)
+        session.engine.use(ClientStore(recipe.state_limit_mb * 2**20, source=self.clients))
         return session
+
+    @property
+    def local(self) -> LocalClients:
+        """The run's clients with their data and states."""
+        engine = self.session.engine
+        assert isinstance(engine, LocalEngine)
+        return engine.local
 
     @cached_property
     def cohort(self) -> list[str]:
@@ -116,10 +122,11 @@ class OpenRun:
                 "again."
             )
         self.check_loss()
-        with self._states_of_its_own() as engine:
+        engine = self.session.engine
+        with engine.using(engine.store.starting_from(self.clients)):
             sent = broadcast(self.task, self.state)
             done = engine.train(sent, self.next_cohort).uploads
-            models = {u.client: engine.model_after(sent, engine.client(u.client), u)[1] for u in done}
+            models = {u.client: self.local.model_after(sent, self.local.client(u.client), u)[1] for u in done}
             state = server_update(self.task, self.state, done)
             tested = unseen_broadcast(
                 self.task, engine.test_broadcast(state, self.next_cohort), list(engine.store.values())
@@ -133,16 +140,6 @@ class OpenRun:
                 f"Run {self.directory.path} was trained with a loss of your own "
                 f"({named(self.lost_loss)}): pass the same as loss=."
             )
-
-    @contextmanager
-    def _states_of_its_own(self) -> Iterator[Loop]:
-        """The engine, with clients' states that are thrown away afterwards."""
-        engine = self.session.engine
-        untouched, engine.store = engine.store, engine.store.starting_from(self.clients)
-        try:
-            yield engine
-        finally:
-            engine.store = untouched
 
     @cached_property
     def test_broadcast(self) -> Broadcast:

@@ -18,7 +18,7 @@ from fednorms.core.passes import prepare_test
 from fednorms.core.states import context_of
 from fednorms.data import Split
 from fednorms.data.folders import EXTENSIONS, read_image
-from fednorms.engines.loop import repeatable
+from fednorms.engines.devices import repeatable
 from fednorms.evaluation.modes import answer
 from fednorms.runs.use.choose import Chosen, averaged_statistics, choose
 from fednorms.runs.use.load import ABOUT, LoadedModel, load_model

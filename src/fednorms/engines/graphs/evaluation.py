@@ -16,8 +16,8 @@ from fednorms.core.passes import depends_on_batch, prepare_test
 from fednorms.core.states import Broadcast, Client, Task, context_of
 from fednorms.core.tree import Tree
 from fednorms.data import Split
-from fednorms.engines.capture import WARM_UPS, Device, Job
-from fednorms.engines.layout import Layout, copy_tree, shapes_of
+from fednorms.engines.graphs.capture import WARM_UPS, Device, Job
+from fednorms.engines.graphs.layout import Layout, copy_tree, shapes_of
 from fednorms.evaluation.modes import Mode, answer
 from fednorms.evaluation.scores import SiteScore, Tally
 

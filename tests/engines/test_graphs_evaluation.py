@@ -10,9 +10,9 @@ from torch import nn
 
 from fednorms.core.round import broadcast, initial_state, server_update
 from fednorms.data import Federation, Preprocessing, Site, Split
-from fednorms.engines import exams
-from fednorms.engines.capture import Host
 from fednorms.engines.graphs import Graphs
+from fednorms.engines.graphs import evaluation as exams
+from fednorms.engines.graphs.capture import Host
 from fednorms.engines.loop import Loop
 from fednorms.evaluation.modes import Mode, headline
 from fednorms.methods.registry import names

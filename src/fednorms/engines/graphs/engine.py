@@ -10,20 +10,21 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fednorms.core.batches import batch_plan
 from fednorms.core.blame import culprit
 from fednorms.core.errors import Diverged, RunFailed
 from fednorms.core.noise import seed_of
 from fednorms.core.optim import Optimizer
-from fednorms.core.part import Phase
+from fednorms.core.part import Part, Pass, Phase
 from fednorms.core.reductions import reductions
 from fednorms.core.round import (
     arrive,
@@ -41,13 +42,14 @@ from fednorms.core.round import (
 from fednorms.core.states import Broadcast, Carry, Client, ClientState, Task, Upload, context_of
 from fednorms.core.tree import Packed, Tree, branch, join
 from fednorms.core.views import Context
-from fednorms.data import Federation, Preprocessing, Site, Split
-from fednorms.engines.capture import WARM_UPS, Device, Job, device_of
-from fednorms.engines.exams import DrawsInTests, Exams, Sitting
-from fednorms.engines.layout import Layout, copy_tree, shapes_of
-from fednorms.engines.loop import Loop, Trained
+from fednorms.data import Federation, Preprocessing, Split
+from fednorms.engines.base import DEFAULTS, EngineSettings, Trained
+from fednorms.engines.graphs.capture import WARM_UPS, Device, Job, device_of
+from fednorms.engines.graphs.evaluation import DrawsInTests, Exams, Sitting
+from fednorms.engines.graphs.layout import Layout, copy_tree, shapes_of
+from fednorms.engines.graphs.waiting import Waiting
+from fednorms.engines.local import LocalClients, LocalEngine
 from fednorms.engines.states import ClientStates
-from fednorms.engines.waiting import Waiting
 from fednorms.evaluation.modes import Mode, model_for
 from fednorms.evaluation.scores import SiteScore
 
@@ -83,11 +85,10 @@ class Slot:
     twin: Slot | None = None  # for the client's second model, if the method has one
 
 
-class Graphs(Loop):
+class Graphs(LocalEngine):
     """Runs clients as CUDA graphs on streams."""
 
-    name = "graphs"
-    provides = frozenset({"passes", "phases"})
+    name: ClassVar[str] = "graphs"
 
     def __init__(
         self,
@@ -95,12 +96,12 @@ class Graphs(Loop):
         training: Federation,
         testing: Federation,
         store: ClientStates,
-        threads: int = 1,
-        on_divergence: Literal["stop", "skip"] = "stop",
+        settings: EngineSettings = DEFAULTS,
         slots: int = 0,
         device: Device | None = None,
     ) -> None:
-        super().__init__(task, training, testing, store, threads, on_divergence)
+        super().__init__(task, settings)
+        self.local = LocalClients(task, training, testing, store, settings.threads)
         self.device = device or device_of(task.like.device)
         self.layout = Layout(task.net.initial, task.net.exchanged)
         self.slot_count = slots or TRIED[0]
@@ -120,8 +121,8 @@ class Graphs(Loop):
 
         None if they would take more than half of its free memory: then each client's data travel with it.
         """
-        n = sum(len(data) for data in self.data.values())
-        pixels = n * math.prod(self.tested.stored_shape)
+        n = sum(len(data) for data in self.local.data.values())
+        pixels = n * math.prod(self.local.testing.stored_shape)
         room = self.device.free()
         plain = not self.task.hooks["batch"] and 8 * pixels * self.task.like.element_size() < room
         if plain:
@@ -129,7 +130,7 @@ class Graphs(Loop):
         if 2 * pixels * (1 if not plain else self.task.like.element_size()) > room:
             return None
         xs, ys, n = [], [], 0
-        for name, data in self.data.items():
+        for name, data in self.local.data.items():
             self.first[name] = n
             n += len(data)
             x, y = self._on_device(data)
@@ -155,30 +156,35 @@ class Graphs(Loop):
         return self.near[id(data)][1]
 
     # -- tests --------------------------------------------------------------------------------------------------
-    def score_sites(self, jobs: Sequence[tuple[Broadcast, Site]], split: str, mode: Mode) -> dict[str, SiteScore]:
+    def score_sites(self, jobs: Mapping[str, Broadcast], split: str, mode: Mode) -> dict[str, SiteScore]:
         """Test a mode at sites; those that test the same tensors share batches."""
-        exams, splits = self._exams(), [site.splits[split] for _, site in jobs]
-        pile = exams.pile(splits) if mode.batch_size(self.task) is None else None
-        if pile is None:
-            return super().score_sites(jobs, split, mode)
-        try:
-            found = exams.scores(self._sittings(exams, jobs, splits, mode), pile)
-        except DrawsInTests as why:
-            self._note(str(why))
-            return super().score_sites(jobs, split, mode)
-        return dict(zip([site.name for _, site in jobs], found, strict=True))
+        sites = self.local.tested_sites
+        exams, splits = self._exams(), {name: sites[name].splits[split] for name in jobs}
+        pile = exams.pile(list(splits.values())) if mode.batch_size(self.task) is None else None
+        if pile is not None:
+            try:
+                found = exams.scores(self._sittings(exams, jobs, splits, mode), pile)
+                return dict(zip(jobs, found, strict=True))
+            except DrawsInTests as why:
+                self._note(str(why))
+        return {name: self.score_site(name, sent, split, mode) for name, sent in jobs.items()}
+
+    @override
+    def score_site(self, name: str, sent: Broadcast, split: str, mode: Mode) -> SiteScore:
+        site = self.local.tested_sites[name]
+        return self.local.score(sent, site, self._near(site.splits[split]), mode)
 
     def _sittings(
-        self, exams: Exams, jobs: Sequence[tuple[Broadcast, Site]], splits: Sequence[Split], mode: Mode
+        self, exams: Exams, jobs: Mapping[str, Broadcast], splits: Mapping[str, Split], mode: Mode
     ) -> Iterator[Sitting]:
-        for (sent, site), data in zip(jobs, splits, strict=True):
+        for name, sent in jobs.items():
             if exams.shared(mode):
-                yield Sitting(sent, Client(site.name, data), sent.model, {})
+                yield Sitting(sent, Client(name, splits[name]), sent.model, {})
                 continue
-            client = self.at_test(site, self._near(data))
+            client = self.local.at_test(self.local.tested_sites[name], self._near(splits[name]))
             self.device.borrow(_tensors(client.state), exams.stream)
             # Only fine-tuning can draw from torch's own generator.
-            with self._at("test", sent.round, site.name) if mode.model == "adapted" else nullcontext():
+            with self.local.seeded("test", sent.round, name) if mode.model == "adapted" else nullcontext():
                 model, mine = model_for(self.task, sent, client, mode)
             yield Sitting(sent, client, model, mine)
 
@@ -186,27 +192,32 @@ class Graphs(Loop):
         self, sent: Broadcast, trained: Sequence[tuple[str, Upload, ClientState]]
     ) -> dict[str, SiteScore]:
         """Test clients right after local training."""
+        local = self.local
         tested = [
-            (replace(self.client(name), state=state), upload, test)
+            (replace(local.client(name), state=state), upload, test)
             for name, upload, state in trained
-            if (test := self.sites[name].test) is not None
+            if (test := local.sites[name].test) is not None
         ]
         pile = self._exams().pile([test for _, _, test in tested]) if tested else None
-        if pile is None:
-            return {c.name: self._score_upload(sent, c, upload, self._near(test)) for c, upload, test in tested}
-        sittings = (Sitting(here, c, m, mine) for c, u, _ in tested for here, m, mine in [self.model_after(sent, c, u)])
-        try:
-            return dict(zip([c.name for c, _, _ in tested], self._exams().scores(sittings, pile), strict=True))
-        except DrawsInTests as why:
-            self._note(str(why))
-            return {c.name: self._score_upload(sent, c, upload, self._near(test)) for c, upload, test in tested}
+        if pile is not None:
+            after = ((c, local.model_after(sent, c, upload)) for c, upload, _ in tested)
+            sittings = (Sitting(here, c, model, mine) for c, (here, model, mine) in after)
+            try:
+                return dict(zip([c.name for c, _, _ in tested], self._exams().scores(sittings, pile), strict=True))
+            except DrawsInTests as why:
+                self._note(str(why))
+        return {c.name: local.score_upload(sent, c, upload, self._near(test)) for c, upload, test in tested}
 
     def _exams(self) -> Exams:
         if self.exams is None:
-            self.exams = Exams(self.task, self.layout, self.device, self.tested.num_classes, self._graph_of)
+            self.exams = Exams(self.task, self.layout, self.device, self.local.testing.num_classes, self._graph_of)
         return self.exams
 
     # -- a round ------------------------------------------------------------------------------------------------
+    def measure(self, p: Part, job: Pass, sent: Broadcast, names: Sequence[str]) -> dict[str, tuple[Tree, Tree]]:
+        """Run an extra pass at clients, one after the other and eagerly."""
+        return self.local.measure(p, job, sent, names)
+
     def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
         """Train the clients of a cohort on streams; results are those of the loop."""
         while True:
@@ -237,7 +248,7 @@ class Graphs(Loop):
         waiting = Waiting(room, self.device, self.task.like.device, whole)
         finite: list[Tensor] = []
         for number, name in enumerate(cohort):
-            client = self.client(name)
+            client = self.local.client(name)
             with self.device.on(self.streams[number % self.slot_count]):
                 upload, state = self._one(number % self.slot_count, sent, packed, client)
                 moved = [upload.model, state.local, second_model(self.task, state.parts), *upload.parts.values()]
@@ -252,16 +263,16 @@ class Graphs(Loop):
         for name, good in zip(cohort, fine, strict=True):
             if not good:
                 try:
-                    diagnose(self.task, sent, self.client(name))
+                    diagnose(self.task, sent, self.local.client(name))
                 except Diverged as error:
-                    if self.on_divergence == "stop":
+                    if self.settings.on_divergence == "stop":
                         raise
                     done.diverged[name] = str(error)
         if score:
             done.after_local = self._score_uploads(sent, list(waiting.back(fine)))
         for name, upload, state in waiting.back(fine):
             done.uploads.append(upload)
-            self._keep(name, state)
+            self.local.keep(name, state)
         return done
 
     def _learn(self, clients: int, seconds: float) -> None:
@@ -397,8 +408,8 @@ class Graphs(Loop):
         )
 
     def _room_for_data(self) -> tuple[Tensor, Tensor]:
-        most = max(len(data) for data in self.data.values())
-        x, y = self._on_device(next(iter(self.data.values())))
+        most = max(len(data) for data in self.local.data.values())
+        x, y = self._on_device(next(iter(self.local.data.values())))
         return x.new_empty(most, *x.shape[1:]), y.new_empty(most)
 
     def _fill(
@@ -463,7 +474,7 @@ class Graphs(Loop):
             return known
         inner = slot.carry
         assert inner.optimizer is not None
-        longest = max(len(data) for data in self.data.values())  # so that no client needs a longer plan
+        longest = max(len(data) for data in self.local.data.values())  # so that no client needs a longer plan
         room = phase.steps or (phase.epochs or 1) * (longest // max(*shape, 1) + 1)
         plans = [torch.zeros(max(steps, room), n, dtype=torch.long, device=self.task.like.device) for n in shape]
         at = torch.zeros(1, dtype=torch.long, device=self.task.like.device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fednorms.core.states import ClientState, Upload
 from fednorms.core.tree import Packed, Tree
-from fednorms.engines.capture import Device
+from fednorms.engines.graphs.capture import Device
 
 Move = Callable[[Tensor], Tensor]
 

@@ -1,4 +1,4 @@
-"""Whether starting a process would run the user's script once more."""
+"""Whether starting a process would run the user's script again."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def unguarded_script() -> str:
-    """The running script if a new process, which imports it, would do its work again; else nothing.
+    """Path of the running script if a new process, which imports it, would run it again; otherwise empty.
 
-    That is a file without `if __name__ == "__main__":` at its top level. A prompt, a notebook and `python -m` of a
-    package are not imported again.
+    Such a script has no `if __name__ == "__main__":` at its top level. New processes do not import a prompt, a notebook
+    or the package of `python -m`.
 
     >>> unguarded_script()
     ''

@@ -1,8 +1,8 @@
-"""Letters between processes: Python objects through a pipe, the tensors in them through shared memory.
+"""Messages between processes: Python objects through a pipe, their tensors through shared memory.
 
-A sender's tensors lie in one file that both sides map: in the system's shared memory, or, where that has no room (some
-containers have 64 MB of it), in the directory for temporary files. A file is removed as soon as all its readers have
-mapped it, so that nothing is left behind when a process dies.
+The tensors of a sender are in one file that both sides map. The file is in the system's shared memory or, if there is
+no room (some containers have only 64 MB), in the directory for temporary files. It is removed as soon as all readers
+have mapped it, so nothing is left behind when a process dies.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from torch import Tensor
 
 from fednorms.core.errors import RunFailed
 
-ALIGNED = 64  # bytes, as torch's own memory: sums may depend on how a tensor is aligned
+ALIGNED = 64  # bytes, as in torch's allocator: sums may depend on the alignment of a tensor
 SHARED_MEMORY = "/dev/shm"
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in a block of bytes, and what it looks like."""
+    """Where a tensor is in a block of bytes, and its shape and type."""
 
     start: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
-    accelerator: bool  # the receiver puts it on a device of its own
+    accelerator: bool  # the receiver moves it to its own device
 
     def view(self, block: Tensor) -> Tensor:
         """The tensor at this place."""
@@ -41,38 +41,38 @@ class Place(NamedTuple):
         for n in self.shape:
             count *= n
         row = block[self.start : self.start + count * self.dtype.itemsize].view(self.dtype)
-        return row.as_strided(self.shape, self.stride).data  # `.data`: a version counter of its own
+        return row.as_strided(self.shape, self.stride).data  # `.data` gives it its own version counter
 
 
 @dataclass(frozen=True)
-class Letter:
-    """What goes through the pipe: an object without its tensors, and the file that holds those."""
+class Message:
+    """What goes through the pipe: a pickled object without its tensors, and the file that holds them."""
 
     sender: str
     path: str
     size: int
     body: bytes
-    sole: bool  # there is one reader, who removes the file once it is mapped
-    copy: bool  # the reader gets tensors of its own rather than views of the file
+    one_reader: bool  # the only reader removes the file once it is mapped
+    copy: bool  # the reader gets its own tensors instead of views of the file
 
 
-class Outbox:
-    """Packs letters; the tensors of one letter overwrite those of the letter before.
+class Sender:
+    """Packs messages; the tensors of a message overwrite those of the one before.
 
     >>> a = torch.arange(6.0).view(2, 3).t()
-    >>> letter = Outbox("doctest").pack({"a": a, "again": a, "n": 3})
-    >>> found = Inbox().read(letter)
+    >>> message = Sender("doctest").pack({"a": a, "again": a, "n": 3})
+    >>> found = Receiver().read(message)
     >>> torch.equal(found["a"], a), found["a"].stride() == a.stride(), found["again"] is found["a"]
     (True, True, True)
     """
 
-    def __init__(self, token: str, *, sole: bool = True) -> None:
-        self.token, self.sole, self.name = token, sole, secrets.token_hex(8)
+    def __init__(self, token: str, *, one_reader: bool = True) -> None:
+        self.token, self.one_reader, self.name = token, one_reader, secrets.token_hex(8)
         self.path, self.size = "", 0
         self.block = torch.empty(0, dtype=torch.uint8)
 
-    def pack(self, thing: object, *, copy: bool = False) -> Letter:
-        """A letter that holds `thing`."""
+    def pack(self, thing: object, *, copy: bool = False) -> Message:
+        """A message that holds `thing`."""
         body = io.BytesIO()
         pickler = _Pickler(body)
         pickler.dump(thing)
@@ -82,37 +82,37 @@ class Outbox:
             self.block = _mapped(self.path, self.size)
         for tensor, place in pickler.seen.values():
             place.view(self.block).copy_(tensor.detach())
-        return Letter(self.name, self.path, self.size, body.getvalue(), self.sole, copy)
+        return Message(self.name, self.path, self.size, body.getvalue(), self.one_reader, copy)
 
-    def settle(self) -> None:
-        """All readers have mapped the file."""
+    def remove_file(self) -> None:
+        """Remove the file, after all readers have mapped it."""
         _remove(self.path)
 
 
-class Inbox:
-    """Reads letters. Tensors are views of the sender's file, right until its next letter, unless they are copied."""
+class Receiver:
+    """Reads messages. Unless copied, tensors are views of the sender's file and valid until its next message."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
         self.blocks: dict[str, tuple[str, Tensor]] = {}
 
-    def read(self, letter: Letter, *, copy: bool = False) -> Any:  # noqa: ANN401
-        """What a letter holds."""
-        if letter.path and self.blocks.get(letter.sender, ("",))[0] != letter.path:
-            self.blocks[letter.sender] = letter.path, _mapped(letter.path, letter.size)
-            if letter.sole:
-                _remove(letter.path)
-        block = self.blocks[letter.sender][1] if letter.path else torch.empty(0, dtype=torch.uint8)
-        return _Unpickler(io.BytesIO(letter.body), block, self.device, copy or letter.copy).load()
+    def read(self, message: Message, *, copy: bool = False) -> Any:  # noqa: ANN401
+        """The object that a message holds."""
+        if message.path and self.blocks.get(message.sender, ("",))[0] != message.path:
+            self.blocks[message.sender] = message.path, _mapped(message.path, message.size)
+            if message.one_reader:
+                _remove(message.path)
+        block = self.blocks[message.sender][1] if message.path else torch.empty(0, dtype=torch.uint8)
+        return _Unpickler(io.BytesIO(message.body), block, self.device, copy or message.copy).load()
 
 
-def check(thing: object) -> None:
+def check_picklable(thing: object) -> None:
     """Raise what pickle raises if `thing` cannot be sent to another process; tensors are not copied."""
     _Pickler(io.BytesIO()).dump(thing)
 
 
 def clean_up(token: str) -> None:
-    """Remove the files that processes which died with this token may have left."""
+    """Remove files with this token that processes left behind when they died."""
     for folder in (SHARED_MEMORY, tempfile.gettempdir()):
         for path in glob(os.path.join(escape(folder), f"fednorms-{token}-*")):
             _remove(path)
@@ -121,7 +121,7 @@ def clean_up(token: str) -> None:
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.seen: dict[int, tuple[Tensor, Place]] = {}  # keeps the tensors alive, so that no id comes twice
+        self.seen: dict[int, tuple[Tensor, Place]] = {}  # keeps the tensors alive, so no id is used twice
         self.end = 0
 
     def persistent_id(self, thing: Any) -> Place | None:  # noqa: ANN401
@@ -131,7 +131,7 @@ class _Pickler(pickle.Pickler):
             stride = torch.empty_like(thing, device="meta").stride()  # dense, in the same order
             place = Place(self.end, tuple(thing.shape), stride, thing.dtype, thing.device.type != "cpu")
             self.seen[id(thing)] = thing, place
-            # Also a tensor without elements has a place of its own.
+            # A tensor without elements also gets its own place.
             self.end += max(-(-thing.numel() * thing.element_size() // ALIGNED), 1) * ALIGNED
         return self.seen[id(thing)][1]
 
@@ -146,7 +146,7 @@ class _Unpickler(pickle.Unpickler):
         if place not in self.seen:
             view = place.view(self.block)
             if place.accelerator:
-                view = view.to(self.device)  # a machine's CPU stands in for devices in tests
+                view = view.to(self.device)  # in tests the CPU stands in for devices
             self.seen[place] = view.clone() if self.copy and view.device.type == "cpu" else view
         return self.seen[place]
 
@@ -158,7 +158,7 @@ def _new_file(size: int, token: str) -> str:
         with suppress(OSError):
             handle, path = tempfile.mkstemp(prefix=f"fednorms-{token}-", dir=folder)
             try:
-                # Taken now: writing to a file that has no room behind it would end the process.
+                # Reserve the space now: writing to a mapped file without space behind it kills the process.
                 os.posix_fallocate(handle, 0, size) if hasattr(os, "posix_fallocate") else os.truncate(handle, size)
                 return path
             except OSError:
@@ -166,8 +166,8 @@ def _new_file(size: int, token: str) -> str:
             finally:
                 os.close(handle)
     raise RunFailed(
-        f"No room for {size / 2**20:.0f} MB that worker processes share, neither in {SHARED_MEMORY} nor in "
-        f'{tempfile.gettempdir()}. Make room, set TMPDIR, or use engine="loop".'
+        f"No room for the {size / 2**20:.0f} MB that worker processes share, neither in {SHARED_MEMORY} nor in "
+        f'{tempfile.gettempdir()}. Free some space, set TMPDIR to another directory, or use engine="loop".'
     )
 
 

@@ -1,0 +1,192 @@
+"""The interface of all engines: an engine decides where clients run, never what they compute."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+from fednorms.core import checks
+from fednorms.core.errors import BadInput
+from fednorms.core.part import Part, Pass
+from fednorms.core.passes import passes
+from fednorms.core.reductions import reduce_uploads
+from fednorms.core.round import broadcast
+from fednorms.core.states import Broadcast, ClientState, Combined, ServerState, Task, Upload, context_of
+from fednorms.core.tree import Tree
+from fednorms.core.views import Round
+from fednorms.engines.states import ClientStates
+from fednorms.evaluation.modes import MEASURED, Mode, tested_state, unseen_broadcast
+from fednorms.evaluation.scores import Scores, SiteScore
+
+OnDivergence = Literal["stop", "skip"]
+SplitName = Literal["test", "val", "train"]
+
+PROVIDES: dict[str, frozenset[str]] = {
+    "loop": frozenset({"passes", "phases", "joint"}),
+    "graphs": frozenset({"passes", "phases"}),
+    "workers": frozenset({"passes", "phases"}),
+    "auto": frozenset({"passes", "phases"}),
+    "flower": frozenset({"passes", "phases"}),
+}
+"""What each engine can do, by engine name. A part lists what it needs in `requires`."""
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How an engine runs clients. Only `threads` can change the bits of a result."""
+
+    threads: int = 1
+    """CPU threads per client."""
+    on_divergence: OnDivergence = "stop"
+    """Whether a client whose update is not finite stops the run or is left out of the average."""
+    workers: int = 0
+    """Worker processes (0: one per core or GPU)."""
+
+
+DEFAULTS = EngineSettings()
+
+
+@dataclass
+class Trained:
+    """The result of one round of training.
+
+    An engine that averages uploads itself returns the result as `combined`; its uploads then hold only shapes.
+    """
+
+    uploads: list[Upload]
+    diverged: dict[str, str] = field(default_factory=dict)  # clients that were left out, with the reason
+    after_local: dict[str, SiteScore] = field(default_factory=dict)  # scores right after local training
+    combined: Combined | None = None
+    lost: dict[str, str] = field(default_factory=dict)  # clients without a usable answer, with the reason
+
+
+class Engine(ABC):
+    """Runs the clients of a task and keeps their states between rounds."""
+
+    name: ClassVar[str]  # a key of PROVIDES
+
+    def __init__(self, task: Task, settings: EngineSettings = DEFAULTS) -> None:
+        _refuse_missing(task, self.name)
+        self.task, self.settings = task, settings
+        self.notes: list[str] = []  # what a user should know about how the run went
+
+    # -- what an engine implements ------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def clients(self) -> list[str]:
+        """Names of the training clients, in a fixed order."""
+
+    @abstractmethod
+    def samples(self, name: str) -> int:
+        """Number of training images of a client."""
+
+    @abstractmethod
+    def tested(self, split: str, *, unseen: bool = False) -> dict[str, str]:
+        """Sites that can be tested on a split, each with its domain; `unseen` selects the sites that never train."""
+
+    @property
+    @abstractmethod
+    def store(self) -> ClientStates:
+        """The newest state of every client. Replace it with `use` or `using`."""
+
+    @abstractmethod
+    def use(self, store: ClientStates) -> None:
+        """Continue with these client states, for example those of a checkpoint."""
+
+    @abstractmethod
+    def measure(self, p: Part, job: Pass, sent: Broadcast, names: Sequence[str]) -> dict[str, tuple[Tree, Tree]]:
+        """Run an extra pass at clients; returns what each keeps and what it uploads."""
+
+    @abstractmethod
+    def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
+        """Train the clients of a cohort for one round; with `score`, also test each right after its training."""
+
+    @abstractmethod
+    def score_sites(self, jobs: Mapping[str, Broadcast], split: str, mode: Mode) -> dict[str, SiteScore]:
+        """Test a mode at sites, each with the broadcast it receives."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop all processes that the engine started. Later calls run in this process."""
+
+    # -- what follows from it -----------------------------------------------------------------------------------
+    @contextmanager
+    def using(self, store: ClientStates) -> Iterator[None]:
+        """Use other client states within this context, and the present ones again afterwards."""
+        before = self.store
+        self.use(store)
+        try:
+            yield
+        finally:
+            self.use(before)
+
+    def setup(self, state: ServerState) -> ServerState:
+        """Run the passes that come before the first round."""
+        for p, job in passes(self.task, "setup"):
+            mine = self._run_pass(p, job, state, self.clients, keep=True)
+            state = replace(state, parts={**state.parts, p.name: mine})
+        return state
+
+    def evaluate(
+        self, state: ServerState, mode: Mode, cohort: Sequence[str], split: SplitName = "test"
+    ) -> Scores | None:
+        """Test a mode on all sites that have such data (None: no site has); `cohort` took part in the last round."""
+        mode = mode.resolved(self.task)
+        if mode.model == "after_local":
+            raise BadInput(
+                '"after_local" can only be tested while a run trains. Add it to "evaluate" in the recipe instead.'
+            )
+        unseen = mode.model == "unseen"
+        domains = self.tested(split, unseen=unseen)
+        if not domains:
+            return None
+        sent = self.test_broadcast(state, cohort)
+        # Without clients of the same name (all data were pooled), sites also get the mean of what clients keep.
+        new = set(domains) if unseen else set(domains) - set(self.clients)
+        others = unseen_broadcast(self.task, sent, self.store.values()) if new else sent
+        jobs = {name: others if name in new else sent for name in domains}
+        found = self.score_sites(jobs, split, mode)
+        return Scores(mode.model, mode.statistics, split, found, domains) if found else None
+
+    def test_broadcast(self, state: ServerState, cohort: Sequence[str]) -> Broadcast:
+        """What a test broadcasts: the tested server model, and what "evaluate" passes measured for it."""
+        tested = tested_state(self.task, state)
+        return broadcast(self.task, replace(tested, parts={**state.parts, **self._measured(tested, cohort)}))
+
+    def with_measurements(self, state: ServerState, cohort: Sequence[str]) -> ServerState:
+        """Add the results of "evaluate" passes to a state, so that its model can be used without the data."""
+        found = self._measured(tested_state(self.task, state), cohort)
+        return replace(state, parts={**state.parts, **{name + MEASURED: tree for name, tree in found.items()}})
+
+    def _measured(self, tested: ServerState, cohort: Sequence[str]) -> dict[str, Tree]:
+        jobs = passes(self.task, "evaluate")
+        return {p.name: self._run_pass(p, job, tested, cohort or self.clients, keep=False) for p, job in jobs}
+
+    def _run_pass(self, p: Part, job: Pass, state: ServerState, names: Sequence[str], *, keep: bool) -> Tree:
+        uploads, sizes = [], []
+        for name, (kept, up) in self.measure(p, job, broadcast(self.task, state), sorted(names)).items():
+            uploads.append(up)
+            sizes.append(float(self.samples(name)))
+            if keep:
+                old = self.store.get(name) or ClientState(0, Tree(), {})
+                self.store.put(name, replace(old, parts={**old.parts, p.name: kept}))
+        reduced = reduce_uploads(uploads, sizes, job.reduce)
+        context = context_of(self.task, state.round, None)
+        view = Round(state.model, reduced, state.parts[p.name], len(uploads), len(self.clients), context)
+        return checks.tree(p, "server of a pass", job.server(reduced, view))
+
+
+def _refuse_missing(task: Task, engine: str) -> None:
+    """Raise BadInput if a part of the method needs something that an engine does not provide."""
+    missing = {p.name: p.requires - PROVIDES[engine] for p in task.method.parts if p.requires - PROVIDES[engine]}
+    if not missing:
+        return
+    wanted = set().union(*missing.values())
+    able = [name for name, provided in PROVIDES.items() if wanted <= provided]
+    raise BadInput(
+        f'Engine "{engine}" cannot run {", ".join(missing)}, which needs {" and ".join(sorted(wanted))}. '
+        + (f'Choose engine="{able[0]}".' if able else "No engine provides that.")
+    )

@@ -1,0 +1,5 @@
+"""The fast engine on a GPU: clients' steps as CUDA graphs, several clients side by side on streams."""
+
+from fednorms.engines.graphs.engine import Graphs
+
+__all__ = ["Graphs"]

@@ -1,0 +1,130 @@
+"""Clients whose data and states are in this process, and what can be done at one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from fednorms.core import checks
+from fednorms.core.part import Part, Pass
+from fednorms.core.passes import LocalView
+from fednorms.core.round import load, own_state
+from fednorms.core.states import Broadcast, Client, ClientState, Task, Upload, context_of
+from fednorms.core.tree import Tree
+from fednorms.data import Federation, Site, Split
+from fednorms.engines.base import Engine
+from fednorms.engines.devices import repeatable
+from fednorms.engines.states import ClientStates
+from fednorms.evaluation.modes import Mode, model_for, score_site
+from fednorms.evaluation.scores import SiteScore
+
+AFTER_LOCAL = Mode("after_local", "own")
+
+
+class LocalClients:
+    """The clients of a federation with their states; `testing` has the sites that are tested."""
+
+    def __init__(
+        self, task: Task, training: Federation, testing: Federation, store: ClientStates, threads: int
+    ) -> None:
+        self.task, self.store, self.threads = task, store, threads
+        self.sites: dict[str, Site] = {s.name: s for s in training.clients}
+        self.data: dict[str, Split] = {s.name: s.train for s in training.clients if s.train is not None}
+        self.testing = testing
+        self.tested_sites: dict[str, Site] = {s.name: s for s in testing.sites}
+
+    def client(self, name: str) -> Client:
+        """A training client with its data and its present state."""
+        return self._client(self.sites[name], self.data[name])
+
+    def at_test(self, site: Site, data: Split) -> Client:
+        """A tested site with its present state and its training images, or the tested ones (`data`) if it has none."""
+        return self._client(site, site.train if site.train is not None else data)
+
+    def _client(self, site: Site, data: Split) -> Client:
+        return Client(site.name, data, self.store.get(site.name), dict(site.attributes))
+
+    def seeded(self, *names: object) -> AbstractContextManager[None]:
+        """Within this context, torch's threads and its random numbers depend only on the task and these names."""
+        return repeatable(self.threads, self.task.seed, *names)
+
+    def measure(self, p: Part, job: Pass, sent: Broadcast, names: Sequence[str]) -> dict[str, tuple[Tree, Tree]]:
+        """Run an extra pass at clients; returns what each keeps and what it uploads."""
+        found: dict[str, tuple[Tree, Tree]] = {}
+        for name in names:
+            client = self.client(name)
+            with self.seeded("pass", p.name, sent.round, name):
+                mine = own_state(self.task, sent, client.state)
+                context = context_of(self.task, sent.round, client)
+                model = load(self.task, sent, client, context, mine)
+                view = LocalView(self.task, p, client, model, context, sent, mine)
+                found[name] = checks.two_trees(p, "client of a pass", job.client(view))
+        return found
+
+    def score(self, sent: Broadcast, site: Site, data: Split, mode: Mode) -> SiteScore:
+        """Test a mode at one site."""
+        client = self.at_test(site, data)
+        with self.seeded("test", sent.round, site.name):
+            model, mine = model_for(self.task, sent, client, mode)
+            return score_site(self.task, sent, client, data, self.testing.num_classes, model, mine, mode)
+
+    def score_upload(self, sent: Broadcast, client: Client, upload: Upload, test: Split) -> SiteScore:
+        """Test a client's model right after local training (its state is the new one)."""
+        with self.seeded("test", sent.round, client.name):
+            here, model, mine = self.model_after(sent, client, upload)
+            return score_site(self.task, here, client, test, self.testing.num_classes, model, mine, AFTER_LOCAL)
+
+    def model_after(self, sent: Broadcast, client: Client, upload: Upload) -> tuple[Broadcast, Tree, dict[str, Tree]]:
+        """A client's model right after local training (its state is the new one), as if it had been broadcast.
+
+        Parts that own trained tensors (FedNorm) upload them under the names under which they install them.
+        """
+        net = self.task.net
+        owners = [name for name, owned in net.owned_by.items() if not net.owned_with_trained.isdisjoint(owned)]
+        trained = {name: Tree({**sent.parts[name], **upload.parts.get(name, {})}) for name in owners}
+        model = Tree({**sent.model, **upload.model})
+        here = replace(sent, round=sent.round + 1, model=model, parts={**sent.parts, **trained})
+        return here, *model_for(self.task, here, client, AFTER_LOCAL)
+
+    def keep(self, name: str, state: ClientState) -> None:
+        """Store a client's new state, unless it is empty."""
+        if state.local or state.velocity or any(state.parts.values()):
+            self.store.put(name, state)
+
+
+class LocalEngine(Engine):
+    """An engine whose clients have their data and states on this machine."""
+
+    local: LocalClients
+
+    @property
+    def clients(self) -> list[str]:
+        """Names of the training clients, in the order of the federation."""
+        return list(self.local.sites)
+
+    def samples(self, name: str) -> int:
+        """Number of training images of a client."""
+        return len(self.local.data[name])
+
+    def tested(self, split: str, *, unseen: bool = False) -> dict[str, str]:
+        """Sites that have images in a split, each with its domain."""
+        sites = self.local.testing.unseen if unseen else self.local.testing.clients
+        return {s.name: s.domain for s in sites if split in s.splits}
+
+    def score_site(self, name: str, sent: Broadcast, split: str, mode: Mode) -> SiteScore:
+        """Test a mode at one site."""
+        site = self.local.tested_sites[name]
+        return self.local.score(sent, site, site.splits[split], mode)
+
+    @property
+    def store(self) -> ClientStates:
+        """The newest state of every client."""
+        return self.local.store
+
+    def use(self, store: ClientStates) -> None:
+        """Continue with these client states."""
+        self.local.store = store
+
+    def close(self) -> None:
+        """Do nothing: everything runs in this process."""
