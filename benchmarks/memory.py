@@ -53,7 +53,7 @@ def play(
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as folder, numerics("float32", deterministic=True):
-        engine = Graphs(task, federation, federation, ClientStore(limit, Path(folder)), slots=8)
+        engine = Graphs(task, federation, federation, ClientStore(limit, Path(folder)), streams=8)
         engine.room = engine.room if room is None else room
         state, seconds = engine.setup(initial_state(task)), []
         for _ in range(rounds):

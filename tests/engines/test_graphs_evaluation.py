@@ -1,4 +1,4 @@
-"""Recorded tests of the graph engine give the loop's scores, whoever's model and however many sites share a batch."""
+"""Recorded tests of the graph engine give the loop's scores, also when several sites share a batch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from torch import nn
 
 from fednorms.core.round import broadcast, initial_state, server_update
 from fednorms.data import Federation, Preprocessing, Site, Split
-from fednorms.engines.graphs import Graphs
-from fednorms.engines.graphs import evaluation as exams
-from fednorms.engines.graphs.capture import Host
+from fednorms.engines.graphs import Graphs, evaluation
+from fednorms.engines.graphs.capture import CpuDevice
 from fednorms.engines.loop import Loop
 from fednorms.evaluation.modes import Mode, headline
 from fednorms.methods.registry import names
@@ -62,10 +61,10 @@ def assert_same(one, two):
 def test_scores_are_those_of_the_loop(text):
     text = FITTING.get(text, text)
     local, (plain,), _ = scores(Loop, text)
-    fast_local, (fast,), engine = scores(Graphs, text, device=Host())
+    fast_local, (fast,), engine = scores(Graphs, text, device=CpuDevice())
     assert_same(plain, fast)
     assert_same(local, fast_local)
-    assert engine.exams.graphs
+    assert engine.evaluator.graphs
 
 
 @pytest.mark.parametrize(
@@ -81,12 +80,12 @@ def test_scores_are_those_of_the_loop(text):
 )
 def test_every_mode_has_the_loops_scores(text, modes):
     _, plain, _ = scores(Loop, text, modes)
-    _, fast, _ = scores(Graphs, text, modes, device=Host())
+    _, fast, _ = scores(Graphs, text, modes, device=CpuDevice())
     for one, two in zip(plain, fast, strict=True):
         assert_same(one, two)
 
 
-class Counting(Host):
+class Counting(CpuDevice):
     """Counts how often recorded jobs run."""
 
     def __init__(self):
@@ -114,8 +113,8 @@ def test_sites_that_test_the_same_model_share_batches(text, batches):
     assert sum(s.samples for s in found.sites.values()) == 120
 
 
-def test_a_model_that_sees_its_neighbours_in_a_test_is_tested_site_by_site():
-    """With statistics of the batch, images of another site (or padding) beside a site's own would change its scores."""
+def test_a_model_with_batch_statistics_is_tested_site_by_site():
+    """Images of another site (or padding) in the same batch would change a site's scores."""
 
     def untracked():
         model = TinyNet()
@@ -125,12 +124,12 @@ def test_a_model_that_sees_its_neighbours_in_a_test_is_tested_site_by_site():
         return model
 
     _, (plain,), _ = scores(Loop, "fedavg", model=untracked)
-    _, (fast,), engine = scores(Graphs, "fedavg", model=untracked, device=Host())
+    _, (fast,), engine = scores(Graphs, "fedavg", model=untracked, device=CpuDevice())
     assert_same(plain, fast)
-    assert not engine._exams().graphs
+    assert not engine._evaluator().graphs
 
 
-class Cramped(Host):
+class Cramped(CpuDevice):
     """A device on which a large batch does not fit."""
 
     def record(self, job, stream, pool):
@@ -147,27 +146,27 @@ def test_smaller_batches_where_large_ones_do_not_fit():
     _, (plain,), _ = scores(Loop, "fedavg", fed=fed)
     _, (fast,), engine = scores(Graphs, "fedavg", fed=fed, device=Cramped())
     assert_same(plain, fast)
-    assert engine.exams.sizes == (32,)
+    assert engine.evaluator.sizes == (32,)
 
 
-def test_test_images_that_would_crowd_the_device_stay_where_they_are():
+def test_test_images_that_would_fill_the_device_are_not_cached():
     _, (plain,), _ = scores(Loop, "fedbn")
-    _, (fast,), engine = scores(Graphs, "fedbn", device=Host(memory=200_000))
+    _, (fast,), engine = scores(Graphs, "fedbn", device=CpuDevice(memory=200_000))
     assert_same(plain, fast)
-    assert not engine.exams.piles
+    assert not engine.evaluator.images_on_device
 
 
 def test_a_model_that_draws_in_tests_is_tested_from_the_sites_seeds():
-    """Sampled gates of AGN: the loop repeats itself, and so must recorded tests, though they would draw anew."""
+    """Sampled gates of AGN: the loop is repeatable, and recorded tests must be, too."""
     _, (plain,), _ = scores(Loop, "agn(eval_mode=sample)")
-    _, (fast,), engine = scores(Graphs, "agn(eval_mode=sample)", device=Host())
+    _, (fast,), engine = scores(Graphs, "agn(eval_mode=sample)", device=CpuDevice())
     assert_same(plain, fast)
     assert any("draws random numbers in tests" in note for note in engine.notes)
 
 
-def test_images_of_changing_cohorts_do_not_pile_up():
-    task, engine = setting(Graphs, "fedavg", federation(tests=[4] * 9), device=Host())
+def test_the_cache_of_test_images_is_limited():
+    task, engine = setting(Graphs, "fedavg", federation(tests=[4] * 9), device=CpuDevice())
     state = engine.setup(initial_state(task))
     for name in engine.clients:
         engine.train(broadcast(task, state), [name], score=True)
-    assert len(engine.exams.piles) == exams.PILES
+    assert len(engine.evaluator.images_on_device) == evaluation.CACHED

@@ -1,4 +1,4 @@
-"""The graph engine's scheduling, slots, re-captures and buffers, with the CPU as its device: no GPU needed."""
+"""The graph engine's scheduling, workspaces, captures and buffers, with the CPU as its device: no GPU needed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fednorms.core.tree import Packed, Tree, mean
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.base import PROVIDES, EngineSettings
 from fednorms.engines.graphs import Graphs
-from fednorms.engines.graphs import engine as graphs
-from fednorms.engines.graphs.capture import Host
+from fednorms.engines.graphs import engine as graphs_engine
+from fednorms.engines.graphs.capture import CpuDevice
 from fednorms.engines.graphs.layout import Layout
-from fednorms.engines.graphs.waiting import Waiting
+from fednorms.engines.graphs.pending import PendingResults
 from fednorms.engines.loop import Loop
 from fednorms.methods.registry import method, names
 from tests.support.engines import FITTING, engine_of
@@ -39,12 +39,12 @@ COMBINATIONS = [
 ]
 
 
-class Full(Host):
-    """A device that runs out of memory until few enough clients run side by side."""
+class Full(CpuDevice):
+    """A device that runs out of memory unless few clients run side by side."""
 
-    def __init__(self, engine_slots):
+    def __init__(self, most_clients):
         super().__init__()
-        self.most = engine_slots
+        self.most = most_clients
         self.pools = 0
 
     def pool(self):
@@ -52,11 +52,11 @@ class Full(Host):
         if self.pools > self.most:
             raise torch.OutOfMemoryError("no room")
 
-    def forget(self):
+    def empty_cache(self):
         self.pools = 0
 
 
-class Strict(Host):
+class Strict(CpuDevice):
     """A device that cannot record."""
 
     def record(self, job, stream, pool):
@@ -110,13 +110,13 @@ def assert_same(task, loop, fast, loop_engine, fast_engine):
 
 
 @pytest.mark.parametrize("text", [*names(), *COMBINATIONS])
-def test_slots_and_replays_give_the_loops_results(text):
+def test_replays_give_the_loops_results(text):
     text = FITTING.get(text, text)
     if any(p.requires - PROVIDES["graphs"] for p in method(text).parts):
-        with pytest.raises(BadInput, match="loop"):  # what only the loop can do is refused, naming it
-            setting(Graphs, text, slots=2)
+        with pytest.raises(BadInput, match="loop"):  # the message names the engine that can run it
+            setting(Graphs, text, streams=2)
         return
-    task, fast = setting(Graphs, text, slots=2)
+    task, fast = setting(Graphs, text, streams=2)
     _, loop = setting(Loop, text)
     assert_same(task, play(task, loop), play(task, fast), loop, fast)
     assert fast.device.recorded
@@ -135,13 +135,13 @@ def test_slots_and_replays_give_the_loops_results(text):
 )
 @pytest.mark.parametrize("text", ["scaffold", "fedrep", "ditto"])
 def test_every_way_of_local_training(training, text):
-    task, fast = setting(Graphs, text, slots=2, training=training)
+    task, fast = setting(Graphs, text, streams=2, training=training)
     _, loop = setting(Loop, text, training=training)
     assert_same(task, play(task, loop), play(task, fast), loop, fast)
 
 
 def test_a_step_is_recorded_once_per_shape_and_again_when_the_path_changes():
-    task, engine = setting(Graphs, "greg", slots=1)  # sizes 22, 17, 24 at batch 8: last batches of 6, 1 and 8
+    task, engine = setting(Graphs, "greg", streams=1)  # sizes 22, 17, 24 at batch 8: last batches of 6, 1 and 8
     state = engine.setup(initial_state(task))
     counts = []
     for _ in range(3):
@@ -150,32 +150,32 @@ def test_a_step_is_recorded_once_per_shape_and_again_when_the_path_changes():
     assert counts == [3, 6, 6]
 
 
-def test_the_number_of_slots_changes_nothing():
+def test_the_number_of_streams_changes_nothing():
     states = []
-    for slots in (1, 2, 3, 0):
-        task, engine = setting(Graphs, "scaffold + greg", slots=slots)
+    for streams in (1, 2, 3, 0):
+        task, engine = setting(Graphs, "scaffold + greg", streams=streams)
         states.append(play(task, engine, 4))
     assert all(torch.equal(states[0].model[k], s.model[k]) for s in states for k in s.model)
 
 
-def test_out_of_memory_halves_the_slots_and_goes_on():
+def test_out_of_memory_halves_the_streams_and_continues():
     fed = federation((10, 11, 12, 9))
-    task, engine = setting(Graphs, "scaffold", slots=4, device=Full(2), fed=fed)
+    task, engine = setting(Graphs, "scaffold", streams=4, device=Full(2), fed=fed)
     _, loop = setting(Loop, "scaffold", fed=fed)
     assert_same(task, play(task, loop), play(task, engine), loop, engine)
-    assert engine.slot_count == 2
+    assert engine.stream_count == 2
     assert any("out of memory" in note for note in engine.notes)
 
 
 def test_a_device_without_room_for_one_client_says_so():
-    task, engine = setting(Graphs, "fedavg", slots=2, device=Full(0))
+    task, engine = setting(Graphs, "fedavg", streams=2, device=Full(0))
     with pytest.raises(RunFailed, match="smaller batch_size"):
         play(task, engine)
 
 
 @pytest.mark.parametrize("text", ["fedrep + fedprox", "scaffold"])  # SCAFFOLD reads the mean gradient of all steps
 def test_what_cannot_be_recorded_runs_eagerly_and_is_noted(text):
-    task, engine = setting(Graphs, text, slots=2, device=Strict())
+    task, engine = setting(Graphs, text, streams=2, device=Strict())
     _, loop = setting(Loop, text)
     assert_same(task, play(task, loop), play(task, engine), loop, engine)
     assert any("runs eagerly" in note for note in engine.notes)
@@ -192,8 +192,8 @@ def test_a_pass_before_training_meets_the_same_dropout_in_every_engine():
 
 
 @pytest.mark.parametrize("text", ["fedavg", "ditto"])
-def test_data_that_do_not_fit_travel_with_their_client(text):
-    task, engine = setting(Graphs, text, slots=2, device=Host(memory=1000))
+def test_data_that_do_not_fit_are_copied_with_their_client(text):
+    task, engine = setting(Graphs, text, streams=2, device=CpuDevice(memory=1000))
     _, loop = setting(Loop, text)
     assert engine.resident is None
     assert_same(task, play(task, loop), play(task, engine), loop, engine)
@@ -215,7 +215,7 @@ def test_a_diverging_client_is_named_or_skipped_as_in_the_loop():
 
 
 def test_inputs_of_a_round_are_not_written_to():
-    task, engine = setting(Graphs, "scaffold", slots=2)
+    task, engine = setting(Graphs, "scaffold", streams=2)
     state = engine.setup(initial_state(task))
     state = server_update(task, state, engine.train(broadcast(task, state), engine.clients).uploads)
     sent = broadcast(task, state)
@@ -227,7 +227,7 @@ def test_inputs_of_a_round_are_not_written_to():
     assert all(torch.equal(kept[n][k], old[n][k]) for n in kept for k in kept[n])
 
 
-def test_a_layout_gives_back_every_tensor_and_puts_exchanged_ones_first():
+def test_a_layout_returns_every_tensor_and_puts_exchanged_ones_first():
     task, _ = setting(Graphs, "fedbn")
     layout = Layout(task.net.initial, task.net.exchanged)
     block = layout.block(task.like)
@@ -249,7 +249,7 @@ def test_the_mean_of_packed_trees_is_the_mean_of_trees():
     assert two["n"].dtype == torch.int64
 
 
-def test_a_part_sees_the_rounds_rate_also_in_a_phase_with_a_rate_of_its_own():
+def test_parts_see_the_rate_of_the_round_also_in_a_phase_with_another_rate():
     @part("ratewatch")
     class RateWatch(Part):
         def plan(self, phases, c):
@@ -260,25 +260,25 @@ def test_a_part_sees_the_rounds_rate_also_in_a_phase_with_a_rate_of_its_own():
 
     try:
         task, loop = setting(Loop, "ratewatch")
-        fast_task, fast = setting(Graphs, "ratewatch", device=Host())
+        fast_task, fast = setting(Graphs, "ratewatch", device=CpuDevice())
         assert_same(task, play(task, loop), play(fast_task, fast), loop, fast)
     finally:
         REGISTRY.pop("ratewatch")
 
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold", "fedbn", "fednova"])
-def test_what_a_large_cohort_leaves_is_held_up_to_a_limit(text, monkeypatch):
+def test_results_of_a_large_cohort_stay_on_the_device_up_to_a_limit(text, monkeypatch):
     seen = []
 
-    class Watched(Waiting):
+    class Watched(PendingResults):
         def add(self, name, upload, state):
             super().add(name, upload, state)
-            seen.append((self.bytes_near, self.near, self.limit))
+            seen.append((self.bytes_on_device, self.moved, self.limit))
 
-    monkeypatch.setattr(graphs, "Waiting", Watched)
+    monkeypatch.setattr(graphs_engine, "PendingResults", Watched)
     fed = federation(sizes=(12, 9, 10, 16, 8, 11))
     task, loop = setting(Loop, text, fed=fed)
-    fast_task, fast = setting(Graphs, text, fed=fed, device=Host())
+    fast_task, fast = setting(Graphs, text, fed=fed, device=CpuDevice())
     fast.room = 8_000
     assert_same(task, play(task, loop), play(fast_task, fast), loop, fast)
     assert all(held <= limit for held, _, limit in seen)
@@ -288,7 +288,7 @@ def test_what_a_large_cohort_leaves_is_held_up_to_a_limit(text, monkeypatch):
 def test_a_clients_second_model_is_recorded_too():
     counts = []
     for text in ("fedavg", "ditto"):
-        task, engine = setting(Graphs, text, slots=1)
+        task, engine = setting(Graphs, text, streams=1)
         play(task, engine)
         counts.append(engine.device.recorded)
         assert not engine.notes
@@ -296,14 +296,14 @@ def test_a_clients_second_model_is_recorded_too():
 
 
 @pytest.mark.parametrize("text", ["fedplvm", "fednorm", "fedproto", "fedrdn"])
-def test_what_is_not_only_summed_stays_near(text):
-    """A list of prototypes, or a mean over those who sent a tensor, is no sum that could start from one of them."""
-    task, engine = setting(Graphs, text, device=Host())
+def test_uploads_that_are_not_only_summed_stay_on_the_device(text):
+    """A list of prototypes, or a mean over the clients that sent a tensor, is not a sum."""
+    task, engine = setting(Graphs, text, device=CpuDevice())
     engine.room = 1
     how = reductions(task)
     kept = []
 
-    class Watched(Waiting):
+    class Watched(PendingResults):
         def add(self, name, upload, state):
             kept.append({k: [id(t) for t in tree.values()] for k, tree in upload.parts.items()})
             super().add(name, upload, state)
@@ -312,6 +312,6 @@ def test_what_is_not_only_summed_stays_near(text):
                 assert (now[part_name] == ids) == (how[part_name] in ("list", "grouped") or not ids)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "Waiting", Watched)
+        patch.setattr(graphs_engine, "PendingResults", Watched)
         play(task, engine, rounds=2)
     assert kept

@@ -63,7 +63,7 @@ def federation(dtype=torch.float64):
     return Federation("tiny", sites, list("abcd"), Preprocessing.centred(3))
 
 
-def run(kind, text, rounds, dtype=torch.float64, slots=2, engines=None, lr=0.05, **settings):
+def run(kind, text, rounds, dtype=torch.float64, streams=2, engines=None, lr=0.05, **settings):
     fed = federation(dtype)
     chosen = method(text)
     training = fed
@@ -81,7 +81,7 @@ def run(kind, text, rounds, dtype=torch.float64, slots=2, engines=None, lr=0.05,
         preprocessing=fed.preprocessing,
         needs_two=net.probe(fed.shape, 4),
     )
-    engine = kind(task, training, fed, ClientStore(2**30, None), **({"slots": slots} if kind is Graphs else {}))
+    engine = kind(task, training, fed, ClientStore(2**30, None), **({"streams": streams} if kind is Graphs else {}))
     if engines is not None:
         engines.append(engine)
     with numerics("float32", deterministic=True):
@@ -105,7 +105,7 @@ def test_graphs_equal_the_loop_in_float64_and_repeat_bit_for_bit(text):
     engines = []
     loop, loop_clients = run(Loop, text, 3, engines=engines)
     fast, fast_clients = run(Graphs, text, 3, engines=engines)
-    again, _ = run(Graphs, text, 3, slots=1)
+    again, _ = run(Graphs, text, 3, streams=1)
     assert all(torch.equal(fast.model[k], again.model[k]) for k in fast.model), "repeats with the same bits"
     for owner, tree in fast.parts.items():
         assert all(torch.equal(t, again.parts[owner][k]) for k, t in tree.items())
@@ -137,9 +137,9 @@ def test_optimisers_and_clipping(settings):
     assert distance(loop.model, fast.model) < 1e-9
 
 
-def test_repeats_are_bit_identical_whatever_the_number_of_slots():
-    a, _ = run(Graphs, "scaffold + greg", 3, torch.float32, slots=1)
-    b, _ = run(Graphs, "scaffold + greg", 3, torch.float32, slots=3)
+def test_repeats_are_bit_identical_whatever_the_number_of_streams():
+    a, _ = run(Graphs, "scaffold + greg", 3, torch.float32, streams=1)
+    b, _ = run(Graphs, "scaffold + greg", 3, torch.float32, streams=3)
     assert all(torch.equal(a.model[k], b.model[k]) for k in a.model)
 
 
@@ -184,10 +184,10 @@ def test_a_diverging_client_is_named_as_in_the_loop():
     assert messages[0] == messages[1]
 
 
-def test_the_number_of_slots_is_chosen_by_trial_and_changes_nothing():
+def test_the_number_of_streams_is_chosen_by_trial_and_changes_nothing():
     engines = []
-    a, _ = run(Graphs, "fedavg", 4, torch.float32, slots=0, engines=engines)
-    b, _ = run(Graphs, "fedavg", 4, torch.float32, slots=1)
+    a, _ = run(Graphs, "fedavg", 4, torch.float32, streams=0, engines=engines)
+    b, _ = run(Graphs, "fedavg", 4, torch.float32, streams=1)
     assert all(torch.equal(a.model[k], b.model[k]) for k in a.model)
     assert engines[0].trials
 

@@ -1,4 +1,4 @@
-"""The fast engine on a GPU: clients' steps as CUDA graphs, several clients side by side on streams."""
+"""The fast engine for a GPU: local steps as CUDA graphs, several clients side by side on streams."""
 
 from fednorms.engines.graphs.engine import Graphs
 

@@ -1,4 +1,4 @@
-"""What the graph engine asks of a device: streams, graphs, memory. A second one on the CPU lets its logic be tested."""
+"""What the graph engine needs of a device: streams, graphs, memory. With the CPU as device, its logic can be tested."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 Job = Callable[[], None]
-WARM_UPS = 3  # runs of a job before it is recorded: libraries choose and allocate in the first ones
+WARM_UPS = 3  # runs of a job before it is recorded: libraries choose algorithms and allocate in the first ones
 
 
 class Device(Protocol):
-    """Streams on which work is queued, and steps that can be recorded once and repeated."""
+    """Streams on which work is queued, and jobs that can be recorded once and repeated."""
 
     def stream(self) -> Any:  # noqa: ANN401
         """A new queue of work."""
@@ -26,7 +26,7 @@ class Device(Protocol):
         ...
 
     def fork(self, streams: list[Any]) -> None:
-        """Let streams wait for what the current one has queued."""
+        """Let streams wait for the work queued on the current one."""
         ...
 
     def join(self, streams: list[Any]) -> None:
@@ -34,43 +34,43 @@ class Device(Protocol):
         ...
 
     def pool(self) -> Any:  # noqa: ANN401
-        """Memory that the graphs of one slot share."""
+        """Memory that the graphs of one workspace share."""
         ...
 
     def record(self, job: Job, stream: Any, pool: Any) -> Job:  # noqa: ANN401
-        """Record a job; what comes back repeats it. Raises RuntimeError where the job cannot be recorded."""
+        """Record a job and return a function that repeats it. Raises RuntimeError if the job cannot be recorded."""
         ...
 
-    def settle(self) -> None:
-        """Wait until everything queued is done."""
+    def synchronize(self) -> None:
+        """Wait until all queued work is done."""
         ...
 
-    def forget(self) -> None:
-        """Give unused memory back."""
+    def empty_cache(self) -> None:
+        """Release unused memory."""
         ...
 
-    def free(self) -> int:
-        """Bytes of memory that are free."""
+    def free_memory(self) -> int:
+        """Free memory in bytes."""
         ...
 
-    def used(self) -> int:
-        """Bytes of memory that are reserved."""
+    def used_memory(self) -> int:
+        """Reserved memory in bytes."""
         ...
 
     def pinned(self, tensor: Tensor) -> Tensor:
-        """A host tensor that can be copied while the host goes on."""
+        """A host tensor that can be copied asynchronously."""
         ...
 
-    def away(self, tensor: Tensor) -> Tensor:
-        """A copy in host memory, complete once the device has settled."""
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """A copy in host memory, complete after `synchronize`."""
         ...
 
-    def borrow(self, tensors: Iterable[Tensor], stream: Any) -> None:  # noqa: ANN401
-        """Say that `stream` reads these tensors: their memory is not reused before it has."""
+    def mark_used(self, tensors: Iterable[Tensor], stream: Any) -> None:  # noqa: ANN401
+        """Record that `stream` reads these tensors, so their memory is not reused before it has."""
         ...
 
 
-class Cuda:
+class CudaDevice:
     """A CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
@@ -81,7 +81,7 @@ class Cuda:
         return torch.cuda.Stream(self.device)
 
     def on(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
-        """Make a stream the current one."""
+        """Make this stream the current one."""
         return torch.cuda.stream(stream)
 
     def fork(self, streams: list[torch.cuda.Stream]) -> None:
@@ -97,13 +97,13 @@ class Cuda:
             here.wait_stream(stream)
 
     def pool(self) -> Any:  # noqa: ANN401
-        """A memory pool: graphs that run side by side must not share one."""
+        """A memory pool: graphs that run at the same time must not share one."""
         return torch.cuda.graph_pool_handle()
 
     def record(self, job: Job, stream: torch.cuda.Stream, pool: Any) -> Job:  # noqa: ANN401
         """Capture a job as a CUDA graph."""
         graph, collecting = torch.cuda.CUDAGraph(), gc.isenabled()
-        gc.disable()  # a graph of an earlier engine that is destroyed now would break the capture
+        gc.disable()  # destroying a graph of an earlier engine during the capture would break it
         try:
             with torch.cuda.graph(graph, pool=pool, stream=stream):
                 job()
@@ -112,47 +112,47 @@ class Cuda:
                 gc.enable()
         return graph.replay
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize(self.device)
 
-    def forget(self) -> None:
+    def empty_cache(self) -> None:
         """Empty torch's cache."""
         torch.cuda.empty_cache()
 
-    def free(self) -> int:
-        """Free bytes of the device."""
+    def free_memory(self) -> int:
+        """Free memory of the device in bytes."""
         return torch.cuda.mem_get_info(self.device)[0]
 
-    def used(self) -> int:
-        """Bytes that torch has reserved."""
+    def used_memory(self) -> int:
+        """Memory that torch has reserved, in bytes."""
         return torch.cuda.memory_reserved(self.device)
 
     def pinned(self, tensor: Tensor) -> Tensor:
         """Page-locked memory."""
         return tensor.pin_memory()
 
-    def away(self, tensor: Tensor) -> Tensor:
+    def to_host(self, tensor: Tensor) -> Tensor:
         """A copy in page-locked memory, queued on the current stream."""
-        far = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format, pin_memory=True)
-        return far.copy_(tensor, non_blocking=True)
+        host = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format, pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
 
-    def borrow(self, tensors: Iterable[Tensor], stream: torch.cuda.Stream) -> None:
-        """Note the stream at each tensor on the device."""
+    def mark_used(self, tensors: Iterable[Tensor], stream: torch.cuda.Stream) -> None:
+        """Record the stream at each tensor on the device."""
         for tensor in tensors:
             if tensor.is_cuda:
                 tensor.record_stream(stream)
 
 
-class Host:
-    """The CPU as a device without streams: a recorded job is the job itself. Same scheduling, same buffers, no GPU."""
+class CpuDevice:
+    """The CPU as a device without streams, for tests: same scheduling and buffers; a recorded job is the job itself."""
 
     def __init__(self, memory: int = 2**40) -> None:
         self.memory = memory
         self.recorded = 0
 
     def stream(self) -> None:
-        """There is one queue only."""
+        """There is only one queue."""
 
     def on(self, stream: None) -> AbstractContextManager[Any]:
         """Nothing to switch."""
@@ -168,41 +168,41 @@ class Host:
         """Nothing to share."""
 
     def record(self, job: Job, stream: None, pool: None) -> Job:
-        """The job itself; like a capture, recording runs it once."""
+        """Run the job once, like a capture, and return the job itself."""
         self.recorded += 1
         job()
         return job
 
-    def settle(self) -> None:
-        """Everything is done already."""
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
 
-    def forget(self) -> None:
-        """Nothing is kept."""
+    def empty_cache(self) -> None:
+        """Nothing to release."""
 
-    def free(self) -> int:
-        """As many bytes as a test says."""
+    def free_memory(self) -> int:
+        """The bytes that were given when the device was created."""
         return self.memory
 
-    def used(self) -> int:
-        """Nothing to speak of."""
+    def used_memory(self) -> int:
+        """Nothing is counted."""
         return 0
 
     def pinned(self, tensor: Tensor) -> Tensor:
-        """Host memory is near enough."""
+        """The tensor itself."""
         return tensor
 
-    def away(self, tensor: Tensor) -> Tensor:
-        """A copy, so that a test sees whether anything still looks at the original."""
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """A copy: tests see if anything still reads the original."""
         return tensor.clone()
 
-    def borrow(self, tensors: Iterable[Tensor], stream: None) -> None:
-        """Nothing runs later than it is asked for."""
+    def mark_used(self, tensors: Iterable[Tensor], stream: None) -> None:
+        """Nothing to record: all work is done at once."""
 
 
 def device_of(device: torch.device) -> Device:
-    """The device on which a task's tensors are.
+    """The interface to a torch device.
 
     >>> type(device_of(torch.device("cpu"))).__name__
-    'Host'
+    'CpuDevice'
     """
-    return Cuda(device) if device.type == "cuda" else Host()
+    return CudaDevice(device) if device.type == "cuda" else CpuDevice()

@@ -1,8 +1,8 @@
 """The fast engine: each client's local step is a CUDA graph, and several clients run side by side on streams.
 
-A *slot* is one client's carry in fixed memory. `step` is captured once per code path and batch shape; a round copies a
-client into a slot, replays the graph once per step on the slot's own stream, and copies the result out. Nothing on the
-host waits for the device until the round is over, so the host only launches.
+A workspace is fixed memory for the carry of one client. `step` is captured once per code path and batch shape. A round
+copies a client into a workspace, replays the graph once per step on the workspace's stream, and copies the result out.
+The host only launches work; it does not wait for the device until the round is over.
 """
 
 from __future__ import annotations
@@ -45,48 +45,48 @@ from fednorms.core.views import Context
 from fednorms.data import Federation, Preprocessing, Split
 from fednorms.engines.base import DEFAULTS, EngineSettings, Trained
 from fednorms.engines.graphs.capture import WARM_UPS, Device, Job, device_of
-from fednorms.engines.graphs.evaluation import DrawsInTests, Exams, Sitting
+from fednorms.engines.graphs.evaluation import Evaluator, RandomOutputs, SiteModel
 from fednorms.engines.graphs.layout import Layout, copy_tree, shapes_of
-from fednorms.engines.graphs.waiting import Waiting
+from fednorms.engines.graphs.pending import PendingResults
 from fednorms.engines.local import LocalClients, LocalEngine
 from fednorms.engines.states import ClientStates
 from fednorms.evaluation.modes import Mode, model_for
 from fednorms.evaluation.scores import SiteScore
 
-TRIED = (8, 16, 4)  # numbers of slots, each timed for one round; results do not depend on it
+TRIED = (8, 16, 4)  # numbers of streams, each timed for one round; results do not depend on them
 
 
 @dataclass
 class Captured:
-    """A step as a graph (or, where that is impossible, as a function), and the plan of row numbers that it reads."""
+    """A step as a graph (or as a function, if it cannot be captured), and the plan of row numbers that it reads."""
 
     run: Callable[[], None]
     plans: list[Tensor]  # per draw: (most steps, batch) row numbers
-    at: Tensor  # which row of the plans comes next
-    names: list[str]  # which tensors got a gradient
+    at: Tensor  # the next row of the plans
+    names: list[str]  # tensors that got a gradient
 
 
 @dataclass
-class Slot:
-    """Fixed memory for one client at a time, a stream, and the graphs captured in it."""
+class Workspace:
+    """Fixed memory for one client at a time, a stream, and the graphs captured with them."""
 
-    task: Task  # as its steps see it
+    task: Task  # as the captured steps see it
     carry: Carry
-    live: Tensor  # the block that holds the model in training
-    origin: Tensor  # the block that holds the model at the start
+    live: Tensor  # block of the model in training
+    origin: Tensor  # block of the model at the start
     integers: Tree
-    relative: Tensor  # u_k of the client in the slot
-    lr: Tensor  # the round's rate, which a phase's may differ from
+    relative: Tensor  # u_k of the present client
+    lr: Tensor  # learning rate of the round; a phase may have another
     stream: Any
     pool: Any
-    data: tuple[Tensor, Tensor] | None  # a client's own data, if not all clients' fit on the device
-    sent: Broadcast | None = None  # whose down-links are in the slot
+    data: tuple[Tensor, Tensor] | None  # data of the present client, if those of all clients do not fit on the device
+    sent: Broadcast | None = None  # the broadcast whose parts are in this memory
     graphs: dict[tuple[object, ...], Captured] = field(default_factory=dict)
-    twin: Slot | None = None  # for the client's second model, if the method has one
+    twin: Workspace | None = None  # for the client's second model, if the method has one
 
 
 class Graphs(LocalEngine):
-    """Runs clients as CUDA graphs on streams."""
+    """Runs clients as CUDA graphs on streams; `streams` fixes how many run side by side (0: found by trial)."""
 
     name: ClassVar[str] = "graphs"
 
@@ -97,33 +97,33 @@ class Graphs(LocalEngine):
         testing: Federation,
         store: ClientStates,
         settings: EngineSettings = DEFAULTS,
-        slots: int = 0,
+        streams: int = 0,
         device: Device | None = None,
     ) -> None:
         super().__init__(task, settings)
         self.local = LocalClients(task, training, testing, store, settings.threads)
         self.device = device or device_of(task.like.device)
         self.layout = Layout(task.net.initial, task.net.exchanged)
-        self.slot_count = slots or TRIED[0]
-        self.trials: dict[int, float] = {} if not slots else {slots: 0.0}
-        self.slots: dict[int, Slot] = {}
+        self.stream_count = streams or TRIED[0]
+        self.trials: dict[int, float] = {} if not streams else {streams: 0.0}  # seconds per client
+        self.workspaces: dict[int, Workspace] = {}
         self.streams: list[Any] = []
-        self.first: dict[str, int] = {}
+        self.first: dict[str, int] = {}  # the first row of each client in `resident`
         self.captures = 0
-        self.near: dict[int, tuple[Split, Split]] = {}
-        self.exams: Exams | None = None
+        self.test_data: dict[int, tuple[Split, Split]] = {}  # by id: the split, and its copy on the device
+        self.evaluator: Evaluator | None = None
         self.captured_task = task
         self.resident = self._load_data()
-        self.room = self.device.free() // 4  # for what clients leave until a round is over
+        self.room = self.device.free_memory() // 4  # for results that wait until a round is over
 
     def _load_data(self) -> tuple[Tensor, Tensor] | None:
-        """All clients' training data on the device, normalised once where no part transforms them.
+        """The training data of all clients on the device, normalized once if no part transforms them.
 
-        None if they would take more than half of its free memory: then each client's data travel with it.
+        None if they would take more than half of the free memory: then data are copied with each client.
         """
         n = sum(len(data) for data in self.local.data.values())
         pixels = n * math.prod(self.local.testing.stored_shape)
-        room = self.device.free()
+        room = self.device.free_memory()
         plain = not self.task.hooks["batch"] and 8 * pixels * self.task.like.element_size() < room
         if plain:
             self.captured_task = replace(self.task, preprocessing=Preprocessing())
@@ -146,47 +146,47 @@ class Graphs(LocalEngine):
             x = self.task.preprocessing(x, self.task.like.dtype)
         return x, y
 
-    def _near(self, data: Split) -> Split:
-        """Test data, kept on the device after their first use while they fit easily."""
-        if id(data) not in self.near:
+    def _test_data(self, data: Split) -> Split:
+        """Test data, kept on the device after their first use if they take little of its memory."""
+        if id(data) not in self.test_data:
             x, y = data.batch(torch.arange(len(data)))
-            if 16 * x.numel() * x.element_size() > self.device.free():
+            if 16 * x.numel() * x.element_size() > self.device.free_memory():
                 return data
-            self.near[id(data)] = data, Split(x.to(self.task.like.device), y.to(self.task.like.device))
-        return self.near[id(data)][1]
+            self.test_data[id(data)] = data, Split(x.to(self.task.like.device), y.to(self.task.like.device))
+        return self.test_data[id(data)][1]
 
     # -- tests --------------------------------------------------------------------------------------------------
     def score_sites(self, jobs: Mapping[str, Broadcast], split: str, mode: Mode) -> dict[str, SiteScore]:
         """Test a mode at sites; those that test the same tensors share batches."""
         sites = self.local.tested_sites
-        exams, splits = self._exams(), {name: sites[name].splits[split] for name in jobs}
-        pile = exams.pile(list(splits.values())) if mode.batch_size(self.task) is None else None
-        if pile is not None:
+        evaluator, splits = self._evaluator(), {name: sites[name].splits[split] for name in jobs}
+        images = evaluator.images(list(splits.values())) if mode.batch_size(self.task) is None else None
+        if images is not None:
             try:
-                found = exams.scores(self._sittings(exams, jobs, splits, mode), pile)
+                found = evaluator.scores(self._site_models(evaluator, jobs, splits, mode), images)
                 return dict(zip(jobs, found, strict=True))
-            except DrawsInTests as why:
+            except RandomOutputs as why:
                 self._note(str(why))
         return {name: self.score_site(name, sent, split, mode) for name, sent in jobs.items()}
 
     @override
     def score_site(self, name: str, sent: Broadcast, split: str, mode: Mode) -> SiteScore:
         site = self.local.tested_sites[name]
-        return self.local.score(sent, site, self._near(site.splits[split]), mode)
+        return self.local.score(sent, site, self._test_data(site.splits[split]), mode)
 
-    def _sittings(
-        self, exams: Exams, jobs: Mapping[str, Broadcast], splits: Mapping[str, Split], mode: Mode
-    ) -> Iterator[Sitting]:
+    def _site_models(
+        self, evaluator: Evaluator, jobs: Mapping[str, Broadcast], splits: Mapping[str, Split], mode: Mode
+    ) -> Iterator[SiteModel]:
         for name, sent in jobs.items():
-            if exams.shared(mode):
-                yield Sitting(sent, Client(name, splits[name]), sent.model, {})
+            if evaluator.shared(mode):
+                yield SiteModel(sent, Client(name, splits[name]), sent.model, {})
                 continue
-            client = self.local.at_test(self.local.tested_sites[name], self._near(splits[name]))
-            self.device.borrow(_tensors(client.state), exams.stream)
+            client = self.local.at_test(self.local.tested_sites[name], self._test_data(splits[name]))
+            self.device.mark_used(_tensors(client.state), evaluator.stream)
             # Only fine-tuning can draw from torch's own generator.
             with self.local.seeded("test", sent.round, name) if mode.model == "adapted" else nullcontext():
                 model, mine = model_for(self.task, sent, client, mode)
-            yield Sitting(sent, client, model, mine)
+            yield SiteModel(sent, client, model, mine)
 
     def _score_uploads(
         self, sent: Broadcast, trained: Sequence[tuple[str, Upload, ClientState]]
@@ -198,20 +198,22 @@ class Graphs(LocalEngine):
             for name, upload, state in trained
             if (test := local.sites[name].test) is not None
         ]
-        pile = self._exams().pile([test for _, _, test in tested]) if tested else None
-        if pile is not None:
+        evaluator = self._evaluator()
+        images = evaluator.images([test for _, _, test in tested]) if tested else None
+        if images is not None:
             after = ((c, local.model_after(sent, c, upload)) for c, upload, _ in tested)
-            sittings = (Sitting(here, c, model, mine) for c, (here, model, mine) in after)
+            models = (SiteModel(here, c, model, mine) for c, (here, model, mine) in after)
             try:
-                return dict(zip([c.name for c, _, _ in tested], self._exams().scores(sittings, pile), strict=True))
-            except DrawsInTests as why:
+                return dict(zip([c.name for c, _, _ in tested], evaluator.scores(models, images), strict=True))
+            except RandomOutputs as why:
                 self._note(str(why))
-        return {c.name: local.score_upload(sent, c, upload, self._near(test)) for c, upload, test in tested}
+        return {c.name: local.score_upload(sent, c, upload, self._test_data(test)) for c, upload, test in tested}
 
-    def _exams(self) -> Exams:
-        if self.exams is None:
-            self.exams = Exams(self.task, self.layout, self.device, self.local.testing.num_classes, self._graph_of)
-        return self.exams
+    def _evaluator(self) -> Evaluator:
+        if self.evaluator is None:
+            classes = self.local.testing.num_classes
+            self.evaluator = Evaluator(self.task, self.layout, self.device, classes, self._graph_of)
+        return self.evaluator
 
     # -- a round ------------------------------------------------------------------------------------------------
     def measure(self, p: Part, job: Pass, sent: Broadcast, names: Sequence[str]) -> dict[str, tuple[Tree, Tree]]:
@@ -224,40 +226,40 @@ class Graphs(LocalEngine):
             try:
                 return self._train(sent, cohort, score=score)
             except torch.OutOfMemoryError:
-                if self.slot_count == 1:
+                if self.stream_count == 1:
                     raise RunFailed(
-                        "One client at a time does not fit on the device. Choose a smaller batch_size or model, or "
+                        "The device has no memory for a single client. Choose a smaller batch_size or model, or "
                         'engine="loop".'
                     ) from None
-            # Nothing of this round has been kept: it starts again with half of the slots.
-            self.slot_count //= 2
-            self.trials = {self.slot_count: 0.0}
-            self.notes.append(f"out of memory: going on with {self.slot_count} clients side by side")
-            self.slots.clear()
-            self.device.settle()
-            self.device.forget()
+            # Nothing of this round has been kept: it starts again with half of the streams.
+            self.stream_count //= 2
+            self.trials = {self.stream_count: 0.0}
+            self.notes.append(f"out of memory: continued with {self.stream_count} clients side by side")
+            self.workspaces.clear()
+            self.device.synchronize()
+            self.device.empty_cache()
 
     def _train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool) -> Trained:
         started, captures = time.perf_counter(), self.captures
         done = Trained([])
         packed = self._pack(sent.model)
-        self.streams += [self.device.stream() for _ in range(self.slot_count - len(self.streams))]
+        self.streams += [self.device.stream() for _ in range(self.stream_count - len(self.streams))]
         self.device.fork(self.streams)
-        room = sys.maxsize if score else self.room  # what is tested in a moment stays
+        room = sys.maxsize if score else self.room  # what is tested next stays on the device
         whole = frozenset(name for name, how in reductions(self.task).items() if how in ("list", "grouped"))
-        waiting = Waiting(room, self.device, self.task.like.device, whole)
+        pending = PendingResults(room, self.device, self.task.like.device, whole)
         finite: list[Tensor] = []
         for number, name in enumerate(cohort):
             client = self.local.client(name)
-            with self.device.on(self.streams[number % self.slot_count]):
-                upload, state = self._one(number % self.slot_count, sent, packed, client)
+            with self.device.on(self.streams[number % self.stream_count]):
+                upload, state = self._one(number % self.stream_count, sent, packed, client)
                 moved = [upload.model, state.local, second_model(self.task, state.parts), *upload.parts.values()]
                 finite.append(_finite(moved, self.task.like))
-            # The store may let a state go, and its memory with it, before the stream has read it.
-            self.device.borrow(_tensors(client.state), self.streams[number % self.slot_count])
-            waiting.add(name, upload, state)
+            # The store may free the memory of a state before the stream has read it.
+            self.device.mark_used(_tensors(client.state), self.streams[number % self.stream_count])
+            pending.add(name, upload, state)
         self.device.join(self.streams)
-        fine = torch.stack(finite).tolist() if finite else []  # the one moment at which the host waits
+        fine = torch.stack(finite).tolist() if finite else []  # only here the host waits
         if self.captures == captures:
             self._learn(len(cohort), time.perf_counter() - started)
         for name, good in zip(cohort, fine, strict=True):
@@ -269,29 +271,29 @@ class Graphs(LocalEngine):
                         raise
                     done.diverged[name] = str(error)
         if score:
-            done.after_local = self._score_uploads(sent, list(waiting.back(fine)))
-        for name, upload, state in waiting.back(fine):
+            done.after_local = self._score_uploads(sent, list(pending.results(fine)))
+        for name, upload, state in pending.results(fine):
             done.uploads.append(upload)
             self.local.keep(name, state)
         return done
 
     def _learn(self, clients: int, seconds: float) -> None:
-        """Try numbers of slots, a round each, as far as memory and cohort allow, and keep the fastest."""
+        """Try numbers of streams, a round each, as far as memory and cohort allow, and keep the fastest."""
         if len(self.trials) >= len(TRIED) or (self.trials and 0.0 in self.trials.values()):
             return
-        self.trials[self.slot_count] = seconds / clients
-        used = self.device.used() / max(len(self.slots), 1)
-        room = self.device.free()
+        self.trials[self.stream_count] = seconds / clients
+        used = self.device.used_memory() / max(len(self.workspaces), 1)
+        room = self.device.free_memory()
         for count in TRIED:
             if count not in self.trials:
-                more = count - len(self.slots)
-                if more * used < 0.8 * room and (count < clients or count < self.slot_count):
-                    self.slot_count = count
+                more = count - len(self.workspaces)
+                if more * used < 0.8 * room and (count < clients or count < self.stream_count):
+                    self.stream_count = count
                     return
                 self.trials[count] = math.inf
-        self.slot_count = min(self.trials, key=lambda count: self.trials[count])
-        for number in [n for n in self.slots if n >= self.slot_count]:
-            del self.slots[number]
+        self.stream_count = min(self.trials, key=lambda count: self.trials[count])
+        for number in [n for n in self.workspaces if n >= self.stream_count]:
+            del self.workspaces[number]
 
     def _pack(self, model: Tree) -> Tensor:
         block = self.layout.block(self.task.like)
@@ -303,40 +305,42 @@ class Graphs(LocalEngine):
         context = context_of(task, sent.round, client)
         mine, model, early = arrive(task, sent, client, context)
         path = task.method.path(context)
-        seen = {**mine, task.twin.name: Tree()} if task.twin else mine  # a second model is trained apart
-        slot = self._slot(number, sent, client, seen, model)
-        self._fill(slot, sent, packed, client, seen, model)
-        self._reset(slot, context)
-        outer = replace(slot.carry, client=client, context=context, broadcast=sent, mine=mine, path=path, grad_steps={})
+        seen = {**mine, task.twin.name: Tree()} if task.twin else mine  # the second model has its own workspace
+        space = self._workspace(number, sent, client, seen, model)
+        self._fill(space, sent, packed, client, seen, model)
+        self._reset(space, context)
+        outer = replace(
+            space.carry, client=client, context=context, broadcast=sent, mine=mine, path=path, grad_steps={}
+        )
         outer.steps = outer.exchanged_steps = outer.dropped = 0
         outer.velocity = client.state.velocity if client.state else Tree()
         for count, phase in enumerate(base_phases(task, context)):
-            self._phase(slot, outer, phase, count)
-        return self._leave(slot, outer, early, model)
+            self._phase(space, outer, phase, count)
+        return self._leave(space, outer, early, model)
 
-    def _leave(self, slot: Slot, outer: Carry, early: dict[str, Tree], model: Tree) -> tuple[Upload, ClientState]:
-        """Copy the client out of the slot and let the parts finish."""
-        net, inner = self.task.net, slot.carry
-        block = slot.live.clone()
-        after = Tree({**self.layout.views(block), **{k: t.clone() for k, t in slot.integers.items()}})
+    def _leave(self, space: Workspace, outer: Carry, early: dict[str, Tree], model: Tree) -> tuple[Upload, ClientState]:
+        """Copy the client out of the workspace and let the parts finish."""
+        net, inner = self.task.net, space.carry
+        block = space.live.clone()
+        after = Tree({**self.layout.views(block), **{k: t.clone() for k, t in space.integers.items()}})
         outer.params, outer.fixed = after.pick(inner.params), after.pick(inner.fixed)
         outer.buffers = after.pick(net.buffers)
         outer.start, outer.start_buffers = model.pick(inner.params), model.pick(net.buffers)
         outer.loss_sum, outer.grad_sum = inner.loss_sum.clone(), inner.grad_sum.clone()
         if self.task.training.keep_momentum and inner.optimizer:
             outer.optimizer = replace(inner.optimizer, first_moment=inner.optimizer.first_moment.clone())
-        upload, state = finish(self.task, outer, early, self._second(slot, outer) if self.task.twin else None)
-        state = replace(state, local=state.local.clone())  # a view would keep the whole block alive
+        upload, state = finish(self.task, outer, early, self._second(space, outer) if self.task.twin else None)
+        state = replace(state, local=state.local.clone())  # a view would keep the whole block in memory
         if not self.task.method.changing:
             upload = replace(upload, model=Packed(upload.model, block[: self.layout.exchanged]))
         return upload, state
 
-    def _second(self, slot: Slot, outer: Carry) -> Tree:
-        """Train the client's second model in a slot of its own, anchored at the received one: `core.train_twin`."""
-        task, twin = self.task.beside, slot.twin or self._twin(slot, outer)
+    def _second(self, space: Workspace, outer: Carry) -> Tree:
+        """Train the client's second model in its own workspace, as `train_twin` of the core does."""
+        task, twin = self.task.beside, space.twin or self._twin(space, outer)
         start, kept = start_of_twin(self.task, outer.mine), outer.mine[self.task.twin.name if self.task.twin else ""]
-        twin.origin.copy_(slot.origin)
-        twin.live.copy_(slot.origin)
+        twin.origin.copy_(space.origin)
+        twin.live.copy_(space.origin)
         copy_tree({n: t for n, t in self.layout.views(twin.live).items() if n in start}, start)
         copy_tree(twin.integers, {**outer.start_buffers, **start})
         self._reset(twin, outer.context)
@@ -348,34 +352,34 @@ class Graphs(LocalEngine):
         moments = twin.carry.optimizer.first_moment.clone() if task.training.keep_momentum else Tree()
         return join(model=after.pick(start), v=moments)
 
-    def _twin(self, slot: Slot, outer: Carry) -> Slot:
-        same, model = slot.carry, Tree({**outer.start, **outer.fixed, **outer.start_buffers})
-        task, stream = self.task.beside, slot.stream
-        slot.twin = self._new_slot(task, stream, outer.client, same.broadcast, same.mine, model, slot.data)
-        return slot.twin
+    def _twin(self, space: Workspace, outer: Carry) -> Workspace:
+        same, model = space.carry, Tree({**outer.start, **outer.fixed, **outer.start_buffers})
+        task, stream = self.task.beside, space.stream
+        space.twin = self._new_workspace(task, stream, outer.client, same.broadcast, same.mine, model, space.data)
+        return space.twin
 
-    def _reset(self, slot: Slot, context: Context) -> None:
-        """What a step reads about the client, the round and itself."""
-        slot.carry.key[:1].fill_(noise_word(self.task, context))
-        slot.carry.key[1:].zero_()
-        slot.relative.fill_(context.relative)
-        slot.lr.fill_(context.lr)
-        slot.carry.loss_sum.zero_()
-        _zero(slot.carry.grad_sum)
+    def _reset(self, space: Workspace, context: Context) -> None:
+        """Set what a step reads about the client and the round, and reset its counters."""
+        space.carry.key[:1].fill_(noise_word(self.task, context))
+        space.carry.key[1:].zero_()
+        space.relative.fill_(context.relative)
+        space.lr.fill_(context.lr)
+        space.carry.loss_sum.zero_()
+        _zero(space.carry.grad_sum)
 
-    # -- slots --------------------------------------------------------------------------------------------------
-    def _slot(self, number: int, sent: Broadcast, client: Client, mine: dict[str, Tree], model: Tree) -> Slot:
-        known = self.slots.get(number)
+    # -- workspaces ---------------------------------------------------------------------------------------------
+    def _workspace(self, number: int, sent: Broadcast, client: Client, mine: dict[str, Tree], model: Tree) -> Workspace:
+        known = self.workspaces.get(number)
         if known and shapes_of(known.carry.broadcast.parts, known.carry.mine) == shapes_of(sent.parts, mine):
             return known
-        # What parts send or keep may change shape from round to round; then the slot is made anew.
+        # What parts send or keep may change its shape between rounds; then a new workspace is needed.
         own = {k: v.clone() for k, v in mine.items()}
         copied = replace(sent, parts={k: v.clone() for k, v in sent.parts.items()})
         data = None if self.resident else self._room_for_data()
-        self.slots[number] = self._new_slot(self.task, self.streams[number], client, copied, own, model, data)
-        return self.slots[number]
+        self.workspaces[number] = self._new_workspace(self.task, self.streams[number], client, copied, own, model, data)
+        return self.workspaces[number]
 
-    def _new_slot(
+    def _new_workspace(
         self,
         task: Task,
         stream: object,
@@ -384,7 +388,7 @@ class Graphs(LocalEngine):
         mine: dict[str, Tree],
         model: Tree,
         data: tuple[Tensor, Tensor] | None,
-    ) -> Slot:
+    ) -> Workspace:
         like, context = task.like, context_of(task, sent.round, client)
         live, origin = self.layout.block(like), self.layout.block(like)
         integers = Tree({n: model[n].clone() for n in self.layout.integers})
@@ -394,7 +398,7 @@ class Graphs(LocalEngine):
         carry.params, carry.buffers = whole.pick(carry.params), whole.pick(task.net.buffers)
         carry.fixed = whole.pick(carry.fixed)
         carry.optimizer = Optimizer.fresh(task.training, carry.params.detach(), 0.0, like)
-        return Slot(
+        return Workspace(
             task=self.captured_task.beside if task.second else self.captured_task,
             carry=carry,
             live=live,
@@ -413,27 +417,27 @@ class Graphs(LocalEngine):
         return x.new_empty(most, *x.shape[1:]), y.new_empty(most)
 
     def _fill(
-        self, slot: Slot, sent: Broadcast, packed: Tensor, client: Client, mine: dict[str, Tree], model: Tree
+        self, space: Workspace, sent: Broadcast, packed: Tensor, client: Client, mine: dict[str, Tree], model: Tree
     ) -> None:
-        """Copy a client in: the broadcast block, then what differs from it, then the parts' states."""
-        slot.origin.copy_(packed)
+        """Copy a client into a workspace: the broadcast block, then what differs from it, then the parts' states."""
+        space.origin.copy_(packed)
         own = {n: t for n, t in model.items() if t is not sent.model[n]}
-        targets = self.layout.views(slot.origin) if own else Tree()
+        targets = self.layout.views(space.origin) if own else Tree()
         copy_tree({n: targets[n] for n in own if n in targets}, own)
-        copy_tree(slot.integers, model)
-        slot.live.copy_(slot.origin)
+        copy_tree(space.integers, model)
+        space.live.copy_(space.origin)
         for name, tree in mine.items():
-            copy_tree(slot.carry.mine[name], tree)
-        if slot.sent is not sent:
+            copy_tree(space.carry.mine[name], tree)
+        if space.sent is not sent:
             for name, tree in sent.parts.items():
-                copy_tree(slot.carry.broadcast.parts[name], tree)
-            slot.sent = sent
-        if slot.data:
-            for room, tensor in zip(slot.data, self._on_device(client.data), strict=True):
+                copy_tree(space.carry.broadcast.parts[name], tree)
+            space.sent = sent
+        if space.data:
+            for room, tensor in zip(space.data, self._on_device(client.data), strict=True):
                 room[: len(tensor)].copy_(tensor)
 
-    def _phase(self, slot: Slot, outer: Carry, phase: Phase, number: int) -> None:
-        task, client, inner = slot.task, outer.client, slot.carry
+    def _phase(self, space: Workspace, outer: Carry, phase: Phase, number: int) -> None:
+        task, client, inner = space.task, outer.client, space.carry
         assert inner.optimizer is not None
         outer.active = task.net.trainable(phase.train, also_frozen=outer.context.evaluating)
         inner.optimizer.lr.fill_(rate_of(outer.context, phase))
@@ -452,7 +456,7 @@ class Graphs(LocalEngine):
         ready: dict[tuple[int, ...], Captured] = {}
         for shape in dict.fromkeys(shapes):
             members = [g for g, s in zip(groups, shapes, strict=True) if s == shape]
-            captured = ready[shape] = self._captured(slot, outer, phase, shape, len(members))
+            captured = ready[shape] = self._captured(space, outer, phase, shape, len(members))
             for draw, target in enumerate(captured.plans):
                 rows = torch.stack([g[draw] for g in members]).add_(first)
                 target[: len(members)].copy_(self.device.pinned(rows), non_blocking=True)
@@ -467,54 +471,54 @@ class Graphs(LocalEngine):
         for name in names:
             outer.grad_steps[name] = outer.grad_steps.get(name, 0) + steps
 
-    def _captured(self, slot: Slot, outer: Carry, phase: Phase, shape: tuple[int, ...], steps: int) -> Captured:
+    def _captured(self, space: Workspace, outer: Carry, phase: Phase, shape: tuple[int, ...], steps: int) -> Captured:
         key = (phase.train, phase.norm, shape, tuple(sorted(outer.path.items())))
-        known = slot.graphs.get(key)
+        known = space.graphs.get(key)
         if known and len(known.plans[0]) >= steps:
             return known
-        inner = slot.carry
+        inner = space.carry
         assert inner.optimizer is not None
-        longest = max(len(data) for data in self.local.data.values())  # so that no client needs a longer plan
+        longest = max(len(data) for data in self.local.data.values())  # no client needs a longer plan
         room = phase.steps or (phase.epochs or 1) * (longest // max(*shape, 1) + 1)
         plans = [torch.zeros(max(steps, room), n, dtype=torch.long, device=self.task.like.device) for n in shape]
         at = torch.zeros(1, dtype=torch.long, device=self.task.like.device)
         names, path = outer.active, outer.path
-        # What changes between clients and rounds is a tensor inside the graph.
-        context = replace(outer.context, lr=slot.lr, relative=slot.relative)  # type: ignore[arg-type]
+        # What differs between clients and rounds is a tensor inside the graph.
+        context = replace(outer.context, lr=space.lr, relative=space.relative)  # type: ignore[arg-type]
 
         def one_step() -> None:
             inner.active, inner.path, inner.context = names, path, context
             active = set(names)
             for name, tensor in inner.params.items():
                 tensor.requires_grad_(name in active)
-            x, y = slot.data or self.resident or (at, at)
+            x, y = space.data or self.resident or (at, at)
             rows = [plan.index_select(0, at).view(-1) for plan in plans]
-            step(slot.task, inner, [(x.index_select(0, r), y.index_select(0, r)) for r in rows], phase)
+            step(space.task, inner, [(x.index_select(0, r), y.index_select(0, r)) for r in rows], phase)
             at.add_(1)
 
-        saved = [(t, t.clone()) for t in self._written(slot)]
+        saved = [(t, t.clone()) for t in self._written(space)]
         inner.grad_steps, inner.fresh = {}, True
         for _ in range(WARM_UPS):
             one_step()
             at.zero_()
-        self.device.settle()
-        moved = list(inner.grad_steps)  # known before recording, which may end halfway through the step
-        run = self._graph_of(one_step, slot.stream, slot.pool)
+        self.device.synchronize()
+        moved = list(inner.grad_steps)  # read before recording, which may fail halfway through the step
+        run = self._graph_of(one_step, space.stream, space.pool)
         with torch.no_grad():
             for tensor, value in saved:
                 tensor.copy_(value)
-        slot.graphs[key] = Captured(run, plans, at, moved)
+        space.graphs[key] = Captured(run, plans, at, moved)
         self.captures += 1
-        return slot.graphs[key]
+        return space.graphs[key]
 
     def _graph_of(self, job: Job, stream: object, pool: object) -> Job:
-        """A job as a graph; if it cannot be captured, the job itself, and a note that says which part and why."""
+        """A job as a graph; if it cannot be captured, the job itself, with a note that says which part and why."""
         try:
             return self.device.record(job, stream, pool)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            self.device.settle()
+            self.device.synchronize()
             found = culprit(error)
             who = f"{found[0]} ({found[1]})" if found else "the model"
             self._note(f"{who} cannot be captured in a CUDA graph and runs eagerly: {_first_line(error)}")
@@ -524,12 +528,12 @@ class Graphs(LocalEngine):
         if text not in self.notes:
             self.notes.append(text)
 
-    def _written(self, slot: Slot) -> list[Tensor]:
-        """All that a step changes."""
-        carry, optimizer = slot.carry, slot.carry.optimizer
+    def _written(self, space: Workspace) -> list[Tensor]:
+        """All tensors that a step changes."""
+        carry, optimizer = space.carry, space.carry.optimizer
         assert optimizer is not None
-        trees = (slot.integers, carry.grad_sum, optimizer.first_moment, optimizer.second_moment)
-        return [slot.live, carry.key, carry.loss_sum, optimizer.updates, *(t for tree in trees for t in tree.values())]
+        trees = (space.integers, carry.grad_sum, optimizer.first_moment, optimizer.second_moment)
+        return [space.live, carry.key, carry.loss_sum, optimizer.updates, *(t for tree in trees for t in tree.values())]
 
 
 def _zero(tree: Tree) -> None:
@@ -543,12 +547,12 @@ def _tensors(state: ClientState | None) -> list[Tensor]:
 
 
 def _first_line(error: BaseException) -> str:
-    first = error.__context__ or error  # ending a broken capture raises again
+    first = error.__context__ or error  # ending a failed capture raises again
     return str(first).strip().splitlines()[0]
 
 
 def _finite(trees: list[Tree], like: Tensor) -> Tensor:
-    """Whether all floats are finite, as a tensor: nothing waits for it here."""
+    """Whether all floats are finite, as a tensor, so that the host does not wait."""
     blocks = [tree.block for tree in trees if isinstance(tree, Packed)]
     loose = [t for tree in trees if not isinstance(tree, Packed) for t in tree.values() if t.is_floating_point()]
     checks = [torch.isfinite(t).all() for t in (*blocks, *loose) if t.numel()]

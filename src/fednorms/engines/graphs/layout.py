@@ -1,4 +1,4 @@
-"""A model as one block of floats, so that loading a client and averaging it are single copies."""
+"""A model as one block of floats: loading a client and averaging it are then single operations."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from fednorms.core.tree import Tree
 
-ALIGNED = 64  # elements: tensors in a block start where allocations of their own would
+ALIGNED = 64  # elements: tensors in a block are aligned like separate allocations
 
 
 class Layout:
-    """Where each tensor of a model lies in one block of floats; exchanged ones first, integers beside them."""
+    """The place of each tensor of a model in one block of floats, exchanged ones first; integers are kept apart."""
 
     def __init__(self, model: Tree, exchanged: Sequence[str]) -> None:
         floats = [n for n in model if model[n].is_floating_point()]
@@ -35,8 +35,8 @@ class Layout:
     def views(self, block: Tensor) -> Tree:
         """The tensors of a model as views of a block.
 
-        `.data` gives each a version counter of its own: a running mean that a step updates in place must not make
-        autograd believe that a weight beside it has changed.
+        `.data` gives each its own version counter: when a step updates a running mean in place, autograd must not
+        believe that a weight in the same block has changed.
         """
         return Tree(
             {n: block[p : p + self.shapes[n].numel()].view(self.shapes[n]).data for n, p in self.places.items()}
@@ -48,12 +48,12 @@ class Layout:
 
 
 def shapes_of(*groups: Mapping[str, Tree]) -> list[dict[str, torch.Size]]:
-    """The shapes of all tensors in groups of trees, in the order of the trees' names."""
+    """Shapes of all tensors in groups of trees, in the order of the trees' names."""
     return [{k: t.shape for k, t in group[name].items()} for group in groups for name in sorted(group)]
 
 
 def copy_tree(to: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
-    """Copy the tensors that both have, in as few operations as their types allow."""
+    """Copy the tensors that both trees have, in as few operations as possible."""
     names = [n for n in to if n in source]
     if names:
         torch._foreach_copy_([to[n] for n in names], [source[n] for n in names])
