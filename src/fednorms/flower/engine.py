@@ -19,7 +19,7 @@ from fednorms.evaluation.modes import Mode
 from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.explain.deployable import PROVIDES
 from fednorms.flower import messages
-from fednorms.flower.agreement import Agreement
+from fednorms.flower.agreement import agreement
 from fednorms.flower.generations import NONE
 from fednorms.flower.roster import Answers, Roster
 from fednorms.runs.store.clients import ClientStore
@@ -50,7 +50,7 @@ class Remote(Loop):
 
     def samples(self, name: str) -> int:
         """How many images a site trains on, by its card."""
-        return self.roster.cards[name].train
+        return self.roster.cards[name].facts.samples
 
     # -- what the core asks an engine for -------------------------------------------------------------------------
     def measure(self, p: Part, job: Pass, sent: Broadcast, names: Sequence[str]) -> dict[str, tuple[Tree, Tree]]:
@@ -120,8 +120,7 @@ class Remote(Loop):
         found = self._scores[key]
         if not found:
             return None
-        domains = {name: card.domain for name, card in self.roster.cards.items()}
-        return Scores(mode.model, mode.statistics, split, found, domains)
+        return Scores(mode.model, mode.statistics, split, found, self.roster.facts.domain_of)
 
     def _test(
         self, state: ServerState, cohort: Sequence[str], tests: list[str]
@@ -151,10 +150,10 @@ class Remote(Loop):
         travels |= {n for n, t in sent.model.items() if n not in travels and not torch.equal(t, net.initial[n])}
         model = sent.model.pick(n for n in sent.model if n in travels)
         fixed = net.initial.pick(n for n in net.initial if n not in set(net.exchanged))
-        agreement = Agreement.of([c for _, c in sorted(self.roster.cards.items())], len(self.clients)).to_json()
+        agreed = agreement(self.roster.facts)
         contents: dict[str, RecordDict] = {}
         for name in names:
-            about = {**words, "agreement": agreement, "accepted": self._accepted(name)}
+            about = {**words, "agreement": agreed, "accepted": self._accepted(name)}
             once = Tree() if name in self._holding else fixed
             contents[name] = messages.pack_broadcast(sent, model, once, about)
         answers = self.roster.ask(kind, contents)
@@ -203,11 +202,10 @@ class Remote(Loop):
 
 def blank_federation(roster: Roster, task: Task) -> Federation:
     """The sites by name, each with one black image: all that a server has of them."""
-    shape = next(card.shape for card in roster.cards.values())
-    black = Split(torch.zeros(1, *shape, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
-    domains = {name: card.domain for name, card in roster.cards.items()}
-    classes = list(next(iter(roster.cards.values())).classes)
-    return Federation("flower", [Site(n, domains.get(n, n), black) for n in roster.names], classes, task.preprocessing)
+    facts = roster.facts
+    black = Split(torch.zeros(1, *facts.shape, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+    sites = [Site(site.name, site.domain, black) for site in facts.sites]
+    return Federation("flower", sites, facts.classes, task.preprocessing)
 
 
 def _odd_ones(trees: dict[str, Tree]) -> dict[str, str]:

@@ -280,14 +280,14 @@ def compare(
     for label, text in chosen.items():
         own = with_changes(settings, lr=rates.get(label, settings.lr))
         for seed in numbers:
-            made = Recipe.make(shared | {"method": text, "seed": seed, "training": own}).resolved()
+            made = Recipe.make(shared | {"method": text, "seed": seed, "training": own})
             cells.append(Cell(label, made, root / f"{slugs[label]}-{seed}" if root else None))
     data = own_federation if own_federation is not None else open_federation(cells[0].recipe)
     cells = _checked(cells, data, module, function)
     sent = data if jobs == 1 else own_federation  # processes read a named federation themselves
     outcomes = run_cells(cells, jobs, Own(sent, module, function), watch)
-    metric = cells[0].recipe.adopting(data.protocol).metric
-    comparison = Comparison(chosen, numbers, outcomes, _about(cells, data, numbers), root, metric=metric)
+    about = _about(cells, data, numbers)
+    comparison = Comparison(chosen, numbers, outcomes, about, root, metric=cells[0].recipe.metric)
     if module is not None and len(numbers) > 1:
         comparison.notes.append(
             "first weights: those of your model in every seed; seeds vary the order of images, who takes part in a "
@@ -359,26 +359,29 @@ def _rates(lr: Mapping[str, float], chosen: Mapping[str, str]) -> dict[str, floa
 
 
 def _checked(cells: list[Cell], federation: Federation, model: nn.Module | None, loss: Loss | None) -> list[Cell]:
-    """Find bad input before the first run: methods that do not fit the model, directories of other recipes."""
+    """Find bad input before the first run: methods that do not fit the model, directories of other recipes.
+
+    Returns the cells with their recipes as they run: nothing is "auto" any more.
+    """
     problems: dict[str, str] = {}
+    resolved: dict[str, Recipe] = {}
     for label in dict.fromkeys(cell.label for cell in cells):
         try:
-            Session.open(next(c.recipe for c in cells if c.label == label), federation, model, loss)
+            first = next(c.recipe for c in cells if c.label == label)
+            resolved[label] = Session.open(first, federation, model, loss).recipe
         except BadInput as error:
             problems[label] = str(error)
     if problems:
-        first = next(iter(problems.values()))
         alike = len(set(problems.values())) == 1
-        raise BadInput(first if alike else "\n".join(f"{k}: {v}" for k, v in problems.items()))
-    if cells[0].path is None:
-        return cells
-    found = federation.fingerprint()
-    recorded = {"fingerprint": found}
-    marked = [with_changes(c, recipe=c.recipe.adopting(federation.protocol).model_copy(update=recorded)) for c in cells]
-    for cell in marked:
-        assert cell.path is not None
-        RunDirectory(cell.path).create(cell.recipe.to_toml(), resume=True)
-    return marked
+        raise BadInput(next(iter(problems.values())) if alike else "\n".join(f"{k}: {v}" for k, v in problems.items()))
+    recorded = {} if cells[0].path is None else {"fingerprint": federation.fingerprint()}
+    checked = [
+        with_changes(c, recipe=resolved[c.label].model_copy(update={"seed": c.recipe.seed, **recorded})) for c in cells
+    ]
+    for cell in checked:
+        if cell.path is not None:
+            RunDirectory(cell.path).create(cell.recipe.to_toml(), resume=True)
+    return checked
 
 
 def _about(cells: list[Cell], federation: Federation, seeds: list[int]) -> dict[str, str]:

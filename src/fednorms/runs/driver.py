@@ -26,7 +26,6 @@ from fednorms.engines.devices import numerics
 from fednorms.engines.loop import Trained, repeatable
 from fednorms.evaluation.scores import Scores, judged_by
 from fednorms.methods.registry import method as read_method
-from fednorms.runs.facts import write_facts
 from fednorms.runs.handed_over import federation_keys
 from fednorms.runs.identity import named, own_loss, own_model, own_parts, same_code
 from fednorms.runs.local_scores import LocalScores
@@ -180,7 +179,6 @@ def execute(
     callback: Callback | None = None,
 ) -> Result:
     """Run a recipe from the start or from its last checkpoint."""
-    recipe = recipe.resolved()
     for what, text, given in (
         ("federation", recipe.federation, federation),
         ("model", recipe.model, model),
@@ -221,7 +219,8 @@ def _in_directory(session: Session, directory: RunDirectory | None, callback: Ca
     session.recipe = recipe.model_copy(update={"fingerprint": found})
     directory.create(session.recipe.to_toml(), resume=True)
     with directory.lock():
-        write_facts(directory, session)
+        if not directory.facts_path.exists():
+            directory.write_facts(session.facts)
         try:
             return play(session, directory, callback)
         except Exception:

@@ -10,7 +10,6 @@ from torch import nn
 
 from fednorms.core.errors import BadInput
 from fednorms.core.states import ServerState
-from fednorms.runs.facts import Facts
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session
 from fednorms.runs.use.choose import choose
@@ -168,4 +167,4 @@ def site_model(session: Session, state: ServerState, site: str | None) -> nn.Mod
     task, engine = session.task, session.engine
     cohort = session.participation.cohort(engine.clients, session.recipe.seed, max(state.round - 1, 0))
     sent = engine.test_broadcast(state, cohort)
-    return task.net.plain(choose(task, Facts.of(session), sent, engine.store, site).tensors)
+    return task.net.plain(choose(task, session.facts, sent, engine.store, site).tensors)
