@@ -310,7 +310,7 @@ def test_a_recipe_divides_its_federation():
     assert [s.name for s in found.unseen] == ["foggy"]
     with pytest.raises(BadInput, match='Unknown partition "lda"'):
         Recipe.make({"data": {"partition": "lda(beta=1)"}})
-    with pytest.raises(BadInput, match="divided before the run"):
+    with pytest.raises(BadInput, match="cannot divide a custom federation"):
         Session.open(Recipe(federation="custom:mine", data={"partition": "iid(clients=2)"}), tiny())
 
 

@@ -231,4 +231,4 @@ def test_worker_processes_read_packs_and_augment_as_the_loop_does(tmp_path):
         for engine in ("loop", "workers")
     )
     assert torch.equal(weights(loop), weights(workers))
-    assert loop.scores() == workers.scores()
+    assert loop.scores().to_dict() == workers.scores().to_dict()

@@ -17,7 +17,7 @@ MODEL = "cnn-small"
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogEntry:
     """What a docstring says of a method."""
 
     name: str
@@ -26,7 +26,7 @@ class Entry:
     options: str
 
 
-def entries() -> list[Entry]:
+def entries() -> list[CatalogEntry]:
     """Every name that `method` understands, with the first sentence of its docstring.
 
     >>> next(e for e in entries() if e.name == "fedbn").paper
@@ -35,14 +35,14 @@ def entries() -> list[Entry]:
     return [_entry(name) for name in names()]
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str) -> CatalogEntry:
     if name == "fedavg":
-        return Entry(
+        return CatalogEntry(
             name, "Train on every client, average the models weighted by data size.", "McMahan et al. 2017", ""
         )
     made: Any = SUMS.get(name) or REGISTRY[name]
     doc = inspect.getdoc(made) or ""
-    return Entry(name, _first_sentence(doc), getattr(made, "paper", "") or _paper(doc), _defaults(made))
+    return CatalogEntry(name, _first_sentence(doc), getattr(made, "paper", "") or _paper(doc), _defaults(made))
 
 
 def _first_sentence(doc: str) -> str:
@@ -117,7 +117,7 @@ def facts(method: str, avg: Description) -> dict[str, str]:
     return {title: value(found, avg) for title, (_, value) in COLUMNS.items()}
 
 
-def overview() -> list[tuple[Entry, dict[str, str]]]:
+def overview() -> list[tuple[CatalogEntry, dict[str, str]]]:
     """Every method with its facts; takes a few seconds."""
     avg = describe("fedavg", MODEL)
     return [(entry, facts(entry.name, avg)) for entry in entries()]

@@ -13,7 +13,7 @@ from fednorms.core.errors import BadInput
 from fednorms.data import Federation
 from fednorms.evaluation.modes import Mode
 from fednorms.evaluation.scores import Scores, SiteScore
-from fednorms.runs.identity import named
+from fednorms.runs.identity import custom_name
 from fednorms.runs.losses import Loss
 from fednorms.runs.use.opened import OpenRun, Which, open_run
 
@@ -51,7 +51,7 @@ def evaluate_run(
     empty: list[Mode] = []
     for mode in dict.fromkeys(asked):
         if mode.model == "adapted" and opened.lost_loss:
-            raise BadInput(f'"adapted" trains with the run\'s own loss ({named(opened.lost_loss)}): pass loss=.')
+            raise BadInput(f'"adapted" trains with the run\'s own loss ({custom_name(opened.lost_loss)}): pass loss=.')
         if mode.model == "after_local":
             scores = _recorded(opened, mode, split)
         else:

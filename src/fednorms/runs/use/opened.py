@@ -23,7 +23,7 @@ from fednorms.engines.devices import pick_device
 from fednorms.engines.loop import Loop
 from fednorms.evaluation.modes import MEASURED, tested_state, unseen_broadcast
 from fednorms.runs.assemble import assemble
-from fednorms.runs.identity import named
+from fednorms.runs.identity import custom_name
 from fednorms.runs.losses import LOSSES, Loss, cross_entropy
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session, open_federation
@@ -130,7 +130,7 @@ class OpenRun:
         if self.lost_loss:
             raise BadInput(
                 f"Run {self.directory.path} was trained with a loss of your own "
-                f"({named(self.lost_loss)}): pass the same as loss=."
+                f"({custom_name(self.lost_loss)}): pass the same as loss=."
             )
 
     @contextmanager
@@ -183,7 +183,7 @@ def open_run(
     recipe = _portable(Recipe.from_toml(directory.read_recipe(), str(directory.recipe)), device)
     if recipe.model.startswith("custom:") and model is None:
         raise BadInput(
-            f"Run {path} was made with a model of your own ({named(recipe.model)}); "
+            f"Run {path} was made with a model of your own ({custom_name(recipe.model)}); "
             "use it from Python and pass the same as model=."
         )
     found = _checkpoint(directory, recipe, which)
