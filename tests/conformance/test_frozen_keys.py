@@ -599,7 +599,7 @@ def test_names_of_models_federations_chains_losses_and_analyses():
         resnet20-b resnet18-cifar resnet18-cifar-untracked
     """)
     assert list(federations()) == words("""
-        digits-shift digits-dials folder:PATH pack:FILE digits-five office-caltech-10 office-home office-31 pacs
+        digits-shift digits-dials digits-corrupted digits-styles folder:PATH pack:FILE digits-five office-caltech-10 office-home office-31 pacs
         vlcs domainnet cifar-10 cifar-100 cifar-10-c camelyon17 fed-isic2019 fairface centres medmnist npz
         huggingface
     """)
@@ -655,7 +655,7 @@ def test_layers_that_an_export_names():
 # -- what custom parts are written with -----------------------------------------------------------------------------
 VIEWS = {
     "Context": "round rounds lr lr_0 momentum keeps_momentum batch_size client samples relative clients attributes "
-    "evaluating mean_steps seed cohort deployed",
+    "evaluating mean_steps seed cohort deployed slots",
     "Step": "params start x y context head path forward base logits features part down mine testing window hessian",
     "Begin": "context down mine owned received",
     "End": "params start delta mean_grad buffers steps gradient context down mine model owned",
@@ -670,8 +670,8 @@ VIEWS = {
 
 def test_hooks_and_what_they_see():
     assert sorted(HOOKS) == words("""
-        arrange batch begin decay down evaluation finish grad init loss mechanism missing objective oracle passes
-        path plan protect release route send server stats surgery trips twin
+        arrange batch begin decay down evaluation finish grad init loss missing objective oracle passes path plan
+        privacy route send server stats surgery twin
     """)
     seen = [*(getattr(views, n) for n in ("Context", "Step", "Begin", "End", "Round", "Mechanism")), fn.Phase, fn.Pass]
     seen += [fn.Eval, Slot]

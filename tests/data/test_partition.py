@@ -15,7 +15,6 @@ from fednorms.data import Federation, MappedImages, Preprocessing, Site, Split
 from fednorms.data.label_rules import DirichletClass
 from fednorms.data.partition import Partition, partition, plan
 from fednorms.data.rules import RULES, rule, rules
-from fednorms.runs.facts import Facts
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session, open_federation
 
@@ -311,12 +310,12 @@ def test_a_recipe_divides_its_federation():
     assert recipe.data.partition == "iid(clients=2, within='domain')"
     assert Recipe.from_toml(recipe.to_toml()) == recipe
     found = open_federation(recipe)
-    assert Facts.of(Session.open(recipe)).partition["hash"] == found.source["partition"]["hash"]
+    assert Session.open(recipe).facts.partition["hash"] == found.source["partition"]["hash"]
     assert len(found.clients) == 8
     assert [s.name for s in found.unseen] == ["foggy"]
     with pytest.raises(BadInput, match='Unknown partition "lda"'):
         Recipe.make({"data": {"partition": "lda(beta=1)"}})
-    with pytest.raises(BadInput, match="divided before the run"):
+    with pytest.raises(BadInput, match="cannot divide a custom federation"):
         Session.open(Recipe(federation="custom:mine", data={"partition": "iid(clients=2)"}), tiny())
 
 

@@ -14,8 +14,9 @@ from fednorms.cli import main
 from fednorms.core.errors import BadInput, Diverged, RunFailed
 from fednorms.core.round import broadcast, initial_state, server_update
 from fednorms.data import Federation, Preprocessing
+from fednorms.data.facts import Facts, SiteFacts
 from fednorms.flower import messages
-from fednorms.flower.agreement import Card
+from fednorms.flower.agreement import Card, agreement, read_agreement
 from fednorms.flower.generations import Generations
 from fednorms.flower.server import serve
 from fednorms.flower.settings import fingerprint, read
@@ -163,12 +164,15 @@ def test_a_stranger_is_refused(tmp_path):
 def test_a_site_whose_data_do_not_fit_is_told_why():
     def card(**changes):
         values = {"classes": ("cat", "dog"), "shape": (3, 8, 8), "dtype": "uint8", "preprocessing": Preprocessing()}
-        return Card("north", "north", **(values | changes), train=3, val=0, test=0)
+        site = SiteFacts("north", "north", images={"train": [1, 2]})
+        facts = Facts("north", **(values | changes), sites=(site,), clients=("north",), samples=3)
+        return Card(facts, {"train": 3, "val": 0, "test": 0})
 
     assert card().differs(card()) == ""
-    assert card(classes=("cat",)).differs(card()) == """its classes are ['cat'], those of "north" ['cat', 'dog']"""
+    assert card(classes=("cat",)).differs(card()) == """classes: ['cat'], but "north" has ['cat', 'dog']"""
     assert "3x9x8" in card(shape=(3, 9, 8)).differs(card())
-    assert Card.from_json(card(counts=(1, 2)).to_json()) == card(counts=(1, 2))
+    assert Card.from_json(card().to_json()) == card()
+    assert read_agreement(agreement(card().facts)).class_counts == [1, 2]
 
 
 def test_a_site_that_lost_its_disk_is_left_out_and_says_so(tmp_path):

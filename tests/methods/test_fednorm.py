@@ -10,7 +10,6 @@ from fednorms.core.part import Route
 from fednorms.core.round import broadcast, server_update
 from fednorms.data import Federation
 from fednorms.evaluation.modes import Mode
-from fednorms.runs.facts import Facts
 from fednorms.runs.use.choose import choose
 from tests.support.after import federation, trained
 from tests.support.tiny import close, same, tiny_data, tiny_net, tiny_task
@@ -91,7 +90,7 @@ def test_an_unseen_site_is_tested_with_its_modality():
     tested = {}
     for modality in ("CT", "MRI"):
         session, state = trained("fednorm", sites=sites(a="CT", b="MRI", c="CT", u=modality), **SETTINGS)
-        tested[modality] = choose(session.task, Facts.of(session), session.engine.test_broadcast(state, []), {}, "u")
+        tested[modality] = choose(session.task, session.facts, session.engine.test_broadcast(state, []), {}, "u")
         for name, tensor in of(state, modality).items():
             assert torch.equal(tested[modality].tensors[name], tensor)
         assert session.engine.evaluate(state, Mode("unseen"), "abc").sites["u"].samples == 9
@@ -105,7 +104,7 @@ def test_sites_without_the_attribute_are_named_at_once():
 def test_a_model_for_nobody_in_particular_is_refused():
     session, state = trained("fednorm", sites=sites(a="CT", b="MRI", c="CT", u="CT"), **SETTINGS)
     with pytest.raises(BadInput, match=r"one model per modality \(CT, MRI\)"):
-        choose(session.task, Facts.of(session), session.engine.test_broadcast(state, []), {}, None)
+        choose(session.task, session.facts, session.engine.test_broadcast(state, []), {}, None)
 
 
 def test_what_another_part_keeps_local_is_not_averaged():

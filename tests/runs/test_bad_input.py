@@ -122,7 +122,7 @@ def test_other_data_are_refused(tmp_path):
 
 def test_a_run_with_objects_of_the_users_own_says_what_resume_needs(tmp_path):
     fn.run("fedavg", two_sites(), Flat(), 1, out=tmp_path / "run")
-    with pytest.raises(BadInput, match=r"federation of your own .*fednorms.resume\(path, federation=...\)"):
+    with pytest.raises(BadInput, match=r"custom federation .*fednorms.resume\(path, federation=...\)"):
         fn.resume(tmp_path / "run")
 
 
@@ -165,5 +165,5 @@ def test_pixels_changed_in_place_are_found_by_the_fingerprint(tmp_path):
 def test_what_divides_a_named_federation_is_refused_beside_an_object(key, value):
     recipe = fn.Recipe(data={key: value})
     for start in (fn.run, lambda method, *more, **options: fn.compare([method], *more, **options)):
-        with pytest.raises(BadInput, match=f"data.{key} = .* divided before the run"):
+        with pytest.raises(BadInput, match=f"data.{key} = .* before the run"):
             start("fedavg", fn.federation("digits-shift"), recipe=recipe)

@@ -16,7 +16,7 @@ import fednorms as fn
 from fednorms.data import Federation, Site, Split
 from fednorms.runs import report
 from fednorms.runs.cells import Outcome
-from fednorms.runs.compare import Comparison, Entry, slug
+from fednorms.runs.compare import Comparison, MeanStd, slug
 from tests.support.kept import SMALL
 
 
@@ -55,7 +55,7 @@ def test_entries_are_mean_and_sample_deviation_of_single_runs(comparison):
     assert row.entries["mean"].mean == pytest.approx(statistics.mean(r.accuracy for r in single))
     assert row.mode == "personal/own"
     assert comparison.rows[0].mode == "global/global"
-    unseen = [r.scores("unseen/global")["domains"]["new"] for r in single]
+    unseen = [r.scores("unseen/global").domains["new"] for r in single]
     assert row.entries["new (unseen)"].mean == pytest.approx(statistics.mean(unseen))
     assert comparison.columns == ["east", "west", "new (unseen)", "mean"]
 
@@ -125,7 +125,7 @@ def test_some_seeds_may_fail():
     rows = [{"round": 1, "scores": scores}]
     done = [Outcome("m", 0, 0.1, "global/global", rows), Outcome("m", 1, 0.1, error="no memory")]
     found = Comparison({"m": "m"}, [0, 1], done)
-    assert found.rows[0].entries["a"] == Entry(0.5, None)
+    assert found.rows[0].entries["a"] == MeanStd(0.5, None)
     assert found.rows[0].failed == {1: "no memory"}
     nothing = Comparison({"m": "m"}, [0], [Outcome("m", 0, 0.1, error="no memory")])
     assert nothing.best is None
@@ -212,7 +212,7 @@ def test_what_is_odd_about_the_data_is_said():
 
 
 def test_unseen_sites_must_be_there_to_be_tested():
-    with pytest.raises(fn.BadInput, match='"unseen" tests sites that do not train, and all 2 sites'):
+    with pytest.raises(fn.BadInput, match='"unseen" tests sites that do not train, but all 2 sites'):
         fn.run("fedavg", small(), rounds=1, batch_size=6, evaluate=["unseen"])
 
 
@@ -237,4 +237,4 @@ def test_a_model_of_ones_own_is_said_to_start_all_seeds_alike():
 def test_names_of_directories():
     assert slug("../../etc") == "etc"
     assert slug("a(b=1)") != slug("a(b=2)")
-    assert math.isfinite(Entry.of([0.1, 0.1]).std)
+    assert math.isfinite(MeanStd.of([0.1, 0.1]).std)

@@ -358,9 +358,9 @@ def test_a_run_of_another_model_or_loss_is_not_taken_for_this_one(tmp_path):
         fn.run("fedavg", sites(), model, 1, loss=two, out=tmp_path / "r")
     with pytest.warns(UserWarning, match="other first weights than the run began with"):
         fn.resume(tmp_path / "r", federation=sites(), model=tiny_net(1, torch.float32), loss=one)
-    with pytest.raises(BadInput, match="made with another model of your own"):
+    with pytest.raises(BadInput, match="made with another custom model"):
         fn.resume(tmp_path / "r", federation=sites(), model=Twice(), loss=one)
-    with pytest.raises(BadInput, match="made with another loss of your own"):
+    with pytest.raises(BadInput, match="made with another custom loss"):
         fn.resume(tmp_path / "r", federation=sites(), model=model, loss=two)
     with pytest.raises(BadInput, match="another recipe"):
         fn.compare(["fedavg"], sites(), tiny_net(1, torch.float32), 1, seeds=1, out=fn_compare(tmp_path, model))

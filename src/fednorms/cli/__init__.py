@@ -10,6 +10,7 @@ from importlib import import_module
 
 from fednorms.core.errors import FednormsError
 from fednorms.core.options import nearest
+from fednorms.runs.interface import command_line
 
 _GROUPS = {
     "Train": {
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), command_line():
             warnings.showwarning = _as_note
             code = _dispatch(args)
         sys.stdout.flush()

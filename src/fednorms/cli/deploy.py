@@ -129,8 +129,10 @@ def _init(args: Sequence[str]) -> int:
 
 def _check_request(recipe: Recipe, deployment: Deployment, host: str) -> None:
     """Find problems that would otherwise appear only at the sites, and report all of them at once."""
-    from fednorms.core.net import Net
-    from fednorms.models import build
+    from fednorms.core.preprocessing import Preprocessing
+    from fednorms.data.facts import Facts, SiteFacts
+    from fednorms.runs.assemble import assemble
+    from fednorms.runs.losses import cross_entropy
 
     sites, classes = deployment.site_names, deployment.class_names
     weights, data = recipe.class_weights, recipe.data
@@ -150,9 +152,11 @@ def _check_request(recipe: Recipe, deployment: Deployment, host: str) -> None:
     if problems := [text for text, found in wrong.items() if found]:
         raise BadInput("deploy init: " + "; ".join(problems) + ".")
     assert data.size is not None
-    module = build(recipe.model, classes=len(classes), channels=deployment.channels, size=data.size, seed=0)
-    net = Net(module, recipe.whole_method(), name=recipe.model, head=recipe.head or None)
-    net.probe((deployment.channels, data.size, data.size), len(classes))
+    shape = (deployment.channels, data.size, data.size)
+    named = tuple(SiteFacts(name, name) for name in sites)
+    facts = Facts("deployment", tuple(classes), shape, "uint8", Preprocessing(), named, tuple(sites), 0)
+    here = {"device": "cpu", "pretrained": False, "weights": ""}  # without downloads, on any machine
+    assemble(recipe.model_copy(update=here), facts, loss=cross_entropy)
 
 
 def _joined(what: str, names: list[str]) -> str:
@@ -164,9 +168,9 @@ def _joined(what: str, names: list[str]) -> str:
 
 
 def _check(args: Sequence[str]) -> int:
+    from fednorms.data.facts import Facts
     from fednorms.flower.site import open_site
-    from fednorms.runs.facts import Facts, SiteFacts
-    from fednorms.runs.use.opened import task_of
+    from fednorms.runs.assemble import assemble
 
     given = parse(Check, "deploy check", args)
     recipe, deployment = read_project(given.project)
@@ -176,11 +180,7 @@ def _check(args: Sequence[str]) -> int:
     found = open_site(recipe, deployment, node)
     site = found.sites[0]
     counts = site.counts(found.num_classes)
-    facts = Facts(
-        found.name, tuple(found.classes), found.shape, "uint8", found.preprocessing,
-        (SiteFacts(site.name, site.domain, images=counts),), (site.name,), sum(counts.get("train", [])),
-    )  # fmt: skip
-    task_of(recipe.resolved().model_copy(update={"pretrained": False, "weights": ""}), facts)  # the model takes them
+    assemble(recipe.resolved().model_copy(update={"pretrained": False, "weights": ""}), Facts.of(found))
     if not counts.get("train"):
         raise BadInput(f"{given.data}: no training images.")
     empty = [c for c, n in zip(found.classes, counts["train"], strict=True) if n == 0]

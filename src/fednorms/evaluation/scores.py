@@ -177,6 +177,18 @@ class Scores:
             "sites": {name: site.to_dict() for name, site in self.sites.items()},
         }
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], domain_of: Mapping[str, str]) -> Scores:
+        """Read what `to_dict` wrote; `domain_of` is that of the federation's `Facts`.
+
+        >>> site = SiteScore(0.5, 0.5, 1.0, 2, [0.5, math.nan])
+        >>> scores = Scores("personal", "own", "test", {"a": site}, {"a": "a"})
+        >>> Scores.from_dict(scores.to_dict(), {"a": "a"}).to_dict() == scores.to_dict()
+        True
+        """
+        sites = {name: SiteScore.from_dict(site) for name, site in values["sites"].items()}
+        return cls(values["mode"], values["statistics"], values["split"], sites, domain_of)
+
     def __repr__(self) -> str:
         per_domain = ", ".join(f"{d} {100 * a:.1f}" for d, a in self.domains.items())
         return f"Scores({self.label}, {self.split}: mean {100 * self.mean:.1f} ± {100 * self.std:.1f}; {per_domain})"

@@ -21,7 +21,6 @@ from fednorms.core.round import (
     begin,
     broadcast,
     finish,
-    initial_state,
     load,
     own_state,
     recipe_phase,
@@ -30,18 +29,13 @@ from fednorms.core.round import (
     train_twin,
 )
 from fednorms.core.states import Broadcast, Client, ServerState, Task, Upload, context_of
-from fednorms.core.training import Training
 from fednorms.core.tree import Tree
 from fednorms.core.views import Round
-from fednorms.data import Federation, Preprocessing, Site, Split
-from fednorms.engines.base import EngineSettings
+from fednorms.data import Split
 from fednorms.engines.joint import exchanges
-from fednorms.engines.loop import Loop
+from fednorms.explain.trial import AVERAGED, IMAGES, NAMES, Trial
 from fednorms.methods.registry import method as read_method
-from fednorms.models import build, models
-from fednorms.runs.store.clients import ClientStore
 
-AVERAGED = ("weighted", "uniform", "sum")
 # What a part acts on if it implements a hook; hooks that only carry its messages and state are left out.
 ACTS_ON = {
     "arrange": "sites",
@@ -233,35 +227,10 @@ def describe(
     2.0
     """
     chosen = read_method(method)
-    if shape is None:
-        known = models().get(model) if isinstance(model, str) else None
-        side = known.size if known and known.size else (32 if known else 224)
-        shape = (3, side, side)
-    module = (
-        build(model, classes=classes, channels=shape[0], size=shape[1], seed=0) if isinstance(model, str) else model
-    )
-    net = Net(module, chosen, head=head, name=model if isinstance(model, str) else type(model).__name__)
-    needs_two = net.probe(shape, classes)
-    generator = torch.Generator().manual_seed(0)
-    size = 4
-    sites = [
-        Site(
-            n,
-            n,
-            train=Split(torch.rand(2 * size, *shape, generator=generator), torch.arange(2 * size) % classes),
-            attributes={"modality": n},
-        )
-        for n in ("a", "b")
-    ]
-    federation = Federation("tiny", sites, [str(c) for c in range(classes)], Preprocessing())
-    task = Task(
-        net, Training(batch_size=size, lr=1e-3), rounds=4, seed=0, clients=2, samples=4 * size, needs_two=needs_two
-    )
-    engine = Loop(task, federation, federation, ClientStore(2**40), EngineSettings(torch.get_num_threads()))
-    state = engine.setup(initial_state(task))
-    state = server_update(task, state, engine.train(broadcast(task, state), ["a", "b"]).uploads)
-    sent = broadcast(task, state)
-    client = Client("a", sites[0].splits["train"], engine.store.get("a"), dict(sites[0].attributes))
+    trial = Trial.of(chosen, model, classes, shape, head)
+    task, net = trial.task, trial.task.net
+    state = server_update(task, trial.state, trial.engine.train(broadcast(task, trial.state), NAMES).uploads)
+    sent, client = broadcast(task, state), trial.client()
     with _counting(net) as seen:
         carry, early = begin(task, sent, client)
         before, seen[:] = sum(seen), []
@@ -272,12 +241,12 @@ def describe(
         upload, kept = finish(task, replace(carry), early)
         after_steps = sum(seen)
     if task.twin:
-        after_steps -= 2 * size  # the second model's steps once more
-    uploads = [upload, replace(upload, client="b")]
+        after_steps -= IMAGES  # the second model's steps once more
+    uploads = [upload, replace(upload, client=NAMES[1])]
     after = server_update(task, state, uploads)
     sizes = {n: Tree({n: t}).nbytes() for n, t in net.initial.items()}
-    lost = [n for n, t in module.state_dict().items() if not _kept(t, net.initial.get(n))]
-    weights = dict(module.named_parameters())
+    lost = [n for n, t in trial.module.state_dict().items() if not _kept(t, net.initial.get(n))]
+    weights = dict(trial.module.named_parameters())
     return Description(
         method=str(chosen),
         model=net.name,
@@ -305,8 +274,8 @@ def describe(
         model_down=sum(sizes[n] for n in net.exchanged),
         model_kept=kept.local.nbytes(),
         forward_passes=in_steps / max(carry.steps, 1),
-        extra_passes=(before + after_steps) / (2 * size),
-        batch_of_one=not needs_two,
+        extra_passes=(before + after_steps) / IMAGES,
+        batch_of_one=not task.needs_two,
         mixes_batch=_mixes_batch(net, client.data.batch(torch.arange(3))[0]),
         weights=len(weights),
         lost_weights=tuple(n for n in lost if n in weights),
@@ -329,7 +298,7 @@ def _kept(before: torch.Tensor, after: torch.Tensor | None) -> bool:
 def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> tuple[str, ...]:
     """What a part changes: the hooks it implements, less those that change nothing here."""
     acts = {hook for hook in ACTS_ON if hook in HOOKS and overrides(p, hook)} | (p.requires & {"joint"})
-    phase, one = [recipe_phase(task)], Client("a", Split(torch.zeros(1), torch.zeros(1)))
+    phase, one = [recipe_phase(task)], Client(NAMES[0], Split(torch.zeros(1), torch.zeros(1)))
     idle = {
         "surgery": p.name not in task.net.changes,
         "route": p.name not in task.net.keeping,

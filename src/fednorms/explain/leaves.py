@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fednorms.core.accounting import example
@@ -14,19 +13,13 @@ from fednorms.core.method import Method
 from fednorms.core.net import Net
 from fednorms.core.part import Part
 from fednorms.core.passes import LocalView
-from fednorms.core.round import broadcast, initial_state, load, own_state
+from fednorms.core.round import broadcast, load, own_state
 from fednorms.core.states import Broadcast, Client, Task, context_of
-from fednorms.core.training import Training
 from fednorms.core.tree import Tree
-from fednorms.data import Federation, Preprocessing, Site, Split
-from fednorms.engines.base import EngineSettings
-from fednorms.engines.loop import Loop
 from fednorms.explain.deployable import obstacle, pools
+from fednorms.explain.trial import AVERAGED, NAMES, Trial
 from fednorms.methods.registry import method as read_method
-from fednorms.models import build, models
-from fednorms.runs.store.clients import ClientStore
 
-AVERAGED = ("weighted", "uniform", "sum")
 _STATISTICS = [
     "  (!) Such tensors are computed from a site's images directly, not learnt; a few numbers per channel or",
     "  class, but of that site alone unless they are averaged before anybody sees them.",
@@ -119,24 +112,10 @@ def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small
     """
     chosen = read_method(method)
     why = obstacle(chosen)
-    known = models().get(model) if isinstance(model, str) else None
-    side = known.size if known and known.size else (32 if known else 224)
-    module = build(model, classes=classes, channels=3, size=side, seed=0) if isinstance(model, str) else model
-    net = Net(module, chosen, name=model if isinstance(model, str) else type(model).__name__)
-    needs_two = net.probe((3, side, side), classes)
-    generator = torch.Generator().manual_seed(0)
-    sites = []
-    for name in ("a", "b"):
-        data = Split(torch.rand(8, 3, side, side, generator=generator), torch.arange(8) % classes)
-        sites.append(Site(name, name, train=data, attributes={"modality": name}))
-    tiny = Federation("tiny", sites, [str(c) for c in range(classes)], Preprocessing())
-    training = Training(batch_size=4, lr=1e-3)
-    task = Task(net, training, rounds=4, seed=0, clients=2, samples=16, needs_two=needs_two)
-    engine = Loop(task, tiny, tiny, ClientStore(2**40), EngineSettings(torch.get_num_threads()))
-    state = engine.setup(initial_state(task))
-    sent = broadcast(task, state)
-    upload = engine.train(sent, ["a", "b"]).uploads[0]
-    client = Client("a", sites[0].splits["train"], engine.store.get("a"), dict(sites[0].attributes))
+    trial = Trial.of(chosen, model, classes)
+    task, net, sent = trial.task, trial.task.net, broadcast(trial.task, trial.state)
+    upload = trial.engine.train(sent, NAMES).uploads[0]
+    client = trial.client()
     kinds = {"weights": upload.model.pick(net.sent_params)}
     kinds["running statistics of features"] = upload.model.pick(n for n in net.buffers if n in upload.model)
     leaving = [

@@ -18,7 +18,7 @@ MODEL = "cnn-small"
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogEntry:
     """What a docstring says of a method."""
 
     name: str
@@ -35,7 +35,7 @@ https://arxiv.org/abs/1602.05629
 """
 
 
-def entries() -> list[Entry]:
+def entries() -> list[CatalogEntry]:
     """Every name that `method` understands, with the first sentence of its docstring.
 
     >>> next(e for e in entries() if e.name == "fedbn").paper
@@ -44,12 +44,13 @@ def entries() -> list[Entry]:
     return [_entry(name) for name in names()]
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str) -> CatalogEntry:
     made: Any = SUMS.get(name) or REGISTRY.get(name)  # None: fedavg, which has no parts
     doc = _FEDAVG if made is None else inspect.getdoc(made) or ""
     found = papers(doc)
     short = getattr(made, "paper", "") or (found[0].short if found else "")
-    return Entry(name, _first_sentence(doc), short, _defaults(made) if made else "", found[0].link if found else "")
+    link = found[0].link if found else ""
+    return CatalogEntry(name, _first_sentence(doc), short, _defaults(made) if made else "", link)
 
 
 def _first_sentence(doc: str) -> str:
@@ -118,7 +119,7 @@ def facts(method: str, avg: Description) -> dict[str, str]:
     return {title: value(found, avg) for title, (_, value) in COLUMNS.items()}
 
 
-def overview() -> list[tuple[Entry, dict[str, str]]]:
+def overview() -> list[tuple[CatalogEntry, dict[str, str]]]:
     """Every method with its facts; takes a few seconds."""
     avg = describe("fedavg", MODEL)
     return [(entry, facts(entry.name, avg)) for entry in entries()]

@@ -1,146 +1,114 @@
-"""What sites and the server must know of each other: a site's card, and what all agree on. No image leaves a site."""
+"""What sites and the server tell each other about the data: a site's card, and what all sites agree on.
+
+No image leaves a site. Both texts are JSON in a message's `about` record.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fednorms.data import Federation, Preprocessing, Protocol
-from fednorms.runs.facts import Facts, SiteFacts
+from fednorms.data.facts import Facts, SiteFacts
 
 
 @dataclass(frozen=True)
 class Card:
-    """What a site says of itself when it joins: its name, what its images are, and how many it has.
+    """What a site says about itself when it joins: the facts of its data, and the number of images per split.
 
-    `counts` (training images per class) are sent only where the recipe balances the classes.
+    The facts hold training images per class only if the recipe balances the classes. `order` sorts sites that the
+    deployment does not name.
     """
 
-    site: str
-    domain: str
-    classes: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: str
-    preprocessing: Preprocessing
-    train: int
-    val: int
-    test: int
-    counts: tuple[int, ...] = ()
+    facts: Facts
+    sizes: Mapping[str, int]
     order: int = 0
-    protocol: Protocol = field(default_factory=Protocol)
 
     @classmethod
     def of(cls, federation: Federation, *, counts: bool, order: int) -> Card:
         """The card of a federation that consists of one site."""
-        site = federation.sites[0]
-        split = next(iter(site.splits.values()))
-        sizes = {part: len(data) for part, data in site.splits.items()}
-        return cls(
-            site=site.name,
-            domain=site.domain,
-            classes=tuple(federation.classes),
-            shape=federation.shape,
-            dtype=str(split.x.dtype).removeprefix("torch."),
-            preprocessing=federation.preprocessing,
-            train=sizes.get("train", 0),
-            val=sizes.get("val", 0),
-            test=sizes.get("test", 0),
-            counts=tuple(site.counts(federation.num_classes).get("train", [])) if counts else (),
-            order=order,
-            protocol=federation.protocol,
-        )
+        whole, site = Facts.of(federation), federation.sites[0]
+        per_class = whole.class_counts if counts else []
+        sizes = {part: len(site.splits.get(part, ())) for part in ("train", "val", "test")}
+        return cls(_one_site(vars(whole), site.name, site.domain, sizes["train"], per_class), sizes, order)
+
+    @property
+    def site(self) -> str:
+        """The site's name."""
+        return self.facts.sites[0].name
 
     def to_json(self) -> str:
         """As text, for a message."""
-        return _text(self)
+        shared = _shared(self.facts)
+        protocol = shared.pop("protocol")
+        who = {"site": self.site, "domain": self.facts.sites[0].domain}
+        last = {"counts": self.facts.class_counts, "order": self.order, "protocol": protocol}
+        return json.dumps({**who, **shared, **self.sizes, **last})
 
     @classmethod
     def from_json(cls, text: str) -> Card:
         """The inverse of `to_json`."""
-        return cls(**_values(text))
+        values = json.loads(text)
+        facts = _one_site(_read(values), values["site"], values["domain"], values["train"], values["counts"])
+        return cls(facts, {part: values[part] for part in ("train", "val", "test")}, values["order"])
 
     def differs(self, other: Card) -> str:
-        """In what two sites' data do not fit together; empty if they do."""
-        for what, ours, theirs in (
-            ("classes", list(self.classes), list(other.classes)),
-            ("images", "x".join(map(str, self.shape)), "x".join(map(str, other.shape))),
-            ("pixels", self.dtype, other.dtype),
-            ("preprocessing", self.preprocessing.to_dict(), other.preprocessing.to_dict()),
-            ("protocol's choices", self.protocol.to_dict(), other.protocol.to_dict()),
+        """How the data of two sites do not fit together; empty if they do."""
+        ours, theirs = self.facts, other.facts
+        for what, mine, yours in (
+            ("classes", list(ours.classes), list(theirs.classes)),
+            ("images", "x".join(map(str, ours.shape)), "x".join(map(str, theirs.shape))),
+            ("pixels", ours.dtype, theirs.dtype),
+            ("preprocessing", ours.preprocessing.to_dict(), theirs.preprocessing.to_dict()),
+            ("protocol", ours.protocol.to_dict(), theirs.protocol.to_dict()),
         ):
-            if ours != theirs:
-                return f'its {what} are {ours}, those of "{other.site}" {theirs}'
+            if mine != yours:
+                return f'{what}: {mine}, but "{other.site}" has {yours}'
         return ""
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """What every site is told of the others: how many there are, and how many images they have in all."""
-
-    classes: tuple[str, ...]
-    shape: tuple[int, int, int]
-    dtype: str
-    preprocessing: Preprocessing
-    clients: int
-    samples: int
-    counts: tuple[int, ...] = ()
-    protocol: Protocol = field(default_factory=Protocol)
-
-    @classmethod
-    def of(cls, cards: Iterable[Card], clients: int) -> Agreement:
-        """The agreement of the sites that have joined; `clients` counts those that may still come, too."""
-        known = list(cards)
-        first = known[0]
-        channels, height, width = first.shape
-        return cls(
-            classes=first.classes,
-            shape=(channels, height, width),
-            dtype=first.dtype,
-            preprocessing=first.preprocessing,
-            clients=clients,
-            samples=sum(card.train for card in known),
-            counts=tuple(sum(row) for row in zip(*(card.counts for card in known if card.counts), strict=True)),
-            protocol=first.protocol,
-        )
-
-    def facts(self, sites: Iterable[SiteFacts] = ()) -> Facts:
-        """The federation's facts, from which the task is made; by default without any single site."""
-        images = {"train": list(self.counts)} if self.counts else {}
-        named = tuple(sites)
-        return Facts(
-            name="flower",
-            classes=self.classes,
-            shape=self.shape,
-            dtype=self.dtype,
-            preprocessing=self.preprocessing,
-            sites=named or (SiteFacts("all sites", "all sites", images=images),),
-            clients=tuple(s.name for s in named) or tuple(str(i) for i in range(self.clients)),
-            samples=self.samples,
-            protocol=self.protocol,
-        )
-
-    def to_json(self) -> str:
-        """As text, for a message."""
-        return _text(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Agreement:
-        """The inverse of `to_json`."""
-        return cls(**_values(text))
+def agreement(facts: Facts) -> str:
+    """What every site is told about all of them, as text: only sums, and nothing about another single site."""
+    shared = _shared(facts)
+    protocol = shared.pop("protocol")
+    sums = {"clients": len(facts.clients), "samples": facts.samples, "counts": facts.class_counts}
+    return json.dumps({**shared, **sums, "protocol": protocol})
 
 
-def _text(values: Card | Agreement) -> str:
-    plain = {"preprocessing": values.preprocessing.to_dict(), "protocol": values.protocol.to_dict()}
-    return json.dumps({**vars(values), **plain})
+def read_agreement(text: str) -> Facts:
+    """The facts in what `agreement` wrote: all sites appear as one."""
+    values = json.loads(text)
+    images = {"train": list(values["counts"])} if values["counts"] else {}
+    return Facts(
+        **_read(values),
+        name="flower",
+        sites=(SiteFacts("all sites", "all sites", images=images),),
+        clients=tuple(str(i) for i in range(values["clients"])),
+        samples=values["samples"],
+    )
 
 
-def _values(text: str) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(text)
-    lists: dict[str, Any] = {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
-    made = {
+_SHARED = ("classes", "shape", "dtype", "preprocessing", "protocol")
+
+
+def _one_site(shared: Mapping[str, Any], name: str, domain: str, train: int, counts: list[int]) -> Facts:
+    site = SiteFacts(name, domain, images={"train": list(counts)} if counts else {})
+    return Facts(**{k: shared[k] for k in _SHARED}, name=name, sites=(site,), clients=(name,), samples=train)
+
+
+def _shared(facts: Facts) -> dict[str, Any]:
+    whole = facts.to_dict()
+    return {key: whole[key] for key in _SHARED}
+
+
+def _read(values: Mapping[str, Any]) -> dict[str, Any]:
+    channels, height, width = values["shape"]
+    return {
+        "classes": tuple(values["classes"]),
+        "shape": (channels, height, width),
+        "dtype": values["dtype"],
         "preprocessing": Preprocessing.from_dict(values["preprocessing"]),
         "protocol": Protocol.from_dict(values.get("protocol", {})),
     }
-    return values | lists | made

@@ -15,14 +15,14 @@ from fednorms.data import Federation
 from fednorms.engines.devices import numerics, repeatable
 from fednorms.explain.deployable import refuse_obstacles
 from fednorms.flower import messages, settings
-from fednorms.flower.agreement import Agreement, Card
+from fednorms.flower.agreement import Card, read_agreement
 from fednorms.flower.messages import ABOUT, FIXED
-from fednorms.flower.site import Host, open_site
+from fednorms.flower.site import SiteClient, open_site
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
 
 SiteSource = Callable[[Context, Recipe], Federation]
-Answer = Callable[[Host, Broadcast, RecordDict], RecordDict]
+Answer = Callable[[SiteClient, Broadcast, RecordDict], RecordDict]
 
 
 def client_app(
@@ -53,54 +53,54 @@ def client_app(
         card = Card.of(federation, counts=recipe.class_weights == "balanced", order=order)
         return RecordDict({ABOUT: ConfigRecord({"card": card.to_json()})})
 
-    def with_host(answer: Answer) -> Callable[[Message, Context], RecordDict]:
+    def at_site(answer: Answer) -> Callable[[Message, Context], RecordDict]:
         def handle(message: Message, context: Context) -> RecordDict:
             recipe, federation = federation_of(context)
             words = messages.about(message.content)
             with numerics(recipe.precision, recipe.deterministic), repeatable(recipe.resolved().threads, recipe.seed):
                 start = model() if model else None
-                agreement = Agreement.from_json(str(words["agreement"]))
-                host = Host(recipe, federation, context.node_config, agreement, start, loss)
-                refuse_obstacles(host.task.method)
+                facts = read_agreement(str(words["agreement"]))
+                client = SiteClient(recipe, federation, context.node_config, facts, start, loss)
+                refuse_obstacles(client.task.method)
                 accepted = int(str(words["accepted"]))
-                host.recall(accepted)
+                client.recall(accepted)
                 sent_once = message.content.array_records.get(FIXED)
-                fixed = host.fixed(Tree() if sent_once is None else messages.tree_of(sent_once, host.device))
-                names, parts = list(host.task.net.initial), [p.name for p in host.task.method.parts]
-                sent = messages.unpack_broadcast(message.content, fixed, names, parts, host.device)
-                content = answer(host, sent, message.content)
-                content.config_records[ABOUT]["kept"] = host.keep(accepted)  # on the disk before the reply leaves
+                fixed = client.fixed(Tree() if sent_once is None else messages.tree_of(sent_once, client.device))
+                names, parts = list(client.task.net.initial), [p.name for p in client.task.method.parts]
+                sent = messages.unpack_broadcast(message.content, fixed, names, parts, client.device)
+                content = answer(client, sent, message.content)
+                content.config_records[ABOUT]["kept"] = client.keep(accepted)  # on the disk before the reply leaves
             return content
 
         return handle
 
     app.query("hello")(_reporting(hello))
-    app.query("measure")(_reporting(with_host(_measure)))
-    app.train()(_reporting(with_host(_train)))
-    app.evaluate()(_reporting(with_host(_evaluate)))
+    app.query("measure")(_reporting(at_site(_measure)))
+    app.train()(_reporting(at_site(_train)))
+    app.evaluate()(_reporting(at_site(_evaluate)))
     return app
 
 
-def _train(host: Host, sent: Broadcast, content: RecordDict) -> RecordDict:
-    done = host.train(sent, score=bool(messages.about(content)["score"]))
-    private = host.task.method.privacy is not None  # what the accountant does not count stays here
-    reply = messages.pack_upload(done.uploads[0], {"site": host.site.name}, telling=not private)
+def _train(client: SiteClient, sent: Broadcast, content: RecordDict) -> RecordDict:
+    done = client.train(sent, score=bool(messages.about(content)["score"]))
+    private = client.task.method.privacy is not None  # what the accountant does not count stays here
+    reply = messages.pack_upload(done.uploads[0], {"site": client.site.name}, telling=not private)
     for score in done.after_local.values():
         reply["after_local"] = messages.pack_score(score)
     return reply
 
 
-def _measure(host: Host, sent: Broadcast, content: RecordDict) -> RecordDict:
+def _measure(client: SiteClient, sent: Broadcast, content: RecordDict) -> RecordDict:
     words = messages.about(content)
-    up = host.measure(sent, str(words["part"]), str(words["when"]))
-    return RecordDict({ABOUT: ConfigRecord({"site": host.site.name}), "up": messages.array_record(up)})
+    up = client.measure(sent, str(words["part"]), str(words["when"]))
+    return RecordDict({ABOUT: ConfigRecord({"site": client.site.name}), "up": messages.array_record(up)})
 
 
-def _evaluate(host: Host, sent: Broadcast, content: RecordDict) -> RecordDict:
-    reply = RecordDict({ABOUT: ConfigRecord({"site": host.site.name})})
+def _evaluate(client: SiteClient, sent: Broadcast, content: RecordDict) -> RecordDict:
+    reply = RecordDict({ABOUT: ConfigRecord({"site": client.site.name})})
     for label in messages.about(content)["tests"]:  # type: ignore[attr-defined]
         mode, _, split = str(label).rpartition("/")
-        if (score := host.score(sent, mode, split)) is not None:
+        if (score := client.score(sent, mode, split)) is not None:
             reply[str(label)] = messages.pack_score(score)
     return reply
 

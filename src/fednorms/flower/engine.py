@@ -18,7 +18,7 @@ from fednorms.engines.states import ClientStates
 from fednorms.evaluation.modes import Mode
 from fednorms.evaluation.scores import SiteScore
 from fednorms.flower import messages
-from fednorms.flower.agreement import Agreement
+from fednorms.flower.agreement import agreement
 from fednorms.flower.generations import NONE
 from fednorms.flower.roster import Answers, Roster
 from fednorms.runs.store.clients import ClientStore
@@ -54,12 +54,11 @@ class Remote(Engine):
 
     def samples(self, name: str) -> int:
         """Number of training images of a site, from its card."""
-        return self.roster.cards[name].train
+        return self.roster.cards[name].facts.samples
 
     def tested(self, split: str, *, unseen: bool = False) -> dict[str, str]:
         """All sites with their domains: which of them have such data is known when they answer."""
-        cards = self.roster.cards
-        return {} if unseen else {n: cards[n].domain if n in cards else n for n in self.clients}
+        return {} if unseen else dict(self.roster.facts.domain_of)
 
     @property
     def store(self) -> ClientStates:
@@ -166,10 +165,10 @@ class Remote(Engine):
         travels |= {n for n, t in sent.model.items() if n not in travels and not torch.equal(t, net.initial[n])}
         model = sent.model.pick(n for n in sent.model if n in travels)
         fixed = net.initial.pick(n for n in net.initial if n not in set(net.exchanged))
-        agreement = Agreement.of([c for _, c in sorted(self.roster.cards.items())], len(self.clients)).to_json()
+        agreed = agreement(self.roster.facts)
         contents: dict[str, RecordDict] = {}
         for name in names:
-            about = {**words, "agreement": agreement, "accepted": self._accepted(name)}
+            about = {**words, "agreement": agreed, "accepted": self._accepted(name)}
             once = Tree() if name in self._holding else fixed
             contents[name] = messages.pack_broadcast(sent, model, once, about)
         answers = self.roster.ask(kind, contents)

@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fednorms.core.errors import RunFailed
+from fednorms.data.facts import Facts
 from fednorms.flower import messages
 from fednorms.flower.agreement import Card
 from fednorms.flower.settings import Deployment
@@ -43,6 +44,11 @@ class Roster:
         self._greeted: dict[str, int] = {}  # hello messages under way
         self._online: set[int] = set()
         self._news: dict[str, str] = {}  # what was refused since it was last asked for
+
+    @property
+    def facts(self) -> Facts:
+        """The facts of all sites, merged from their cards."""
+        return Facts.merged("flower", {name: card.facts for name, card in self.cards.items()}, self.names)
 
     # -- who is there -------------------------------------------------------------------------------------------
     def gather(self) -> None:
@@ -121,7 +127,7 @@ class Roster:
         first = next((c for name, c in sorted(self.cards.items()) if name != card.site), None)
         if first is not None and (wrong := card.differs(first)):
             return f'site "{card.site}" does not fit: {wrong}'
-        if card.train < 1:
+        if card.facts.samples < 1:
             return f'site "{card.site}" has no training images'
         if card.site in self.here():
             self._news[f"node {node}"] = f'a second node calls itself "{card.site}"; the first one counts'

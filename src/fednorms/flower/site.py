@@ -13,19 +13,19 @@ from fednorms.core.passes import passes
 from fednorms.core.states import Broadcast, ClientState
 from fednorms.core.tree import Tree
 from fednorms.data import Federation, Preprocessing
+from fednorms.data.facts import Facts
 from fednorms.data.folders import site_from_folder
 from fednorms.engines.base import EngineSettings, Trained
 from fednorms.engines.loop import Loop
 from fednorms.evaluation.modes import Mode
 from fednorms.evaluation.scores import SiteScore
-from fednorms.flower.agreement import Agreement
 from fednorms.flower.generations import Generations, default_root
 from fednorms.flower.settings import Deployment, Scalar, fingerprint
+from fednorms.runs.assemble import assemble
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import open_federation
 from fednorms.runs.store.clients import ClientStore
-from fednorms.runs.use.opened import task_of
 
 AT_THE_SITES = "custom:at the sites"  # the federation of a recipe whose data are folders at the sites
 
@@ -77,7 +77,7 @@ def _part_of_federation(
     return Federation(found.name, [site], found.classes, found.preprocessing, protocol=found.protocol)
 
 
-class Host:
+class SiteClient:
     """A site while it answers one message."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Host:
         recipe: Recipe,
         federation: Federation,
         node: Mapping[str, Scalar],
-        agreement: Agreement,
+        facts: Facts,
         model: nn.Module | None = None,
         loss: Loss | None = None,
     ) -> None:
@@ -93,7 +93,7 @@ class Host:
         root = Path(str(node["state"])) if "state" in node else default_root()
         self.generations = Generations(root.expanduser(), fingerprint(recipe), self.site.name)
         here = recipe.resolved().model_copy(update={"pretrained": False, "weights": ""})  # weights come from the server
-        self.task = replace(task_of(here, agreement.facts(), model, loss), deployed=True)
+        self.task = assemble(here, facts, model, loss, deployed=True)
         self.engine = Loop(self.task, federation, federation, ClientStore(2**60), EngineSettings(here.threads))
         self.device = self.task.like.device
         for p in self.task.method.parts:

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from fednorms.core.blame import place
 from fednorms.core.errors import FednormsError, RunFailed
 from fednorms.data import Federation
 from fednorms.runs.driver import RoundEvent, execute
-from fednorms.runs.losses import Loss
+from fednorms.runs.identity import Custom
 from fednorms.runs.recipe import Data, Recipe
 from fednorms.runs.result import Result
 from fednorms.runs.session import open_federation
@@ -37,15 +36,6 @@ class Cell:
     path: Path | None = None
     shorten: Callable[[Result], list[dict[str, Any]]] | None = None
     """What is needed of a run's history: that of many runs with many sites would fill the memory."""
-
-
-@dataclass(frozen=True)
-class Own:
-    """What the user has handed over in place of what recipes name, for all cells."""
-
-    federation: Federation | None = None
-    model: nn.Module | None = None
-    loss: Loss | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +79,7 @@ class CellEvent:
 Watch = Callable[[CellEvent], None]
 
 
-def run_cell(cell: Cell, own: Own, watch: Watch) -> Outcome:
+def run_cell(cell: Cell, custom: Custom, watch: Watch) -> Outcome:
     """Run one cell, or continue it; a failure is an outcome too, so that the others go on."""
     recipe, before = cell.recipe, torch.get_num_threads()
 
@@ -98,8 +88,10 @@ def run_cell(cell: Cell, own: Own, watch: Watch) -> Outcome:
 
     torch.set_num_threads(recipe.threads or before)
     try:
-        data = own.federation if own.federation is not None else opened(recipe)
-        result = execute(recipe, out=cell.path, federation=data, model=own.model, loss=own.loss, callback=after_round)
+        data = custom.federation if custom.federation is not None else opened(recipe)
+        result = execute(
+            recipe, out=cell.path, federation=data, model=custom.model, loss=custom.loss, callback=after_round
+        )
         history = cell.shorten(result) if cell.shorten else result.history
         return Outcome(cell.label, recipe.seed, recipe.training.lr, result.headline, history, best=result.best)
     except FednormsError as error:
@@ -126,18 +118,18 @@ def _opened(name: str, data: str) -> Federation:
 def run_cells(
     cells: Sequence[Cell],
     jobs: int = 1,
-    own: Own = Own(),  # noqa: B008  it is frozen
+    custom: Custom = Custom(),  # noqa: B008  it is frozen
     watch: Watch = lambda event: None,
 ) -> list[Outcome]:
     """Run all cells, `jobs` at a time; outcomes in the order of the cells."""
     here = [i for i, cell in enumerate(cells) if jobs == 1 or _finished(cell)]  # those only need to be read
     outcomes: dict[int, Outcome] = {}
     for i in here:
-        outcomes[i] = run_cell(cells[i], own, watch)
+        outcomes[i] = run_cell(cells[i], custom, watch)
         watch(_done(cells[i], outcomes[i]))
     rest = [i for i in range(len(cells)) if i not in outcomes]
     if rest:
-        done = _Pool(min(jobs, len(rest)), own, watch).run([cells[i] for i in rest])
+        done = _Pool(min(jobs, len(rest)), custom, watch).run([cells[i] for i in rest])
         outcomes.update(zip(rest, done, strict=True))
     return [outcomes[i] for i in range(len(cells))]
 
@@ -168,8 +160,8 @@ class _Worker:
 class _Pool:
     """Worker processes that each take the next cell; one that dies costs its cell only."""
 
-    def __init__(self, jobs: int, own: Own, watch: Watch) -> None:
-        self.jobs, self.own, self.watch = jobs, own, watch
+    def __init__(self, jobs: int, custom: Custom, watch: Watch) -> None:
+        self.jobs, self.custom, self.watch = jobs, custom, watch
         self.context = get_context("spawn")  # a fork would inherit torch's threads in a bad state
         self.workers: list[_Worker] = []
 
@@ -199,7 +191,7 @@ class _Pool:
 
     def _start(self, index: int, cells: Sequence[Cell]) -> None:
         here, there = self.context.Pipe()
-        process = self.context.Process(target=_work, args=(there, self.own), daemon=True)
+        process = self.context.Process(target=_work, args=(there, self.custom), daemon=True)
         process.start()
         there.close()
         self.workers.append(_Worker(process, here, index))
@@ -235,10 +227,10 @@ class _Pool:
         return said
 
 
-def _work(line: Connection, own: Own) -> None:
+def _work(line: Connection, custom: Custom) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business, which then ends us
     line.send(None)
     with suppress(EOFError, BrokenPipeError):
         while True:
             cell: Cell = line.recv()
-            line.send(_done(cell, run_cell(cell, own, line.send)))
+            line.send(_done(cell, run_cell(cell, custom, line.send)))

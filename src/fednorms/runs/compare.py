@@ -25,9 +25,8 @@ from fednorms.core.part import Part
 from fednorms.core.training import Training
 from fednorms.data import Federation
 from fednorms.methods.registry import method as read_method
-from fednorms.runs.cells import Cell, Outcome, Own, Watch, run_cells
-from fednorms.runs.handed_over import federation_keys
-from fednorms.runs.identity import own_loss, own_model
+from fednorms.runs.cells import Cell, Outcome, Watch, run_cells
+from fednorms.runs.identity import Custom, recipe_keys
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session, data_notes, open_federation
@@ -37,17 +36,17 @@ MEAN, BALANCED = "mean", "balanced"
 
 
 @dataclass(frozen=True)
-class Entry:
+class MeanStd:
     """A cell of the table: accuracy as mean and sample standard deviation over seeds (None with one seed)."""
 
     mean: float
     std: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Entry:
+    def of(cls, values: Sequence[float]) -> MeanStd:
         """From the values of the seeds.
 
-        >>> Entry.of([0.5, 0.7]).mean, Entry.of([0.5]).std
+        >>> MeanStd.of([0.5, 0.7]).mean, MeanStd.of([0.5]).std
         (0.6, None)
         """
         return cls(fmean(values), stdev(values) if len(values) > 1 else None)
@@ -63,7 +62,7 @@ class TableRow:
     label: str
     mode: str
     lr: float
-    entries: dict[str, Entry]
+    entries: dict[str, MeanStd]
     per_seed: dict[int, dict[str, float]]
     failed: dict[int, str]
 
@@ -120,7 +119,7 @@ class Comparison:
                 **{f"{d} (unseen)": a for s in unseen[:1] for d, a in s["domains"].items()},
             }
         columns = dict.fromkeys(c for values in per_seed.values() for c in values)
-        entries = {c: Entry.of([v[c] for v in per_seed.values() if c in v]) for c in columns}
+        entries = {c: MeanStd.of([v[c] for v in per_seed.values() if c in v]) for c in columns}
         return TableRow(label, mode, mine[0].lr, entries, per_seed, failed)
 
     @property
@@ -145,7 +144,7 @@ class Comparison:
         """The cells that failed."""
         return [o for o in self.outcomes if o.error]
 
-    def curve(self, label: str) -> dict[int, Entry]:
+    def curve(self, label: str) -> dict[int, MeanStd]:
         """Mean accuracy over domains after each round that all seeds have tested, in the method's headline mode."""
         values: dict[int, list[float]] = {}
         for outcome in self.outcomes:
@@ -154,7 +153,7 @@ class Comparison:
                 if scores:
                     values.setdefault(row["round"], []).append(fmean(scores["domains"].values()))
         seeds = max(map(len, values.values()), default=0)
-        return {t: Entry.of(v) for t, v in sorted(values.items()) if len(v) == seeds}
+        return {t: MeanStd.of(v) for t, v in sorted(values.items()) if len(v) == seeds}
 
     def cells(self) -> list[list[str]]:
         """The table as text, the header first; the best of each column ends with *."""
@@ -258,18 +257,14 @@ def compare(
     base = recipe or Recipe()
     short = {"epochs": epochs, "batch_size": batch_size, "lr": None if isinstance(lr, Mapping) else lr}
     settings = with_changes(training or base.training, **{k: v for k, v in short.items() if v is not None})  # type: ignore[arg-type]
-    own_federation = federation if isinstance(federation, Federation) else None
-    module = model if isinstance(model, nn.Module) else None
-    function = loss if callable(loss) else None
+    custom = Custom.of(federation, model, loss)
     shared = base.model_dump() | {
-        "model": own_model(model) if model is not None and not isinstance(model, str) else model or base.model,
-        "loss": own_loss(loss) if callable(loss) else loss or base.loss,
         "rounds": base.rounds if rounds is None else rounds,
         "participation": participation or base.participation,
         "evaluate": evaluate or base.evaluate,
         "device": device or base.device,
         "threads": base.threads or 1,
-        **federation_keys(federation, base.data),
+        **recipe_keys(federation, model, loss, base.data.model_dump()),
     }
     rates = _rates(lr, chosen) if isinstance(lr, Mapping) else {}
     root = Path(out) if out is not None else None
@@ -280,15 +275,16 @@ def compare(
     for label, text in chosen.items():
         own = with_changes(settings, lr=rates.get(label, settings.lr))
         for seed in numbers:
-            made = Recipe.make(shared | {"method": text, "seed": seed, "training": own}).resolved()
+            made = Recipe.make(shared | {"method": text, "seed": seed, "training": own})
             cells.append(Cell(label, made, root / f"{slugs[label]}-{seed}" if root else None))
-    data = own_federation if own_federation is not None else open_federation(cells[0].recipe)
-    cells = _checked(cells, data, module, function)
-    sent = data if jobs == 1 else own_federation  # processes read a named federation themselves
-    outcomes = run_cells(cells, jobs, Own(sent, module, function), watch)
-    metric = cells[0].recipe.adopting(data.protocol).metric
-    comparison = Comparison(chosen, numbers, outcomes, _about(cells, data, numbers), root, metric=metric)
-    if module is not None and len(numbers) > 1:
+    data = custom.federation if custom.federation is not None else open_federation(cells[0].recipe)
+    cells = _checked(cells, data, custom)
+    if jobs == 1:  # worker processes open a named federation themselves
+        custom = with_changes(custom, federation=data)
+    outcomes = run_cells(cells, jobs, custom, watch)
+    about = _about(cells, data, numbers)
+    comparison = Comparison(chosen, numbers, outcomes, about, root, metric=cells[0].recipe.metric)
+    if custom.model is not None and len(numbers) > 1:
         comparison.notes.append(
             "first weights: those of your model in every seed; seeds vary the order of images, who takes part in a "
             "round and what is drawn in training alone"
@@ -358,27 +354,30 @@ def _rates(lr: Mapping[str, float], chosen: Mapping[str, str]) -> dict[str, floa
     return rates
 
 
-def _checked(cells: list[Cell], federation: Federation, model: nn.Module | None, loss: Loss | None) -> list[Cell]:
-    """Find bad input before the first run: methods that do not fit the model, directories of other recipes."""
+def _checked(cells: list[Cell], federation: Federation, custom: Custom) -> list[Cell]:
+    """Find bad input before the first run: methods that do not fit the model, directories of other recipes.
+
+    Returns the cells with their recipes as they run: nothing is "auto" any more.
+    """
     problems: dict[str, str] = {}
+    resolved: dict[str, Recipe] = {}
     for label in dict.fromkeys(cell.label for cell in cells):
         try:
-            Session.open(next(c.recipe for c in cells if c.label == label), federation, model, loss)
+            first = next(c.recipe for c in cells if c.label == label)
+            resolved[label] = Session.open(first, federation, custom.model, custom.loss).recipe
         except BadInput as error:
             problems[label] = str(error)
     if problems:
-        first = next(iter(problems.values()))
         alike = len(set(problems.values())) == 1
-        raise BadInput(first if alike else "\n".join(f"{k}: {v}" for k, v in problems.items()))
-    if cells[0].path is None:
-        return cells
-    found = federation.fingerprint()
-    recorded = {"fingerprint": found}
-    marked = [with_changes(c, recipe=c.recipe.adopting(federation.protocol).model_copy(update=recorded)) for c in cells]
-    for cell in marked:
-        assert cell.path is not None
-        RunDirectory(cell.path).create(cell.recipe.to_toml(), resume=True)
-    return marked
+        raise BadInput(next(iter(problems.values())) if alike else "\n".join(f"{k}: {v}" for k, v in problems.items()))
+    recorded = {} if cells[0].path is None else {"fingerprint": federation.fingerprint()}
+    checked = [
+        with_changes(c, recipe=resolved[c.label].model_copy(update={"seed": c.recipe.seed, **recorded})) for c in cells
+    ]
+    for cell in checked:
+        if cell.path is not None:
+            RunDirectory(cell.path).create(cell.recipe.to_toml(), resume=True)
+    return checked
 
 
 def _about(cells: list[Cell], federation: Federation, seeds: list[int]) -> dict[str, str]:

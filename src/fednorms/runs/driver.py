@@ -1,4 +1,4 @@
-"""The rounds of a run: train, average, test, write down; and going on where it was interrupted."""
+"""The rounds of a run: train, average, test, store; and resuming a run that was interrupted."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
 from fednorms.core.part import Part
 from fednorms.core.round import broadcast, initial_state, server_update
-from fednorms.core.states import ServerState
+from fednorms.core.states import Broadcast, ServerState
 from fednorms.core.training import Training
 from fednorms.core.tree import Tree
 from fednorms.data import Federation
 from fednorms.engines.base import Trained
 from fednorms.engines.devices import numerics, repeatable
-from fednorms.evaluation.scores import Scores, judged_by
+from fednorms.evaluation.scores import Scores, SiteScore, judged_by
 from fednorms.methods.registry import method as read_method
-from fednorms.runs.facts import write_facts
-from fednorms.runs.handed_over import federation_keys
-from fednorms.runs.identity import named, own_loss, own_model, own_parts, same_code
+from fednorms.runs.identity import Custom, custom_name, own_loss, own_model, own_parts, recipe_keys, same_code
+from fednorms.runs.interface import option
 from fednorms.runs.local_scores import LocalScores
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
@@ -37,19 +36,18 @@ from fednorms.runs.session import Session
 from fednorms.runs.store.checkpoint import load, save, save_best
 from fednorms.runs.store.directory import RunDirectory
 
+_TIE = 1e-12  # closer validation accuracies differ only in the order of their sum: the earlier round stays the best
+
 
 @dataclass(frozen=True)
 class RoundEvent:
-    """What a callback gets after every round: the row of metrics, and the server's state."""
+    """What a callback gets after every round: the row of metrics, the scores, and the server's state."""
 
     round: int
     rounds: int
     row: dict[str, Any]
     scores: dict[str, Scores]
     state: ServerState
-
-
-_TIE = 1e-12  # validation accuracies as near as this differ in the order of their sum alone: the earlier round stays
 
 
 Callback = Callable[[RoundEvent], None]
@@ -81,13 +79,14 @@ def run(
     """Train a method on a federation and test it.
 
     What is not given comes from `recipe`, or from its defaults: 30 rounds of FedAvg with cnn-small on digits-shift.
-    `lr`, `epochs` and `batch_size` are short for fields of `training`. With `out` the run is a directory that `resume`
-    continues; a directory that holds the same unfinished run is continued. A federation of `fednorms.federation` is
-    recorded by its name and options, so that the command line finds it again, unless it was changed.
+    `lr`, `epochs` and `batch_size` override fields of `training`. With `out`, the run is stored in a directory that
+    `resume` continues; if the directory holds the same unfinished run, that run is continued. A federation made by
+    `fednorms.federation` is recorded by its name and options unless it was changed, so the command line can open it
+    again.
 
-    `device` is cpu, cuda or auto; `engine` how clients run on it ("loop", "graphs", "workers"); `head` names the
-    classifier's layers, if they cannot be found; `on_divergence` is "stop" or "skip", which leaves clients whose update
-    is not finite out of the average; `weighting` of client models is "size", "uniform" or as the method's paper says.
+    `device` is cpu, cuda or auto. `engine` says how clients run on it ("loop", "graphs", "workers"). `head` names the
+    classifier's layers if they cannot be found. `on_divergence` is "stop" or "skip"; "skip" leaves clients whose update
+    is not finite out of the average. `weighting` of client models is "size", "uniform" or "auto" (the paper's choice).
 
     >>> result = run("fedbn", "digits-shift", model="cnn-small", rounds=1)
     >>> result.method, result.headline
@@ -97,26 +96,25 @@ def run(
     short = {"lr": lr, "epochs": epochs, "batch_size": batch_size}
     given = {
         "method": method if method is None or isinstance(method, str) else str(read_method(method)),
-        "model": model if model is None or isinstance(model, str) else own_model(model),
         "rounds": rounds,
         "seed": seed,
         "training": vars(training or base.training) | {k: v for k, v in short.items() if v is not None},
         "participation": participation,
-        "loss": own_loss(loss) if callable(loss) else loss,
         "evaluate": evaluate,
         "device": device,
         "engine": engine,
         "head": head,
         "on_divergence": on_divergence,
         "weighting": weighting,
-        **federation_keys(federation, base.data),
+        **recipe_keys(federation, model, loss, base.data.model_dump()),
     }
+    custom = Custom.of(federation, model, loss)
     return execute(
         Recipe.make(base.model_dump() | {k: v for k, v in given.items() if v is not None}),
         out=Path(out) if out else None,
-        federation=federation if isinstance(federation, Federation) else None,
-        model=model if isinstance(model, nn.Module) else None,
-        loss=loss if callable(loss) else None,
+        federation=custom.federation,
+        model=custom.model,
+        loss=custom.loss,
         callback=callback,
     )
 
@@ -129,9 +127,9 @@ def resume(
     loss: Loss | None = None,
     callback: Callback | None = None,
 ) -> Result:
-    """Continue an interrupted run from its last checkpoint; ends bit-identical to an uninterrupted one.
+    """Continue an interrupted run from its last checkpoint; the end is bit-identical to an uninterrupted run.
 
-    A run with a federation, model or loss of your own needs the same objects again.
+    A run with a custom federation, model or loss needs the same objects again.
     """
     directory = RunDirectory(Path(path))
     return execute(
@@ -145,26 +143,30 @@ def resume(
 
 
 def recipe_to_resume(directory: RunDirectory, model: nn.Module | None = None, loss: Loss | None = None) -> Recipe:
-    """The recipe of a run that is continued with the user's own code, which must be what the run began with."""
+    """The recipe of a run to resume, after checking that custom code is the same as when the run began."""
     recipe = Recipe.from_toml(directory.read_recipe(), str(directory.recipe))
     now = own_parts(read_method(recipe.method))
     if changed := [name for name, code in recipe.own_parts.items() if now.get(name) != code]:
-        raise BadInput(f"The code of {', '.join(changed)} has changed since this run began: choose another out.")
-    own = {
+        raise BadInput(
+            f"The code of {', '.join(changed)} has changed since this run began. Restore it, or start a new run with "
+            f"another {option('out')}."
+        )
+    custom = {
         "model": (recipe.model, None if model is None else own_model(model)),
         "loss": (recipe.loss, None if loss is None else own_loss(loss)),
     }
-    for what, (then, given) in own.items():
+    for what, (then, given) in custom.items():
         if given is None or "@" not in then or then == given:
             continue
         if not (same_code(then, given) and directory.checkpoints.exists()):
             raise BadInput(
-                f"This run was made with another {what} of your own: {then.removeprefix('custom:')}, now "
-                f"{given.removeprefix('custom:')}. Pass the same code and first weights, or choose another out."
+                f"This run was made with another custom {what}: {then.removeprefix('custom:')}, now "
+                f"{given.removeprefix('custom:')}. Pass the same code and first weights, or choose another "
+                f"{option('out')}."
             )
         warnings.warn(
-            "The model has other first weights than the run began with: clients that have kept tensors to "
-            "themselves and not trained yet start from these.",
+            "The model has other first weights than the run began with. Clients that keep tensors of their own and "
+            "have not trained yet start from these.",
             stacklevel=3,
         )
     return recipe
@@ -180,7 +182,6 @@ def execute(
     callback: Callback | None = None,
 ) -> Result:
     """Run a recipe from the start or from its last checkpoint."""
-    recipe = recipe.resolved()
     for what, text, given in (
         ("federation", recipe.federation, federation),
         ("model", recipe.model, model),
@@ -188,147 +189,179 @@ def execute(
     ):
         if text.startswith("custom:") and given is None:
             raise BadInput(
-                f"This run was made with a {what} of your own ({named(text)}); "
-                f"continue it from Python with fednorms.resume(path, {what}=...)."
+                f"This run was made with a custom {what} ({custom_name(text)}). "
+                f"Continue it from Python with fednorms.resume(path, {what}=...)."
             )
+    directory = RunDirectory(out) if out else None
     with numerics(recipe.precision, recipe.deterministic), repeatable(recipe.threads, recipe.seed):
-        return _execute(recipe, RunDirectory(out) if out else None, federation, model, loss, callback)
+        session = Session.open(recipe, federation, model, loss, spill=directory.spill if directory else None)
+        with closing(session.engine):
+            return _in_directory(session, directory, callback) if directory else play(session, None, callback)
 
 
-def _execute(
-    recipe: Recipe,
-    directory: RunDirectory | None,
-    federation: Federation | None,
-    model: nn.Module | None,
-    loss: Loss | None,
-    callback: Callback | None,
-) -> Result:
-    session = Session.open(recipe, federation, model, loss, spill=directory.spill if directory else None)
-    with closing(session.engine):
-        return _in_directory(session, directory, callback)
-
-
-def _in_directory(session: Session, directory: RunDirectory | None, callback: Callback | None) -> Result:
-    recipe = session.recipe
-    if directory is None:
-        return play(session, None, callback)
-    found = session.federation.fingerprint()
+def _in_directory(session: Session, directory: RunDirectory, callback: Callback | None) -> Result:
+    recipe, found = session.recipe, session.federation.fingerprint()
     if recipe.fingerprint and recipe.fingerprint != found:
         raise BadInput(
             f'Run {directory.path} was made on other data: federation "{recipe.federation}" had fingerprint '
-            f"{recipe.fingerprint}, now {found}. Restore the data, or start a new run with another out."
+            f"{recipe.fingerprint}, now {found}. Restore the data, or start a new run with another {option('out')}."
         )
     session.recipe = recipe.model_copy(update={"fingerprint": found})
     directory.create(session.recipe.to_toml(), resume=True)
     with directory.lock():
-        write_facts(directory, session)
+        if not directory.facts_path.exists():
+            directory.write_facts(session.facts)
         try:
             return play(session, directory, callback)
         except Exception:
-            directory.drop_if_empty()  # the same command, mended, would find another recipe here
+            directory.drop_if_empty()  # otherwise the corrected command would find another recipe here
             raise
 
 
 def play(session: Session, directory: RunDirectory | None, callback: Callback | None = None) -> Result:
-    """All rounds of a session that are left, from its directory's last checkpoint or from the start."""
-    recipe, engine, task = session.recipe, session.engine, session.task
-    found = load(directory.checkpoints, task.like.device) if directory else None
-    if found and directory:
-        state, best = found.server, found.extra.get("best")
-        engine.use(engine.store.starting_from(found.clients))
-        directory.cut_metrics(state.round)
-        history, notes = directory.metrics(), list(found.notes)
-        if recipe.version != __version__:
-            notes.append(f"started with fednorms {recipe.version}, continued with {__version__}")
-    else:
-        loaded = getattr(task.net.module, "loaded_weights", None)  # what a file gave to the model
-        notes = [str(loaded)] if loaded else []
-        state, best, history = engine.setup(initial_state(task)), None, []
-        if directory:
-            directory.cut_metrics(0)
-    notes = session.notes + notes
-    result = Result.of(session, history, best, notes, directory.path if directory else None)
-    local = LocalScores(session, history)
-    while state.round < recipe.rounds:
-        started = time.perf_counter()
-        cohort = session.participation.cohort(engine.clients, recipe.seed, state.round)
-        last, due = state.round + 1 == recipe.rounds, local.due(state.round)
-        sent = broadcast(task, state)
-        scored = bool(local.ends_here(state.round))
-        done = engine.train(sent, cohort, score=scored) if cohort else Trained([])
-        between = local.take(state.round, done.after_local)
-        uploads = done.uploads
-        moves = uploads or task.method.moves_without_clients  # noise hides whether anybody came
-        state = server_update(task, state, done.combined or uploads) if moves else replace(state, round=state.round + 1)
-        scores = _test(session, state, cohort, local, best, due)
-        row: dict[str, Any] = {
-            "round": state.round,
-            "lr": task.training.rate(sent.round, recipe.rounds),
+    """Run all rounds that are left, from the directory's last checkpoint or from the start."""
+    run = _Run.starting(session, directory)
+    while run.state.round < session.recipe.rounds:
+        event = run.next_round()
+        if callback:
+            callback(event)
+    return run.ended()
+
+
+@dataclass
+class _Run:
+    """A session between two rounds."""
+
+    session: Session
+    directory: RunDirectory | None
+    state: ServerState
+    best: dict[str, Any] | None  # round and score of the best validation so far
+    result: Result
+    local: LocalScores
+
+    @classmethod
+    def starting(cls, session: Session, directory: RunDirectory | None) -> _Run:
+        """Take up the last checkpoint, or make the first state."""
+        engine, task = session.engine, session.task
+        found = load(directory.checkpoints, task.like.device) if directory else None
+        history: list[dict[str, Any]] = []
+        if found and directory:
+            state, best = found.server, found.extra.get("best")
+            engine.use(engine.store.starting_from(found.clients))
+            directory.cut_metrics(state.round)
+            history, notes = directory.metrics(), list(found.notes)
+            if session.recipe.version != __version__:
+                notes.append(f"started with fednorms {session.recipe.version}, continued with {__version__}")
+        else:
+            loaded = getattr(task.net.module, "loaded_weights", None)  # says what a file gave to the model
+            notes = [str(loaded)] if loaded else []
+            state, best = engine.setup(initial_state(task)), None
+            if directory:
+                directory.cut_metrics(0)
+        path = directory.path if directory else None
+        result = Result.of(session, history, best, session.notes + notes, path)
+        return cls(session, directory, state, best, result, LocalScores(session, history))
+
+    def next_round(self) -> RoundEvent:
+        """Train, average, test, and store what came out."""
+        started, session, task = time.perf_counter(), self.session, self.session.task
+        t = self.state.round
+        cohort = session.participation.cohort(session.engine.clients, session.recipe.seed, t)
+        sent = broadcast(task, self.state)
+        scored = bool(self.local.ends_here(t))
+        done = session.engine.train(sent, cohort, score=scored) if cohort else Trained([])
+        between = self.local.take(t, done.after_local)
+        self._average(done)
+        scores = self._test(cohort, self.local.due(t))
+        row = self._row(sent, cohort, done, scores, between) | {"seconds": time.perf_counter() - started}
+        val = scores.get(f"{session.headline}/val")
+        better = val is not None and self._better(val)
+        if val is not None and better:
+            self.best = {"round": self.state.round, "val": self._judged(val)}
+        if self.directory:
+            self._store(self.directory, row, cohort, better)
+        self.result.add(row, self.best)
+        return RoundEvent(self.state.round, session.recipe.rounds, row, scores, self.state)
+
+    def ended(self) -> Result:
+        """Close the result, and write the summary."""
+        self.result.notes += self.session.engine.notes
+        self.result.close(self.session, self.state)
+        if self.directory:
+            self.directory.write_summary(self.result.to_dict())
+        return self.result
+
+    def _average(self, done: Trained) -> None:
+        task = self.session.task
+        if done.uploads or task.method.moves_without_clients:  # noise hides whether anybody took part
+            self.state = server_update(task, self.state, done.combined or done.uploads)
+        else:
+            self.state = replace(self.state, round=self.state.round + 1)
+
+    def _test(self, cohort: list[str], due: bool) -> dict[str, Scores]:
+        """Test all modes, and validate the first; between two tests, only if the round is the best so far."""
+        recipe, engine, state = self.session.recipe, self.session.engine, self.state
+        if not due and (not recipe.validate_every or state.round % recipe.validate_every):
+            return {}
+        val = engine.evaluate(state, self.session.headline, cohort, split="val")
+        if not due and (val is None or not self._better(val)):
+            return {}
+        scores: dict[str, Scores] = {}
+        for mode in self.session.modes:
+            if mode.model == "adapted" and state.round < recipe.rounds:
+                continue  # fine-tuning every client after every round would cost more than the training
+            if mode.model == "after_local" and not due:
+                continue  # only some clients have such scores then
+            found = self.local.scores() if mode.model == "after_local" else engine.evaluate(state, mode, cohort)
+            if found is not None:
+                scores[f"{mode}/test"] = found
+        if val is not None:
+            scores[f"{self.session.headline}/val"] = val
+        return scores
+
+    def _row(
+        self,
+        sent: Broadcast,
+        cohort: list[str],
+        done: Trained,
+        scores: dict[str, Scores],
+        between: dict[str, SiteScore],
+    ) -> dict[str, Any]:
+        """The round as plain values: a line of metrics.jsonl, without its time."""
+        task, guarantee, uploads = self.session.task, self.session.guarantee, done.uploads
+        return {
+            "round": self.state.round,
+            "lr": task.training.rate(sent.round, self.session.recipe.rounds),
             "clients": len(cohort),
             "train_loss": _mean([float(u.metrics["loss"]) for u in uploads], [u.weight for u in uploads]),
             "dropped": sum(int(u.metrics["dropped"]) for u in uploads),
             "diverged": done.diverged,
             **({"lost": done.lost} if done.lost else {}),
-            **({"epsilon": session.guarantee.epsilon(state.round)} if session.guarantee else {}),
+            **({"epsilon": guarantee.epsilon(self.state.round)} if guarantee else {}),
             "bytes_down": len(cohort) * (sent.model.pick(task.net.exchanged).nbytes() + _bytes(sent.parts)),
             "bytes_up": sum(u.model.nbytes() + _bytes(u.parts) for u in uploads),
             "scores": {k: s.to_dict() for k, s in scores.items()},
             **({"after_local": {k: s.to_dict() for k, s in between.items()}} if between else {}),
-            "seconds": time.perf_counter() - started,
         }
-        val = scores.get(f"{session.headline}/val")
-        better = val is not None and _better(session, val, best)
-        if val is not None and better:
-            best = {"round": state.round, "val": _reached(session, val)}
-        if directory:
-            directory.append_metrics(row)
-            kept = engine.with_measurements(state, cohort) if better or last else state
-            if better:
-                save_best(directory.checkpoints, kept, engine.store, {"best": best})
-            if last or state.round % recipe.checkpoint_every == 0:
-                now, changed = kept if last else state, engine.store.changed
-                save(directory.checkpoints, now, changed, {"best": best}, keep_all=recipe.keep_checkpoints == "all")
-                engine.store.mark_clean()
-        result.add(row, best)
-        if callback:
-            callback(RoundEvent(state.round, recipe.rounds, row, scores, state))
-    result.notes += engine.notes
-    result.close(session, state)
-    if directory:
-        directory.write_summary(result.to_dict())
-    return result
 
+    def _store(self, directory: RunDirectory, row: dict[str, Any], cohort: list[str], better: bool) -> None:
+        """Append the metrics; write the best model and the checkpoint where they are due."""
+        recipe, engine, state = self.session.recipe, self.session.engine, self.state
+        last, extra = state.round == recipe.rounds, {"best": self.best}
+        directory.append_metrics(row)
+        kept = engine.with_measurements(state, cohort) if better or last else state
+        if better:
+            save_best(directory.checkpoints, kept, engine.store, extra)
+        if last or state.round % recipe.checkpoint_every == 0:
+            now, changed = kept if last else state, engine.store.changed
+            save(directory.checkpoints, now, changed, extra, keep_all=recipe.keep_checkpoints == "all")
+            engine.store.mark_clean()
 
-def _test(
-    session: Session, state: ServerState, cohort: list[str], local: LocalScores, best: dict[str, Any] | None, due: bool
-) -> dict[str, Scores]:
-    """All modes on test data and the first on validation data; between two tests, if that is the best so far."""
-    recipe, engine = session.recipe, session.engine
-    if not due and (not recipe.validate_every or state.round % recipe.validate_every):
-        return {}
-    val = engine.evaluate(state, session.headline, cohort, split="val")
-    if not due and (val is None or not _better(session, val, best)):
-        return {}
-    scores: dict[str, Scores] = {}
-    for mode in session.modes:
-        if mode.model == "adapted" and state.round < recipe.rounds:
-            continue  # fine-tuning every client after every round would cost more than the training
-        if mode.model == "after_local" and not due:
-            continue  # there they are known of some clients only
-        found = local.scores() if mode.model == "after_local" else engine.evaluate(state, mode, cohort)
-        if found is not None:
-            scores[f"{mode}/test"] = found
-    if val is not None:
-        scores[f"{session.headline}/val"] = val
-    return scores
+    def _judged(self, val: Scores) -> float:
+        return float(getattr(val, judged_by(self.session.recipe.metric)))
 
-
-def _reached(session: Session, val: Scores) -> float:
-    return float(getattr(val, judged_by(session.recipe.metric)))
-
-
-def _better(session: Session, val: Scores, best: dict[str, Any] | None) -> bool:
-    return best is None or _reached(session, val) > best["val"] + _TIE
+    def _better(self, val: Scores) -> bool:
+        return self.best is None or self._judged(val) > self.best["val"] + _TIE
 
 
 def _mean(values: list[float], weights: list[float]) -> float | None:

@@ -1,4 +1,7 @@
-"""What a user brings along, told apart: code of parts and losses, code and tensors of a model, as short hashes."""
+"""Custom objects of the user: how a recipe names them, and short hashes that tell them apart.
+
+Parts and losses are hashed by their code, a model by its code and its tensors.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,12 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from inspect import signature
+from pathlib import Path
 from types import CodeType, FunctionType, MethodType
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,15 +23,18 @@ from torch import Tensor, nn
 from fednorms.core.blame import LIBRARIES, of_user
 from fednorms.core.errors import BadInput, refuse_class
 from fednorms.core.method import Method
+from fednorms.data import Federation
+from fednorms.data.registry import federation as make_federation
+from fednorms.runs.losses import Loss
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_TOLD = (bool, int, float, complex, str, bytes, tuple, frozenset)  # not what a run may fill, as a list of what it saw
+_CONSTANT = (bool, int, float, complex, str, bytes, tuple, frozenset)  # a run may fill a list or a dictionary
 
 
 def code_hash(thing: object) -> str:
-    """A hash of what a function, class or callable object does: its source (or bytecode), and the values it holds.
+    """Hash what a function, class or callable object does: its source (or bytecode), and the values it holds.
 
-    What it reaches by name in files of the user's own counts, too: functions, classes, constants.
+    Functions, classes and constants that it reaches by name in the user's own files count, too.
 
     >>> code_hash(lambda x: x + 1) == code_hash(lambda x: x + 2)
     False
@@ -35,7 +45,7 @@ def code_hash(thing: object) -> str:
 
 
 def model_hash(model: nn.Module) -> str:
-    """Hashes of a model's code and layers, and of its tensors: CODE.WEIGHTS.
+    """Hash a model's code and layers, and its tensors: CODE.WEIGHTS.
 
     >>> torch.manual_seed(0) and None
     >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -48,7 +58,7 @@ def model_hash(model: nn.Module) -> str:
 
 
 def own_parts(method: Method) -> dict[str, str]:
-    """The parts of a method that do not come with the library, each with a hash of its code.
+    """The custom parts of a method, each with a hash of its code.
 
     >>> from fednorms.methods.registry import method
     >>> own_parts(method("fedbn + fedfn"))
@@ -58,30 +68,95 @@ def own_parts(method: Method) -> dict[str, str]:
 
 
 def own_model(model: nn.Module) -> str:
-    """How a recipe names a model that was handed over: custom:CLASS@CODE.WEIGHTS."""
+    """How a recipe names a custom model: custom:CLASS@CODE.WEIGHTS."""
     refuse_class("model", model)
     if not isinstance(model, nn.Module):
-        raise BadInput(f"model: expected a name or an nn.Module, got {type(model).__name__}.")
+        raise BadInput(f"model= must be a name or an nn.Module, got {type(model).__name__}.")
     return f"custom:{type(model).__name__}@{model_hash(model)}"
 
 
+@dataclass(frozen=True)
+class Custom:
+    """Objects that the user passed in place of what a recipe names."""
+
+    federation: Federation | None = None
+    model: nn.Module | None = None
+    loss: Loss | None = None
+
+    @classmethod
+    def of(
+        cls, federation: str | Path | Federation | None, model: str | nn.Module | None, loss: str | Loss | None
+    ) -> Custom:
+        """The objects among these arguments; the others are names."""
+        return cls(
+            federation if isinstance(federation, Federation) else None,
+            model if isinstance(model, nn.Module) else None,
+            loss if callable(loss) else None,
+        )
+
+
+def recipe_keys(
+    federation: str | Path | Federation | None,
+    model: str | nn.Module | None,
+    loss: str | Loss | None,
+    data: Mapping[str, Any],
+) -> dict[str, Any]:
+    """How a recipe names the federation, model and loss that were given; `data` are its data settings so far.
+
+    A federation object is recorded by the name and options that made it, or as custom:NAME if it was changed. The data
+    settings that define a federation then come from the object; the rest (such as `augment`) still apply.
+
+    >>> from fednorms.data.registry import federation
+    >>> keys = recipe_keys(federation("digits-shift", size=8), None, None, {"size": 32, "augment": "flip"})
+    >>> keys["federation"], keys["data"]
+    ('digits-shift', {'augment': 'flip', 'size': 8})
+    >>> recipe_keys(federation("digits-shift").hold_out("faint"), "cnn-small", None, {})
+    {'federation': 'custom:digits-shift', 'model': 'cnn-small'}
+    """
+    keys: dict[str, Any] = {}
+    if isinstance(federation, Federation):
+        keys |= _federation_keys(federation, data)
+    elif federation:
+        keys["federation"] = str(federation)
+    if model is not None:
+        keys["model"] = model if isinstance(model, str) else own_model(model)
+    if loss is not None:
+        keys["loss"] = own_loss(loss) if callable(loss) else loss
+    return keys
+
+
+def _federation_keys(given: Federation, data: Mapping[str, Any]) -> dict[str, Any]:
+    for key, call in (("hold_out", "federation.hold_out(...)"), ("partition", "fednorms.partition(federation, ...)")):
+        if value := data.get(key):
+            raise BadInput(
+                f"The recipe has data.{key} = {value!r}, which is only for a federation that the recipe names. "
+                f"Leave it out, and divide the federation before the run with {call}."
+            )
+    if given.asked_for is None:
+        return {"federation": f"custom:{given.name}"}
+    name, options = given.asked_for
+    own = {k: str(value) if k == "root" else value for k, value in options.items()}
+    made_by = signature(make_federation).parameters
+    return {"federation": name, "data": {k: v for k, v in data.items() if k not in made_by} | own}
+
+
 def own_loss(loss: Callable[..., Tensor]) -> str:
-    """How a recipe names a loss that was handed over: custom:NAME@CODE."""
+    """How a recipe names a custom loss: custom:NAME@CODE."""
     refuse_class("loss", loss)
     return f"custom:{getattr(loss, '__name__', type(loss).__name__)}@{code_hash(loss)}"
 
 
-def named(text: str) -> str:
-    """The name alone of something of the user's own.
+def custom_name(text: str) -> str:
+    """The bare name of a custom object.
 
-    >>> named("custom:Net@12ab.34cd")
+    >>> custom_name("custom:Net@12ab.34cd")
     'Net'
     """
     return text.removeprefix("custom:").partition("@")[0]
 
 
 def same_code(text: str, other: str) -> bool:
-    """Whether two such names differ in first weights at most.
+    """Whether two names of custom objects have the same code; their first weights may differ.
 
     >>> same_code("custom:Net@12.34", "custom:Net@12.56"), same_code("custom:Net@12.34", "custom:Net@13.34")
     (True, False)
@@ -109,7 +184,7 @@ def _layers(model: nn.Module) -> Iterator[bytes]:
 
 
 def _code(thing: object, seen: set[int] | None = None) -> Iterator[bytes]:
-    """What a thing does, piece by piece; `seen` are the functions and classes that were told already."""
+    """What a thing does, piece by piece; `seen` holds functions and classes that were visited already."""
     seen = set() if seen is None else seen
     if isinstance(thing, partial):
         yield from _code(thing.func, seen)
@@ -129,7 +204,7 @@ def _code(thing: object, seen: set[int] | None = None) -> Iterator[bytes]:
         if id(thing) in seen:
             return
         seen.add(id(thing))
-        anonymous = thing.__name__ == "<lambda>"  # its source is the line on which it stands
+        anonymous = thing.__name__ == "<lambda>"  # its source is the whole line that it is on
         yield from (() if anonymous else _source(thing)) or _bytecode(thing.__code__)
         yield from _value([thing.__defaults__, thing.__kwdefaults__, _closed_over(thing)], seen)
         yield from _reached(thing, seen)
@@ -143,25 +218,25 @@ def _code(thing: object, seen: set[int] | None = None) -> Iterator[bytes]:
 
 
 def _unwrapped(value: object) -> object:
-    """The function in a static or class method or a property; else the value."""
+    """The function in a static method, class method or property; any other value as it is."""
     return getattr(value, "__func__", None) or getattr(value, "fget", None) or value
 
 
 def _functions(kind: type) -> Iterator[FunctionType]:
     for inner in map(_unwrapped, vars(kind).values()):
-        if inspect.isfunction(inner) and inner.__module__ == kind.__module__:  # not what a decorator has put there
+        if inspect.isfunction(inner) and inner.__module__ == kind.__module__:  # not what a decorator put there
             yield inner
 
 
 def _reached(function: FunctionType, seen: set[int]) -> Iterator[bytes]:
-    """What a function of the user's own reaches by the names it uses."""
+    """What a function in the user's own files reaches by the names it uses."""
     for name in sorted(_names(function.__code__)):
         value = function.__globals__.get(name)
         if isinstance(value, type) or inspect.isfunction(value):
             if of_user(value.__module__):
                 yield name.encode()
                 yield from _code(value, seen)
-        elif value is not None and isinstance(value, _TOLD):
+        elif value is not None and isinstance(value, _CONSTANT):
             yield name.encode()
             yield from _value(value, seen)
 
@@ -174,7 +249,7 @@ def _names(code: CodeType) -> set[str]:
 def _closed_over(function: FunctionType) -> list[object]:
     found: list[object] = []
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # a name that has no value yet
+        with suppress(ValueError):  # the name has no value yet
             found.append(cell.cell_contents)
     return found
 
@@ -182,7 +257,7 @@ def _closed_over(function: FunctionType) -> list[object]:
 def _source(thing: object) -> list[bytes]:
     try:
         return [inspect.getsource(thing).encode()]  # type: ignore[arg-type]
-    except (OSError, TypeError):  # typed in, or made by code
+    except (OSError, TypeError):  # typed into a prompt, or generated
         return []
 
 
@@ -205,7 +280,7 @@ def _bytecode(code: CodeType) -> Iterator[bytes]:
 
 
 def _value(value: object, seen: set[int] | None = None) -> Iterator[bytes]:
-    """What can be told of a value without an address in memory."""
+    """What identifies a value, without addresses in memory."""
     if isinstance(value, _PLAIN):
         yield repr(value).encode()
     elif isinstance(value, Tensor | np.ndarray):

@@ -64,6 +64,5 @@ class LocalScores:
         """The scores over all clients that have trained so far."""
         if self.mode is None or not self.latest:
             return None
-        domains = {s.name: s.domain for s in self._session.federation.sites}
         sites = {c: self.latest[c] for c in self._session.engine.clients if c in self.latest}
-        return Scores(self.mode.model, self.mode.statistics, "test", sites, domains)
+        return Scores(self.mode.model, self.mode.statistics, "test", sites, self._session.facts.domain_of)

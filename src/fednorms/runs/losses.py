@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
-from fednorms.data import Federation
+from fednorms.data.facts import Facts
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -39,24 +39,23 @@ def focal(logits: Tensor, y: Tensor, weight: Tensor | None = None, gamma: float 
 LOSSES = {"cross_entropy": cross_entropy, "focal": focal}
 
 
-def base_loss(name: str, weights: list[float] | Literal["auto", "none", "balanced"], federation: Federation) -> Loss:
-    """The loss that a recipe names, with its class weights (`Recipe.adopting` has decided what "auto" is)."""
+def base_loss(name: str, weights: list[float] | Literal["auto", "none", "balanced"], facts: Facts) -> Loss:
+    """The loss that a recipe names, with its class weights; `Recipe.adopting` has already replaced "auto"."""
     if name not in LOSSES:
         raise BadInput(
-            f'Unknown loss "{name}": {nearest(name, LOSSES)}. From Python, pass any function of (logits, y).'
+            f'Unknown loss "{name}": {nearest(name, LOSSES)}. In Python, any function of (logits, y) can be passed.'
         )
     chosen = LOSSES[name]
     if weights == "none" or weights == "auto":
         return chosen
     if weights == "balanced":
-        labels = torch.cat([s.train.y for s in federation.clients if s.train is not None])
-        counts = torch.bincount(labels, minlength=federation.num_classes).clamp(min=1)
-        table = len(labels) / (federation.num_classes * counts.double())
+        counts = torch.tensor(facts.class_counts)
+        table = int(counts.sum()) / (facts.num_classes * counts.clamp(min=1).double())
     else:
         table = torch.tensor(weights, dtype=torch.float64)
-        if len(table) != federation.num_classes or not bool((torch.isfinite(table) & (table > 0)).all()):
+        if len(table) != facts.num_classes or not bool((torch.isfinite(table) & (table > 0)).all()):
             raise BadInput(
-                f"class_weights needs {federation.num_classes} numbers above 0, one per class of federation "
-                f'"{federation.name}"; got {list(weights)}. A batch of classes without weight would have no loss.'
+                f"class_weights needs {facts.num_classes} numbers above 0, one per class of federation "
+                f'"{facts.name}", got {list(weights)}. A batch of classes without weight would have no loss.'
             )
     return partial(chosen, weight=table)  # a lambda could not be sent to a worker process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from torch import nn
 
 from fednorms.core.errors import BadInput
 from fednorms.core.states import ServerState
-from fednorms.runs.facts import Facts
+from fednorms.evaluation.scores import Scores, judged_by
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session
 from fednorms.runs.use.choose import choose
@@ -22,8 +23,9 @@ Row = dict[str, Any]
 class Result:
     """A run's history and scores.
 
-    `headline` names the scores the method is judged by (model/statistics). Two rounds are reported, the last one and
-    the one with the best validation accuracy; never the best on test data.
+    `history` holds one row of plain values per round, as metrics.jsonl does; `scores` reads a row's scores. `headline`
+    names the scores by which the method is judged (model/statistics). Two rounds are reported: the last one, and the
+    one with the best validation accuracy. The best round on test data is never reported.
 
     >>> from fednorms.runs.driver import run
     >>> result = run("fedavg", rounds=1)
@@ -39,34 +41,36 @@ class Result:
     notes: list[str] = field(default_factory=list)
     path: Path | None = None
     privacy: Row | None = None  # epsilon, delta and what they mean, for a method with differential privacy
+    domain_of: Mapping[str, str] = field(default_factory=dict)  # of each site
     _session: Session | None = None
     _state: ServerState | None = None
 
     @classmethod
     def of(cls, session: Session, history: list[Row], best: Row | None, notes: list[str], path: Path | None) -> Result:
-        """A result at the start of a run, or where one is continued."""
-        done = int(history[-1]["round"]) if history else 0
+        """The result at the start of a run, or where one is continued."""
+        recipe, done = session.recipe, int(history[-1]["round"]) if history else 0
         privacy = session.guarantee.to_dict(done) if session.guarantee else None
-        return cls(session.recipe.method, session.recipe, str(session.headline), history, best, notes, path, privacy)
+        domains = session.facts.domain_of
+        return cls(recipe.method, recipe, str(session.headline), history, best, notes, path, privacy, domains)
 
     def add(self, row: Row, best: Row | None) -> None:
-        """Take in one more round."""
+        """Add one more round."""
         self.history.append(row)
         self.best = best
         if self.privacy:
             self.privacy["epsilon"] = row["epsilon"]
 
     def close(self, session: Session, state: ServerState) -> None:
-        """The run is over: remember the models."""
+        """Keep the models at the end of the run."""
         self._session, self._state = session, state
 
     # -- reading ------------------------------------------------------------------------------------------------
     @property
     def rounds(self) -> int:
-        """How many rounds were done."""
+        """The number of rounds done."""
         return int(self.history[-1]["round"]) if self.history else 0
 
-    def scores(self, label: str | None = None, *, split: str = "test", which: str = "last") -> Row:
+    def scores(self, label: str | None = None, *, split: str = "test", which: str = "last") -> Scores:
         """Scores of a mode ("personal/own"; default: the headline) in the last or the best-validation round."""
         name = f"{label or self.headline}/{split}"
         rows = [r for r in self.history if name in r["scores"]]
@@ -74,19 +78,20 @@ class Result:
             rows = [r for r in rows if self.best and r["round"] == self.best["round"]]
         if not rows:
             known = sorted({k for r in self.history for k in r["scores"]})
-            raise BadInput(f'No scores "{name}" in this run ({which} round). It has: {", ".join(known) or "none"}.')
-        found: Row = rows[-1]["scores"][name]
-        return found
+            raise BadInput(
+                f'No scores "{name}" in the {which} round of this run. It has: {", ".join(known) or "none"}.'
+            )
+        return Scores.from_dict(rows[-1]["scores"][name], self.domain_of)
 
     @property
     def accuracy(self) -> float:
         """Mean test accuracy over sites in the last round (headline mode)."""
-        return float(self.scores()["mean"])
+        return self.scores().mean
 
     @property
     def domains(self) -> dict[str, float]:
         """Test accuracy per domain in the last round (headline mode)."""
-        return dict(self.scores()["domains"])
+        return self.scores().domains
 
     def curve(self, label: str | None = None, *, split: str = "test") -> list[tuple[int, float]]:
         """Mean accuracy after each evaluated round."""
@@ -96,10 +101,10 @@ class Result:
     def model(self, site: str | None = None) -> nn.Module:
         """The trained model as a plain module in eval mode: the server's, or a site's own.
 
-        Input: images scaled to [0, 1] and normalised as `recipe` and federation say; output: logits.
+        Input: images scaled to [0, 1] and normalized as the recipe and the federation say; output: logits.
         """
         if self._session is None or self._state is None:
-            raise BadInput("This result was read from disk; export its model with fednorms.export(path, out).")
+            raise BadInput("This result was read from disk. Export its model with fednorms.export(path, out).")
         return site_model(self._session, self._state, site)
 
     def to_dict(self) -> Row:
@@ -124,48 +129,45 @@ class Result:
     def __repr__(self) -> str:
         if not self.history:
             return f"Result({self.method}: no round yet)"
+        plural = "s" * (self.rounds != 1)
         lines = [
-            f"{self.method} on {self.recipe.federation}, {self.recipe.model}, {self.rounds} rounds, "
+            f"{self.method} on {self.recipe.federation}, {self.recipe.model}, {self.rounds} round{plural}, "
             f"seed {self.recipe.seed}"
         ]
         shown = self._shown()
-        lines += [line for name in shown for line in self._said(name)]
+        lines += [line for name in shown for line in self._lines(name)]
         if not shown:
             lines.append("  not tested: there are no test images")
         if self.privacy:
             lines.append("  epsilon {epsilon:.3g} at delta {delta:g}: {neighbours}".format(**self.privacy))
         if self.best and f"{self.headline}/test" in shown:
-            best = self.scores(which="best")[self._judged_by]
+            best = getattr(self.scores(which="best"), judged_by(self.recipe.metric))
             lines.append(f"  at the best validation (round {self.best['round']}): {100 * best:.1f} %")
         return "\n".join(lines)
 
-    @property
-    def _judged_by(self) -> str:
-        return "balanced_accuracy" if self.recipe.metric == "balanced_accuracy" else "mean"
-
     def _shown(self) -> list[str]:
-        """The tests of the last tested round, that of the headline first; those on validation images if no other."""
+        """The tests of the run, the headline's first; without any, those on validation images."""
         found = dict.fromkeys(name for row in self.history for name in row["scores"])
         tests = [n for n in found if n.endswith("/test")] or [n for n in found if n.endswith("/val")]
         return sorted(tests, key=lambda name: not name.startswith(f"{self.headline}/"))
 
-    def _said(self, name: str) -> list[str]:
+    def _lines(self, name: str) -> list[str]:
         label, _, split = name.rpartition("/")
         s = self.scores(label, split=split)
         what = f"{'test' if split == 'test' else 'validation'} accuracy"
-        plain = f"{100 * s['mean']:.1f} % (std over sites {100 * s['std']:.1f}, worst {s['worst_domain']} "
-        plain += f"{100 * s['worst']:.1f})"
-        balanced = f"balanced accuracy {100 * s['balanced_accuracy']:.1f} %, "
-        first = balanced if self._judged_by == "balanced_accuracy" else ""
+        domain, worst = s.worst
+        plain = f"{100 * s.mean:.1f} % (std over sites {100 * s.std:.1f}, worst {domain} {100 * worst:.1f})"
+        balanced = self.recipe.metric == "balanced_accuracy"
+        first = f"balanced accuracy {100 * s.balanced_accuracy:.1f} %, " if balanced else ""
         return [
             f"  {label} {first}{what} {plain}",
-            "  " + "  ".join(f"{d} {100 * a:.1f}" for d, a in s["domains"].items()),
+            "  " + "  ".join(f"{d} {100 * a:.1f}" for d, a in s.domains.items()),
         ]
 
 
 def site_model(session: Session, state: ServerState, site: str | None) -> nn.Module:
-    """The server's model (site=None) or the model of one client, as a module of its own in eval mode."""
+    """The server's model (site=None) or the model of one client, as a new module in eval mode."""
     task, engine = session.task, session.engine
     cohort = session.participation.cohort(engine.clients, session.recipe.seed, max(state.round - 1, 0))
     sent = engine.test_broadcast(state, cohort)
-    return task.net.plain(choose(task, Facts.of(session), sent, engine.store, site).tensors)
+    return task.net.plain(choose(task, session.facts, sent, engine.store, site).tensors)

@@ -184,7 +184,7 @@ def test_clients_that_share_a_domains_test_set_score_as_the_whole_set_does(sheet
             right = (model(whole.preprocessing(x)).argmax(1) == y).double()
         assert result.domains[domain] == pytest.approx(right.mean().item(), abs=1e-12)
         pooled.append(right)
-    assert result.scores()["pooled"] == pytest.approx(torch.cat(pooled).mean().item(), abs=1e-12)
+    assert result.scores().pooled == pytest.approx(torch.cat(pooled).mean().item(), abs=1e-12)
     assert 0 < torch.cat(pooled).sum() < 150, "not a score that every weighting gives"
 
 
@@ -227,4 +227,4 @@ def test_one_epoch_on_real_digits_learns_something():
     ]
     small = Federation("two", sites, whole.classes, whole.preprocessing)
     result = fn.run("fedbn", small, "cnn-small", rounds=2, epochs=1, batch_size=10, lr=0.05)
-    assert result.scores()["mean"] > 0.3, "three times chance"
+    assert result.scores().mean > 0.3, "three times chance"

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fednorms.core.errors import BadInput
+from fednorms.data.facts import SiteFacts
 from fednorms.evaluation.scores import Scores, Tally
 from fednorms.papers.tables.record import MOST_SITES, compact, record
 from fednorms.papers.tables.selectors import Selector
 from fednorms.runs.cells import Outcome
-from fednorms.runs.facts import SiteFacts
 from fednorms.runs.recipe import Recipe
 
 # Three clients of two domains: accuracy, balanced accuracy, images.

@@ -17,9 +17,9 @@ import torch
 
 from fednorms._version import __version__
 from fednorms.core.errors import BadInput, RunFailed
+from fednorms.data.facts import SiteFacts
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.cells import Outcome
-from fednorms.runs.facts import SiteFacts
 from fednorms.runs.identity import own_parts
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result

@@ -9,10 +9,10 @@ from typing import Any
 
 from fednorms.core.errors import BadInput
 from fednorms.data import Protocol
+from fednorms.data.facts import SiteFacts
 from fednorms.data.readers import READERS, recognised
 from fednorms.papers.tables.table import Setting, Table
 from fednorms.runs.cells import opened
-from fednorms.runs.facts import SiteFacts
 from fednorms.runs.recipe import Recipe
 
 

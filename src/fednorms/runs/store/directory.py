@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fednorms.core.errors import BadInput, RunFailed
+from fednorms.data.facts import Facts
 from fednorms.runs.store.atomic import (
     FULL,
     NOT_WRITABLE,
@@ -268,6 +269,25 @@ class RunDirectory:
                 ) from error
             out.append((line, row))
         return out
+
+    def write_facts(self, facts: Facts) -> None:
+        """Write federation.json."""
+        write_atomic(self.facts_path, (json.dumps(facts.to_dict(), indent=1) + "\n").encode())
+
+    def read_facts(self) -> Facts | None:
+        """Read federation.json; None if there is none.
+
+        >>> RunDirectory("nowhere").read_facts() is None
+        True
+        """
+        try:
+            return Facts.from_dict(json.loads(self.facts_path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunFailed(
+                f"Cannot read {self.facts_path} ({error}). Remove it and run `{self.resume_command}` to write it again."
+            ) from error
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the summary, all of it or nothing.

@@ -13,8 +13,8 @@ from fednorms.core.part import Part, Route
 from fednorms.core.states import Broadcast, Client, ClientState, Task
 from fednorms.core.tree import Tree
 from fednorms.data import Split
+from fednorms.data.facts import Facts
 from fednorms.evaluation.modes import Mode, model_for, unseen_broadcast
-from fednorms.runs.facts import Facts
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 
 from fednorms.core.errors import BadInput
 from fednorms.data import Federation
 from fednorms.evaluation.modes import Mode
-from fednorms.evaluation.scores import Scores, SiteScore
-from fednorms.runs.identity import named
+from fednorms.evaluation.scores import Scores
+from fednorms.runs.identity import custom_name
 from fednorms.runs.losses import Loss
 from fednorms.runs.use.opened import OpenRun, Which, open_run
 
@@ -51,7 +50,7 @@ def evaluate_run(
     empty: list[Mode] = []
     for mode in dict.fromkeys(asked):
         if mode.model == "adapted" and opened.lost_loss:
-            raise BadInput(f'"adapted" trains with the run\'s own loss ({named(opened.lost_loss)}): pass loss=.')
+            raise BadInput(f'"adapted" trains with the run\'s own loss ({custom_name(opened.lost_loss)}): pass loss=.')
         if mode.model == "after_local":
             scores = _recorded(opened, mode, split)
         else:
@@ -86,20 +85,8 @@ def _recorded(opened: OpenRun, mode: Mode, split: str) -> Scores | None:
     name = f"{mode}/{split}"
     for row in opened.directory.metrics():
         if row["round"] == opened.state.round and name in row["scores"]:
-            return scores_of(row["scores"][name], {s.name: s.domain for s in opened.facts.sites})
+            return Scores.from_dict(row["scores"][name], opened.facts.domain_of)
     raise BadInput(
         f'Run {opened.directory.path} has not recorded "{name}" in round {opened.state.round}, and the models right '
         'after local training are gone. Run again with evaluate = ["after_local"].'
     )
-
-
-def scores_of(values: Mapping[str, Any], domain_of: Mapping[str, str]) -> Scores:
-    """The scores that `Scores.to_dict` wrote.
-
-    >>> site = SiteScore(0.5, 0.5, 1.0, 2, [0.5, float("nan")])
-    >>> scores = Scores("personal", "own", "test", {"a": site}, {"a": "a"})
-    >>> scores_of(scores.to_dict(), {"a": "a"}).to_dict() == scores.to_dict()
-    True
-    """
-    sites = {name: SiteScore.from_dict(site) for name, site in values["sites"].items()}
-    return Scores(values["mode"], values["statistics"], values["split"], sites, domain_of)

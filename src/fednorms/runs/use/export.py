@@ -22,7 +22,7 @@ from fednorms.core.states import Task, context_of
 from fednorms.data import Preprocessing, Split
 from fednorms.engines.devices import repeatable
 from fednorms.layers import KeyedDropout, KeyedDropout2d, KeyedStochasticDepth
-from fednorms.runs.identity import named
+from fednorms.runs.identity import custom_name
 from fednorms.runs.store.atomic import check_folder
 from fednorms.runs.use.choose import Chosen, averaged_statistics, choose, input_normalisers
 from fednorms.runs.use.load import ABOUT, FORMAT, TENSORS, load_model, site_preprocessing
@@ -185,7 +185,7 @@ def _about(
 ) -> dict[str, Any]:
     recipe, net, state = opened.recipe, opened.task.net, opened.state
     channels, height, width = shape
-    name = named(recipe.model)
+    name = custom_name(recipe.model)
     made = {
         "model": name,
         "custom": recipe.model.startswith("custom:"),

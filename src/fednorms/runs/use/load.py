@@ -14,13 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fednorms.core.errors import BadInput
-from fednorms.core.net import Net
 from fednorms.core.part import Part
 from fednorms.core.views import Local
 from fednorms.data import Preprocessing
-from fednorms.engines.devices import dtype_of
-from fednorms.methods.registry import method as read_method
-from fednorms.models import build
+from fednorms.runs.assemble import build_net
+from fednorms.runs.recipe import Recipe
 
 TENSORS, ABOUT, FORMAT = "model.safetensors", "model.json", 1
 
@@ -105,14 +103,12 @@ def load_model(folder: str | Path, model: nn.Module | None = None) -> LoadedMode
     about = _about(folder)
     shape = tuple(about["shape"])
     made = about["architecture"]
-    if model is None:
-        if made["custom"]:
-            raise BadInput(
-                f"{folder} holds a model of your own ({made['model']}): pass it as load_model(folder, model=...)."
-            )
-        model = build(made["model"], len(about["classes"]), shape[0], made["size"])
-    method = read_method(made["method"])
-    net = Net(model, method, head=made["head"], name=made["model"], dtype=dtype_of(made["precision"]))
+    if model is None and made["custom"]:
+        raise BadInput(
+            f"{folder} holds a custom model ({made['model']}). Pass the same model: load_model(folder, model=...)."
+        )
+    recipe = Recipe.make({k: made[k] for k in ("model", "method", "head", "precision")}, str(folder / ABOUT))
+    net = build_net(recipe, len(about["classes"]), (shape[0], made["size"], made["size"]), model)
     module = net.plain(net.initial)
     try:
         module.load_state_dict(load_file(folder / TENSORS))
@@ -121,7 +117,7 @@ def load_model(folder: str | Path, model: nn.Module | None = None) -> LoadedMode
     except RuntimeError as error:
         raise BadInput(f"{folder / TENSORS} does not fit the model {made['model']!r}: {error}") from error
     done = about["preprocessing"]
-    measures = next((p for p in method.parts if p.name == done["measure"]), None)
+    measures = next((p for p in net.method.parts if p.name == done["measure"]), None)
     preprocessing = Preprocessing.from_dict({"mean": done["mean"], "std": done["std"]})
     return LoadedModel(module, tuple(about["classes"]), preprocessing, shape, measures, about)
 

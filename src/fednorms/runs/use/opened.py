@@ -12,18 +12,17 @@ import torch
 from torch import nn
 
 from fednorms.core.errors import BadInput
-from fednorms.core.net import Net
 from fednorms.core.passes import passes
 from fednorms.core.round import broadcast, server_update
 from fednorms.core.states import Broadcast, ClientState, ServerState, Task
 from fednorms.core.tree import Tree
 from fednorms.data import Federation
-from fednorms.engines.devices import dtype_of, pick_device
+from fednorms.data.facts import Facts
+from fednorms.engines.devices import pick_device
 from fednorms.engines.local import LocalClients, LocalEngine
 from fednorms.evaluation.modes import MEASURED, tested_state, unseen_broadcast
-from fednorms.models import build
-from fednorms.runs.facts import Facts, read_facts
-from fednorms.runs.identity import named
+from fednorms.runs.assemble import assemble
+from fednorms.runs.identity import custom_name
 from fednorms.runs.losses import LOSSES, Loss, cross_entropy
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session, open_federation
@@ -87,7 +86,7 @@ class OpenRun:
                 f"Run {self.directory.path} has classes {', '.join(self.facts.classes)} and images of "
                 f'{self.facts.shape}; federation "{found.name}" has {", ".join(found.classes)} and {found.shape}.'
             )
-        session = Session.open(recipe, found, self._model, self.task.loss)
+        session = Session.open(recipe, found, self._model, self.task.loss, known=(self.facts, self.task))
         session.engine.use(ClientStore(recipe.state_limit_mb * 2**20, source=self.clients))
         return session
 
@@ -138,7 +137,7 @@ class OpenRun:
         if self.lost_loss:
             raise BadInput(
                 f"Run {self.directory.path} was trained with a loss of your own "
-                f"({named(self.lost_loss)}): pass the same as loss=."
+                f"({custom_name(self.lost_loss)}): pass the same as loss=."
             )
 
     @cached_property
@@ -181,16 +180,17 @@ def open_run(
     recipe = _portable(Recipe.from_toml(directory.read_recipe(), str(directory.recipe)), device)
     if recipe.model.startswith("custom:") and model is None:
         raise BadInput(
-            f"Run {path} was made with a model of your own ({named(recipe.model)}); "
+            f"Run {path} was made with a model of your own ({custom_name(recipe.model)}); "
             "use it from Python and pass the same as model=."
         )
     found = _checkpoint(directory, recipe, which)
-    facts = read_facts(directory)
-    if facts is None:  # a run from before this file was written: its data must be here
-        facts = Facts.of(Session.open(recipe, federation, model, loss or cross_entropy))
-    task = task_of(recipe, facts, model, loss)
-    _check_fit(task, found.server, path)
+    facts = directory.read_facts()
+    if facts is None:  # an older run without this file: its data must be here
+        facts = Session.open(recipe, federation, model, loss or cross_entropy).facts
     lost = recipe.loss if recipe.loss not in ("auto", *LOSSES) and loss is None else ""
+    known = recipe.model_copy(update={"loss": "cross_entropy"}) if lost else recipe
+    task = assemble(known, facts, model, loss)
+    _check_fit(task, found.server, path)
     states = found.server, found.clients
     return OpenRun(directory, recipe, facts, task, *states, which, list(found.notes), federation, model, lost)
 
@@ -231,35 +231,6 @@ def _checkpoint_of_round(directory: RunDirectory, recipe: Recipe, at: int) -> Ch
     return found
 
 
-def task_of(recipe: Recipe, facts: Facts, model: nn.Module | None = None, loss: Loss | None = None) -> Task:
-    """The task of a recipe on a federation of which only the facts are known."""
-    recipe = recipe.adopting(facts.protocol)
-    channels, height, _ = facts.shape
-    if model is None:
-        model = build(recipe.model, facts.num_classes, channels, height, recipe.seed)
-    net = Net(
-        model,
-        recipe.whole_method(),
-        head=recipe.head or None,
-        name=recipe.model,
-        dtype=dtype_of(recipe.precision),
-        autocast=recipe.precision == "bfloat16",
-        device=recipe.device,
-    )
-    return Task(
-        net=net,
-        training=recipe.training,
-        rounds=recipe.rounds,
-        seed=recipe.seed,
-        clients=len(facts.clients),
-        samples=facts.samples,
-        preprocessing=facts.preprocessing,
-        loss=loss or _loss(recipe, facts),
-        weighting=None if recipe.weighting == "auto" else recipe.weighting,
-        needs_two=net.probe(facts.shape, facts.num_classes),
-    )
-
-
 def _check_fit(task: Task, state: ServerState, path: str | Path) -> None:
     """A model of the user's own may not be the one that was trained."""
     ours, theirs = ({n: tuple(t.shape) for n, t in tree.items()} for tree in (task.net.initial, state.model))
@@ -268,16 +239,3 @@ def _check_fit(task: Task, state: ServerState, path: str | Path) -> None:
             f'Model "{task.net.name}" is not the one of run {path}: tensor {wrong[0]} is {ours.get(wrong[0])}, in the '
             f"run {theirs.get(wrong[0])} ({len(wrong)} differ). Pass the model that the run was made with."
         )
-
-
-def _loss(recipe: Recipe, facts: Facts) -> Loss:
-    """The recipe's loss, for fine-tuning; one that only the run's script knows is replaced by cross-entropy."""
-    chosen = LOSSES.get(recipe.loss, cross_entropy)
-    if recipe.class_weights == "none" or recipe.class_weights == "auto":
-        return chosen
-    if recipe.class_weights == "balanced":
-        counts = torch.tensor([s.images["train"] for s in facts.sites if "train" in s.images]).sum(0)
-        table = int(counts.sum()) / (facts.num_classes * counts.clamp(min=1).double())
-    else:
-        table = torch.tensor(recipe.class_weights, dtype=torch.float64)
-    return lambda logits, y: chosen(logits, y, table)

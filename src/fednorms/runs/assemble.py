@@ -1,0 +1,85 @@
+"""Assemble a task: the only place where a recipe becomes a net and a task."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from fednorms.core.errors import BadInput
+from fednorms.core.method import Method
+from fednorms.core.net import Net
+from fednorms.core.sampling import Participation
+from fednorms.core.states import Task
+from fednorms.data.facts import Facts
+from fednorms.engines.devices import dtype_of
+from fednorms.models import build
+from fednorms.runs.interface import option
+from fednorms.runs.losses import Loss, base_loss
+from fednorms.runs.recipe import Recipe
+
+
+def assemble(
+    recipe: Recipe, facts: Facts, model: nn.Module | None = None, loss: Loss | None = None, *, deployed: bool = False
+) -> Task:
+    """Make the task of a recipe on a federation of which only the facts are known.
+
+    `model` and `loss` replace what the recipe names. `deployed` is for runs across machines.
+
+    >>> from fednorms.data.registry import federation
+    >>> task = assemble(Recipe(method="fedbn", rounds=3), Facts.of(federation("digits-shift")))
+    >>> str(task.method), task.clients, task.rounds
+    ('fedbn', 5, 3)
+    """
+    recipe = recipe.adopting(facts.protocol)
+    _, height, width = facts.shape
+    if model is None and height != width and not recipe.model.startswith(("torchvision:", "timm:")):
+        raise BadInput(
+            f'Model "{recipe.model}" takes square images, but federation "{facts.name}" has {height}x{width}. '
+            f"Resize the images ({option('size')}), or pass a custom model."
+        )
+    net = build_net(recipe, facts.num_classes, facts.shape, model)
+    task = Task(
+        net=net,
+        training=recipe.training,
+        rounds=recipe.rounds,
+        seed=recipe.seed,
+        clients=len(facts.clients),
+        samples=facts.samples,
+        preprocessing=facts.preprocessing,
+        loss=loss or base_loss(recipe.loss, recipe.class_weights, facts),
+        weighting=None if recipe.weighting == "auto" else recipe.weighting,
+        needs_two=net.probe(facts.shape, facts.num_classes),
+        cohort=participation_of(recipe, net.method).expected(len(facts.clients)),
+        deployed=deployed,
+    )
+    net.method.weighting(task.weighting)  # parts that insist on different weightings are an error now
+    return task
+
+
+def build_net(recipe: Recipe, classes: int, shape: tuple[int, int, int], model: nn.Module | None = None) -> Net:
+    """Build the model that a recipe names, or take the one given, and apply the method's surgery."""
+    if model is None:
+        model = build(
+            recipe.model,
+            classes=classes,
+            channels=shape[0],
+            size=shape[1],
+            seed=recipe.seed,
+            pretrained=recipe.pretrained,
+            weights=recipe.weights or None,
+        )
+    return Net(
+        model,
+        recipe.whole_method(),
+        head=recipe.head or None,
+        name=recipe.model,
+        dtype=dtype_of(recipe.precision),
+        autocast=recipe.precision == "bfloat16",
+        device=recipe.device,
+    )
+
+
+def participation_of(recipe: Recipe, method: Method) -> Participation:
+    """Which clients take part in a round; a method that adds noise for privacy accepts rounds without clients."""
+    return replace(Participation.read(recipe.participation), empty=method.moves_without_clients)
