@@ -193,7 +193,7 @@ def test_too_few_sites_stop_the_run_which_then_continues(tmp_path):
         calls.append(site == "faint" and in_round(message, "train", 1))
         return None if calls[-1] else reply
 
-    with pytest.raises(RunFailed, match=r"round 1: 1 sites .* deploy.minimum is 2 \(faint: no reply within 0.3 s\)"):
+    with pytest.raises(RunFailed, match=r"Round 2: 1 usable .* deploy.minimum is 2 \(faint: no reply within 0.3 s\)"):
         serve(Desk(config, tmp_path, nodes_for(), fault), config)
     ours = serve(Desk(config, tmp_path, nodes_for()), config)
     same_result(ours, reference(config, tmp_path))
@@ -208,7 +208,7 @@ def test_divergence_travels_as_words(tmp_path):
     wild = {"training__lr": 1e30, "rounds": 1}
     with pytest.raises(Diverged, match='Client "clean" diverged in round 0'):
         run("gn", tmp_path, **wild)
-    with pytest.raises(RunFailed, match="0 sites gave an answer that can be used"):
+    with pytest.raises(RunFailed, match="0 usable answers"):
         run("gn", tmp_path, on_divergence="skip", deploy__out=str(tmp_path / "other"), **wild)
 
 
@@ -233,7 +233,9 @@ def test_bytes_of_a_stranger_never_stop_a_run(what, tmp_path):
 
     ours, _ = run("scaffold", tmp_path, fault=fault, rounds=1)
     said = ours.history[0]["lost"]["faint"]
-    assert said.startswith("says that it keeps the state after round 99" if what == "round" else "sent what cannot be")
+    assert said.startswith(
+        "says that it keeps the state after round 99" if what == "round" else "sent a message that cannot be"
+    )
 
 
 @pytest.mark.parametrize("text", ["fedavg", "fedbn", "scaffold + fedrdn", "ditto"])

@@ -25,10 +25,10 @@ from fednorms.runs.store.clients import ClientStore
 
 
 class Remote(Engine):
-    """Asks sites instead of computing. Its store holds, per site, the round of the state that the server accepted.
+    """Asks sites to compute. Its store holds, for each site, the round of the state that the server accepted last.
 
-    The states themselves are on the sites' disks. A checkpoint writes the store down, so a server that is started
-    again tells every site where to continue.
+    The states themselves are on the sites' disks. The store is part of every checkpoint, so a server that is restarted
+    tells every site where to continue. `tests` are the modes and splits that a round's evaluation will ask for.
     """
 
     name: ClassVar[str] = "flower"
@@ -43,9 +43,9 @@ class Remote(Engine):
         super().__init__(task, settings)
         self.roster, self.tests = roster, tests
         self._store: ClientStates = ClientStore(2**30)
-        self._holding: set[str] = set()  # sites that were sent what travels once
-        self._scores: dict[tuple[int, str], dict[str, SiteScore]] = {}
-        self._pooled: dict[int, dict[str, Tree]] = {}
+        self._have_fixed: set[str] = set()  # sites that have received the tensors that are sent only once
+        self._scores: dict[tuple[int, str], dict[str, SiteScore]] = {}  # of the last tested round, by "mode/split"
+        self._cached_measures: dict[int, dict[str, Tree]] = {}  # of the last tested round
 
     @property
     def clients(self) -> list[str]:
@@ -57,7 +57,7 @@ class Remote(Engine):
         return self.roster.cards[name].facts.samples
 
     def tested(self, split: str, *, unseen: bool = False) -> dict[str, str]:
-        """All sites with their domains: which of them have such data is known when they answer."""
+        """All sites with their domains; which of them have images in the split is known when they answer."""
         return {} if unseen else dict(self.roster.facts.domain_of)
 
     @property
@@ -70,27 +70,28 @@ class Remote(Engine):
         self._store = store
 
     def close(self) -> None:
-        """Do nothing: the sites' processes are not the engine's."""
+        """Do nothing: Flower runs the processes of the sites."""
 
     # -- what clients do ----------------------------------------------------------------------------------------
     def measure(self, p: Part, job: Pass, sent: Broadcast, names: Sequence[str]) -> dict[str, tuple[Tree, Tree]]:
-        """Run an extra pass at sites: what each uploads; what it keeps stays there."""
+        """Run an extra pass at sites; returns what each uploads, and nothing in place of what it keeps."""
         answers = self._ask("query.measure", sent, names, {"part": p.name, "when": job.when})
         found: dict[str, Tree] = {}
         for name, content in sorted(answers.contents.items()):
             try:
                 found[name] = messages.trees(content, self._device)["up"]
-            except Exception as error:  # whatever a stranger's bytes do to the reader
+            except Exception as error:  # a malformed message can raise anything
                 answers.lost[name] = _unreadable(error)
-        answers.lost |= {n: "sent what is not finite" for n, up in found.items() if not up.finite()}
+        answers.lost |= {n: "sent values that are not finite" for n, up in found.items() if not up.finite()}
         answers.lost |= {} if job.reduce in ("list", "grouped") else _odd_ones(found)
-        self.notes += [f"{p.name}, round {sent.round}: {n} {why}" for n, why in sorted(answers.lost.items())]
+        when = f"after round {sent.round}" if sent.round else "before round 1"
+        self.notes += [f"{p.name}, {when}: {n} {why}" for n, why in sorted(answers.lost.items())]
         good = {name: (Tree(), up) for name, up in found.items() if name not in answers.lost}
-        self._require(len(good), sent.round, answers.lost)
+        self._require(len(good), f"{p.name}, {when}", answers.lost)
         return good
 
     def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
-        """Have sites train for a round; those that fail, answer late or send nonsense are left out and named."""
+        """Let sites train for a round; those that fail, answer late or send unusable data are left out and named."""
         self.roster.wait_for(min(self.roster.deployment.minimum, len(cohort)), list(cohort))
         answers = self._ask("train", sent, cohort, {"score": score})
         done = Trained([], diverged=answers.diverged, lost={**answers.lost, **self.roster.news()})
@@ -117,7 +118,7 @@ class Remote(Engine):
             del uploads[name]
         if done.diverged and self.settings.on_divergence == "stop":
             raise Diverged(min(done.diverged.items())[1])
-        self._require(len(uploads), sent.round, done.lost | done.diverged)
+        self._require(len(uploads), f"Round {sent.round + 1}", done.lost | done.diverged)
         done.after_local = {n: score for n, score in done.after_local.items() if n in uploads}
         for name in cohort:
             if name in uploads:
@@ -154,9 +155,9 @@ class Remote(Engine):
         return scores
 
     def _measured(self, tested: ServerState, cohort: Sequence[str]) -> dict[str, Tree]:
-        if tested.round not in self._pooled:  # an evaluation and the checkpoint after it ask for the same
-            self._pooled = {tested.round: super()._measured(tested, cohort)}
-        return self._pooled[tested.round]
+        if tested.round not in self._cached_measures:  # a test and the checkpoint after it need the same
+            self._cached_measures = {tested.round: super()._measured(tested, cohort)}
+        return self._cached_measures[tested.round]
 
     # -- messages -----------------------------------------------------------------------------------------------
     def _ask(self, kind: str, sent: Broadcast, names: Sequence[str], words: messages.About) -> Answers:
@@ -169,11 +170,11 @@ class Remote(Engine):
         contents: dict[str, RecordDict] = {}
         for name in names:
             about = {**words, "agreement": agreed, "accepted": self._accepted(name)}
-            once = Tree() if name in self._holding else fixed
+            once = Tree() if name in self._have_fixed else fixed
             contents[name] = messages.pack_broadcast(sent, model, once, about)
         answers = self.roster.ask(kind, contents)
-        self._holding |= set(answers.contents)
-        self._holding -= {*answers.lost, *answers.diverged}
+        self._have_fixed |= set(answers.contents)
+        self._have_fixed -= {*answers.lost, *answers.diverged}
         return answers
 
     def _accepted(self, name: str) -> int:
@@ -184,9 +185,9 @@ class Remote(Engine):
     def _device(self) -> torch.device:
         return self.task.like.device
 
-    # -- what may come in ---------------------------------------------------------------------------------------
+    # -- checks of what sites sent ------------------------------------------------------------------------------
     def _wrong(self, upload: Upload) -> str:
-        """What is wrong with an upload: names, shapes, types, or numbers that are not finite."""
+        """What is wrong with an upload (names, shapes, types, values that are not finite); empty if nothing."""
         net = self.task.net
         expected = {n: (tuple(net.initial[n].shape), net.initial[n].dtype) for n in net.exchanged}
         found = {n: (tuple(t.shape), t.dtype) for n, t in upload.model.items()}
@@ -206,17 +207,17 @@ class Remote(Engine):
                 odd |= _odd_ones({n: u.parts.get(p.name, Tree()) for n, u in uploads.items()})
         return odd
 
-    def _require(self, answered: int, t: int, why: dict[str, str]) -> None:
+    def _require(self, answered: int, when: str, why: dict[str, str]) -> None:
         if answered < self.roster.deployment.minimum:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in sorted(why.items()))
             raise RunFailed(
-                f"round {t}: {answered} sites gave an answer that can be used, deploy.minimum is "
+                f"{when}: {answered} usable answer{'s' * (answered != 1)} from sites, but deploy.minimum is "
                 f"{self.roster.deployment.minimum} ({reasons}). Run again to continue from the last checkpoint."
             )
 
 
 def _odd_ones(trees: dict[str, Tree]) -> dict[str, str]:
-    """Who sent tensors of other names or shapes than most did, which cannot be averaged with theirs."""
+    """Sites that sent tensors of other names or shapes than most sites, which cannot be averaged with theirs."""
     forms = {n: tuple((k, tuple(t.shape), t.dtype) for k, t in sorted(tree.items())) for n, tree in trees.items()}
     if len(set(forms.values())) < 2:
         return {}
@@ -225,7 +226,7 @@ def _odd_ones(trees: dict[str, Tree]) -> dict[str, str]:
 
 
 def _unreadable(error: Exception) -> str:
-    return f"sent what cannot be read ({type(error).__name__}: {error})"
+    return f"sent a message that cannot be read ({type(error).__name__}: {error})"
 
 
 def _named(parts: dict[str, Tree]) -> list[tuple[str, torch.Tensor]]:

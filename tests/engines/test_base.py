@@ -1,0 +1,87 @@
+"""What holds for every engine: one interface, one table of abilities, states that are handed over."""
+
+import pytest
+import torch
+
+from fednorms.core.errors import BadInput
+from fednorms.core.round import broadcast, initial_state, server_update
+from fednorms.core.states import ClientState
+from fednorms.core.tree import Tree
+from fednorms.data import Federation, Preprocessing, Site, Split
+from fednorms.engines.base import PROVIDES, Engine, EngineSettings
+from fednorms.engines.graphs import Graphs
+from fednorms.engines.loop import Loop
+from fednorms.engines.many_devices import Devices
+from fednorms.engines.open import open_engine
+from fednorms.engines.states import InMemory
+from fednorms.engines.workers import Workers
+from fednorms.engines.workers.measured import Measured
+from fednorms.evaluation.modes import Mode
+from tests.support.tiny import CLASSES, same, tiny_data, tiny_net, tiny_task
+
+KINDS = (Loop, Graphs, Workers, Measured)
+
+
+def setting(kind, text="fedbn"):
+    data = tiny_data(6, 8)
+    sites = [Site(n, f"domain of {n}", train=s, test=s if n == "a" else None) for n, s in data.items()]
+    new = Split(data["a"].x, data["a"].y)
+    fed = Federation(
+        "tiny", [*sites, Site("new", "new", test=new)], [str(c) for c in range(CLASSES)], Preprocessing.centred(3)
+    )
+    task = tiny_task(text, data, model=tiny_net())
+    return task, kind(task, fed, fed, InMemory(), EngineSettings(workers=1))
+
+
+def test_every_engine_has_its_abilities_in_the_table():
+    assert {kind.name for kind in (*KINDS, Devices)} == set(PROVIDES) - {"flower"}
+    with pytest.raises(TypeError, match="abstract"):
+        Engine(None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_clients_sites_and_sizes(kind):
+    _, engine = setting(kind)
+    assert engine.clients == ["a", "b"]
+    assert [engine.samples(n) for n in engine.clients] == [6, 8]
+    assert engine.tested("test") == {"a": "domain of a"}
+    assert engine.tested("test", unseen=True) == {"new": "new"}
+    assert engine.tested("val") == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_client_states_are_handed_over_and_come_back(kind):
+    task, engine = setting(kind)
+    state = initial_state(task)
+    engine.use(InMemory())
+    before = engine.store
+    other = InMemory({"a": ClientState(3, Tree(w=torch.ones(1)), {})})
+    with engine.using(other):
+        assert engine.store is other
+    assert engine.store is before
+    with pytest.raises(AttributeError):
+        engine.store = other
+    with engine.using(InMemory()):
+        first = engine.train(broadcast(task, state), engine.clients).uploads
+    assert not list(before)
+    again = engine.train(broadcast(task, state), engine.clients).uploads
+    assert all(same(x.model, y.model) for x, y in zip(first, again, strict=True))
+    assert list(before) == ["a", "b"]
+
+
+def test_a_test_without_data_is_none_and_costs_nothing(monkeypatch):
+    task, engine = setting(Loop, "hbn")
+    state = engine.setup(initial_state(task))
+    state = server_update(task, state, engine.train(broadcast(task, state), engine.clients).uploads)
+    assert list(engine.evaluate(state, Mode("unseen"), engine.clients).sites) == ["new"]
+    monkeypatch.setattr(Loop, "measure", None)
+    assert engine.evaluate(state, Mode("personal"), engine.clients, "val") is None
+    with pytest.raises(BadInput, match="while a run trains"):
+        engine.evaluate(state, Mode("after_local"), engine.clients)
+
+
+def test_engines_are_opened_by_name():
+    task, loop = setting(Loop)
+    fed = loop.local.testing
+    for name, kind in {"loop": Loop, "graphs": Graphs, "workers": Workers, "auto": Measured}.items():
+        assert type(open_engine(name, task, fed, fed, InMemory(), EngineSettings())) is kind
