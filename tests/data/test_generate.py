@@ -254,7 +254,7 @@ def test_rendered_digits_are_readable():
     assert torch.bincount(y).tolist() == [20] * 10
     again = synth_digits(200, seed=1)[0]
     assert torch.equal(x, again)
-    grey = tones.grey(x.float())
+    grey = tones.gray(x.float())
     assert (grey.amax((1, 2, 3)) - grey.amin((1, 2, 3))).min() > 20
     if fonts():  # the nearest of other digits in shape has the same label more often than by chance
         shape = (grey - grey.mean((1, 2, 3), keepdim=True)).flatten(1)

@@ -179,7 +179,7 @@ def test_group_sizes_step_by_step_and_pairs_share_classes():
     sizes = np.array([len(shares[k]) for k in range(20)])
     assert np.abs(sizes - (50 + 10 * (np.repeat([1, 2, 3, 4], 5) - 2.5))).max() <= 1
     assert all(set(y[shares[k]]) == set(y[shares[19 - k]]) for k in range(10))
-    with pytest.raises(BadInput, match="lower delta"):
+    with pytest.raises(BadInput, match="ower delta"):
         rule("group_sizes(clients=20, group=5, delta=100, shards=2)")(y)
 
 

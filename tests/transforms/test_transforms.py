@@ -22,14 +22,14 @@ from fednorms.transforms import (
     adjust,
     affine,
     between,
-    centre_crop,
-    colour_constancy,
+    center_crop,
+    color_constancy,
     crop,
     cutout,
-    draw_centre,
+    draw_center,
     draw_crop,
     flip,
-    normalise,
+    normalize,
     rotate,
 )
 from tests.support.tiny import TinyNet, play, rounds, same, tiny_data, tiny_task
@@ -59,7 +59,7 @@ def test_crop_and_flip_are_torchvisions():
     which = torch.tensor([True, False, True, False, True])
     assert torch.equal(flip(x, which), each(lambda i, w: TF.hflip(i) if w else i, x, which))
     assert torch.equal(flip(x, which, -2), each(lambda i, w: TF.vflip(i) if w else i, x, which))
-    assert torch.equal(centre_crop(images(2, 3, 8, 10), (4, 6)), TF.center_crop(images(2, 3, 8, 10), [4, 6]))
+    assert torch.equal(center_crop(images(2, 3, 8, 10), (4, 6)), TF.center_crop(images(2, 3, 8, 10), [4, 6]))
 
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
@@ -83,8 +83,8 @@ def close(ours, theirs, mode):
 
 def test_normalise_and_covering_are_torchvisions():
     x, mean, std = images(), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
-    assert torch.allclose(normalise(x, mean, std), TF.normalize(x, mean, std), atol=1e-6)
-    row, column = draw_centre(uniforms()(5, 2), x.shape)
+    assert torch.allclose(normalize(x, mean, std), TF.normalize(x, mean, std), atol=1e-6)
+    row, column = draw_center(uniforms()(5, 2), x.shape)
 
     def covered(i, r, c):
         top, left = max(r - 2, 0), max(c - 2, 0)
@@ -99,16 +99,16 @@ def test_tone_is_torchvisions_brightness():
 
 
 # -- other references -----------------------------------------------------------------------------------------------
-def test_colour_constancy_is_its_formula():
+def test_color_constancy_is_its_formula():
     x = images(2).double()
-    for image, ours in zip(x.numpy(), colour_constancy(x).numpy(), strict=True):
+    for image, ours in zip(x.numpy(), color_constancy(x).numpy(), strict=True):
         e = np.array([(c**6).mean() ** (1 / 6) for c in image])
         e = e / np.sqrt((e**2).sum())
         assert np.allclose(ours, np.clip(image / (np.sqrt(3) * e[:, None, None]), 0, 1))
     lamp = torch.tensor([0.5, 0.8, 0.3]).view(1, 3, 1, 1).double()
     dim = x * 0.1
-    assert torch.allclose(colour_constancy(dim * lamp), colour_constancy(colour_constancy(dim * lamp)), atol=1e-6)
-    assert not colour_constancy(torch.zeros(1, 3, 4, 4)).any()
+    assert torch.allclose(color_constancy(dim * lamp), color_constancy(color_constancy(dim * lamp)), atol=1e-6)
+    assert not color_constancy(torch.zeros(1, 3, 4, 4)).any()
 
 
 def test_identities():
@@ -213,7 +213,7 @@ def test_isic_trains_on_a_random_square_and_tests_on_the_middle():
     sent, client = broadcast(task, initial_state(task)), Client("a", data["a"])
     raw = data["a"].batch([0])
     x = prepare_test(task, raw, context_of(task, 0, client, evaluating=True), {"augment": {}}, sent)[0]
-    assert torch.equal(x, centre_crop(task.preprocessing.unit(raw[0], x.dtype), (7, 7)))
+    assert torch.equal(x, center_crop(task.preprocessing.unit(raw[0], x.dtype), (7, 7)))
     seen.clear()
     upload, _ = local_update(task, sent, client)
     assert upload.model.finite()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fednorms.core.errors import BadInput
-from fednorms.transforms.crop import centre_crop
+from fednorms.transforms.crop import center_crop
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Preprocessing:
         if self.crop is None:
             return x
         height, width = self.window(*x.shape[-2:])
-        return x if (height, width) == tuple(x.shape[-2:]) else centre_crop(x, (height, width))
+        return x if (height, width) == tuple(x.shape[-2:]) else center_crop(x, (height, width))
 
     def normalise(self, x: Tensor) -> Tensor:
         """(x - mean) / std per channel; the identity without a mean.

@@ -1,4 +1,8 @@
-"""How many samples each client gets."""
+"""How many samples each client gets.
+
+Papers: the log-normal sizes are those of FedDyn (Acar et al., Federated Learning Based on Dynamic Regularization,
+ICLR 2021, https://arxiv.org/abs/2111.04263) and FedDC (Gao et al., CVPR 2022, https://arxiv.org/abs/2203.11751).
+"""
 
 from __future__ import annotations
 
@@ -33,10 +37,10 @@ def log_dirichlet(beta: float, shape: tuple[int, ...], r: np.random.RandomState)
     return np.log(r.standard_gamma(beta + 1.0, shape)) + np.log(1.0 - r.random_sample(shape)) / beta
 
 
-def renormalised(logs: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+def renormalized(logs: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     """Probabilities over the allowed entries of each row.
 
-    >>> renormalised(np.array([0.0, -9e9, -9e9]), np.array([False, True, True]))
+    >>> renormalized(np.array([0.0, -9e9, -9e9]), np.array([False, True, True]))
     array([0. , 0.5, 0.5])
     """
     masked = np.where(allowed, logs, -np.inf)

@@ -1,4 +1,11 @@
-"""Rules that look at domains: which client sees which of them."""
+"""Partition rules that look at domains: which client sees which domain.
+
+Papers:
+    Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021,
+    https://arxiv.org/abs/2102.07623 (heterogeneity)
+    Zhuang, Lyu, FedWon: Triumphing Multi-domain Federated Learning Without Normalization, ICLR 2024,
+    https://arxiv.org/abs/2306.05879 (even_domain_split)
+"""
 
 from __future__ import annotations
 
@@ -47,7 +54,7 @@ class EvenDomainSplit(Rule):
 
 @rule_class("heterogeneity")
 class Heterogeneity(Rule):
-    """FedBN's ladder: every domain is cut, in the data's order, into `parts`; the first `level` are clients.
+    """FedBN's levels of heterogeneity: each domain is cut, in order, into `parts`; the first `level` are clients.
 
     Part i is int(n i / parts) to int(n (i + 1) / parts). More clients hold more data of the same domains, so the
     federation gets less heterogeneous; not exhaustive below level = parts. Li et al., FedBN (ICLR 2021), Fig. 4.
@@ -65,7 +72,7 @@ class Heterogeneity(Rule):
 
     @property
     def clients(self) -> int:  # type: ignore[override]
-        """As many as the level says, per domain."""
+        """The level: clients per domain."""
         return self.level
 
     def divide(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray]:

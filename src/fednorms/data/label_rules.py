@@ -1,4 +1,17 @@
-"""Rules that look at labels: who holds how much of which class."""
+"""Partition rules that look at labels: which client holds how much of which class.
+
+Papers:
+    McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
+    https://arxiv.org/abs/1602.05629 (iid, sharding)
+    Acar et al., Federated Learning Based on Dynamic Regularization (FedDyn), ICLR 2021,
+    https://arxiv.org/abs/2111.04263 (dirichlet_client, log-normal sizes)
+    Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction, CVPR 2022,
+    https://arxiv.org/abs/2203.11751 (the same)
+    Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019,
+    https://arxiv.org/abs/1905.12022 (dirichlet)
+    Oh, Kim, Yun, FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022,
+    https://arxiv.org/abs/2106.06042 (sharding, group_sizes)
+"""
 
 from __future__ import annotations
 
@@ -9,7 +22,7 @@ import numpy as np
 
 from fednorms.core.errors import BadInput
 from fednorms.core.options import option
-from fednorms.data.client_sizes import log_dirichlet, lognormal_sizes, renormalised
+from fednorms.data.client_sizes import log_dirichlet, lognormal_sizes, renormalized
 from fednorms.data.rules import Rule, rule_class, split_option, within_option
 
 RESTARTS = 100
@@ -44,9 +57,9 @@ class IID(Rule):
     def divide(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray]:
         """The positions of each client."""
         if self.balanced and self.sigma:
-            raise BadInput(f"{self}: balanced and sigma contradict each other; keep one of them.")
+            raise BadInput(f"{self}: balanced and sigma contradict each other. Keep one of them.")
         if self.balanced:
-            # Dealt like cards, class after class: neither a class nor a size is off by more than one.
+            # In turn, class by class: neither a class nor a size is off by more than one.
             cards = np.concatenate([r.permutation(at) for at in by_class(y, classes)])
             return [cards[k :: self.clients] for k in range(self.clients)]
         shuffled = r.permutation(len(y))
@@ -60,9 +73,9 @@ class IID(Rule):
 class DirichletClient(Rule):
     """Equal sizes (sigma=0) and skewed labels: client k draws classes from q_k ~ Dir(beta), image by image.
 
-    Clients take turns at random; each draws a class from q_k restricted to the classes that still have images, which is
-    what drawing again gives, without the wait: the public code can loop for hours on a client with no mass on what is
-    left. sigma > 0: log-normal sizes. Acar et al., FedDyn (ICLR 2021); Gao et al., FedDC (CVPR 2022).
+    Clients take turns at random. Each draws a class from q_k restricted to the classes that still have images. This
+    gives the same distribution as drawing again until a class has images, as the public code does, which can loop for
+    hours. sigma > 0 draws log-normal sizes. Acar et al., FedDyn (ICLR 2021); Gao et al., FedDC (CVPR 2022).
 
     >>> {k: len(at) for k, at in DirichletClient(clients=4, beta=0.3)([0, 1, 2, 3] * 5).items()}
     {0: 5, 1: 5, 2: 5, 3: 5}
@@ -80,7 +93,7 @@ class DirichletClient(Rule):
         logs = log_dirichlet(self.beta, (self.clients, classes), r)
         left = [r.permutation(at).tolist() for at in by_class(y, classes)]
         there = np.array([bool(at) for at in left])
-        cumulative = np.cumsum(renormalised(logs, there), axis=1).tolist()
+        cumulative = np.cumsum(renormalized(logs, there), axis=1).tolist()
         open_ = list(range(self.clients))
         got: list[list[int]] = [[] for _ in open_]
         for turn, pick in r.random_sample((len(y), 2)).tolist():
@@ -93,7 +106,7 @@ class DirichletClient(Rule):
             if not left[c]:
                 there[c] = False
                 if there.any():
-                    cumulative = np.cumsum(renormalised(logs, there), axis=1).tolist()
+                    cumulative = np.cumsum(renormalized(logs, there), axis=1).tolist()
             if len(got[k]) == sizes[k]:
                 open_[place] = open_[-1]
                 open_.pop()
@@ -104,10 +117,11 @@ class DirichletClient(Rule):
 class DirichletClass(Rule):
     """Skewed labels and sizes: each class is cut over the clients in shares p ~ Dir(beta), full clients left out.
 
-    For every class, clients that hold N / K samples or more get nothing; the others share it by p, renormalised. If the
-    smallest client has fewer than `smallest` samples all is drawn again, up to 100 times; after that (where no draw
-    could succeed, the public codes never end) the largest clients give single samples of their commonest class to the
-    smallest until everyone has enough. Used by FedNTD, FedFN, MOON, EasyFL ("LDA").
+    For every class, clients that hold N / K samples or more get nothing; the others share it by p, renormalized. If the
+    smallest client has fewer than `smallest` samples, everything is drawn again, up to 100 times. After that, the
+    largest clients give single samples of their most common class to the smallest until every client has enough (the
+    public code would never end). Yurochkin et al. (ICML 2019), whose code leaves full clients out; used by FedNTD,
+    FedFN, MOON and EasyFL ("LDA").
 
     >>> shares = DirichletClass(clients=4, beta=0.1)([0, 1, 2, 3] * 20)
     >>> sum(map(len, shares.values())), min(map(len, shares.values())) >= 10
@@ -139,7 +153,7 @@ class DirichletClass(Rule):
             room = held < len(y) / self.clients
             if not len(at):
                 continue
-            p = renormalised(log_dirichlet(self.beta, (self.clients,), r), room)
+            p = renormalized(log_dirichlet(self.beta, (self.clients,), r), room)
             ends = np.floor(np.cumsum(p) * (len(at) / p.sum()) + 1e-9).astype(np.int64)
             ends[np.flatnonzero(p)[-1] :] = len(at)  # so that rounding leaves nothing for a client without a share
             count = np.diff(ends, prepend=0)
@@ -154,7 +168,7 @@ class Sharding(Rule):
 
     Each class is cut, in the data's order, into shards * K / C equal pieces (K * shards must be divisible by C); the
     list of classes, each as often as it has pieces, is shuffled and dealt; a client takes one random remaining piece of
-    each class it was dealt. Test data are cut and dealt by the same list. McMahan et al. 2017 as in FedBABU and FedFN.
+    each class it was dealt. Test data are divided by the same list. McMahan et al. 2017, as in FedBABU and FedFN.
 
     >>> shares = Sharding(clients=4, shards=1)([0, 1] * 10)
     >>> {k: len(at) for k, at in shares.items()}
@@ -179,8 +193,8 @@ class Sharding(Rule):
 class GroupSizes(Rule):
     """Sizes in steps: of K / group groups, group i has clients of N / K + delta (i + 1 - mean of i + 1) samples.
 
-    Clients k and K - 1 - k share the same classes (`shards` of them at most), so that the pair holds what two clients
-    of `sharding` hold. Oh et al., FedBABU (ICLR 2022), unbalanced setting.
+    Clients k and K - 1 - k share the same classes (at most `shards`); together they hold what two clients of
+    `sharding` hold. Oh et al., FedBABU (ICLR 2022), unbalanced setting.
 
     >>> {k: len(at) for k, at in GroupSizes(clients=4, group=1, delta=2, shards=2)([0, 1] * 20).items()}
     {0: 7, 1: 9, 2: 11, 3: 13}
@@ -200,7 +214,7 @@ class GroupSizes(Rule):
         step = np.arange(self.clients // self.group) + 1.0
         size = np.repeat(len(y) / self.clients + self.delta * (step - step.mean()), self.group)
         if size[0] < 1:
-            raise BadInput(f"{self}: the smallest group would have {size[0]:.1f} samples; lower delta.")
+            raise BadInput(f"{self}: the smallest group would have {size[0]:.1f} samples. Lower delta.")
         pairs = self.clients // 2
         pieces = _dealt(y, _class_list(self, pairs, self.shards, classes, r), r)
         found: list[list[np.ndarray]] = [[] for _ in range(self.clients)]
@@ -216,7 +230,7 @@ class GroupSizes(Rule):
         return [np.concatenate(at) for at in found]
 
     def alike(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray]:
-        """The same class list for another split, in equal sizes: a small client is tested as well as a large one."""
+        """The same class list for another split, in equal sizes, so that all clients have equally large test sets."""
         pieces = _dealt(y, _class_list(self, self.clients // 2, self.shards, classes, r), r)
         first, second = ([np.concatenate([p[half::2] for p in mine]) for mine in pieces] for half in (0, 1))
         return [*first, *reversed(second)]
@@ -226,14 +240,14 @@ def _class_list(rule: Rule, owners: int, shards: int, classes: int, r: np.random
     if owners * shards % classes:
         raise BadInput(
             f"{rule}: {owners} x {shards} pieces do not divide evenly into {classes} classes; "
-            f"choose clients and shards so that their product is a multiple of {classes}."
+            f"choose clients and shards with a product that is a multiple of {classes}."
         )
     listed = np.repeat(np.arange(classes), owners * shards // classes)
     return r.permutation(listed).reshape(owners, shards)
 
 
 def _dealt(y: np.ndarray, class_list: np.ndarray, r: np.random.RandomState) -> list[list[np.ndarray]]:
-    """For every row of the list, one random remaining piece of each class named in it."""
+    """For every row of the list, take one random remaining piece of each class in the row."""
     classes = int(class_list.max()) + 1
     times = class_list.size // classes
     pieces = [np.array_split(at, times) for at in by_class(y, classes)]

@@ -1,4 +1,4 @@
-"""Divide a federation over other clients than it came with, by a rule; keep the division as a file with a hash."""
+"""Divide the data of a federation over new clients by a rule; store the division as a file with a hash."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _FORMAT = "fednorms partition 1"
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Who holds what: for every client its domain and, per split, positions.
+    """A division of data over clients: for every client its domain and, per split, positions.
 
-    Positions count through that split of all sites that train, one site after the other in the federation's order.
-    `sizes` are the lengths of these three lists, so that a partition is not applied to other data by mistake.
+    Positions count through that split of all sites with training data, in the federation's order. `sizes` are the
+    lengths of the three splits; they prevent that a partition is applied to other data by mistake.
 
     >>> p = Partition("by hand", 0, {"a": ("x", {"train": np.array([0, 2])})}, {"train": 3})
     >>> p.hash == Partition("by hand", 0, {"a": ("x", {"train": np.array([0, 2])})}, {"train": 3}).hash
@@ -39,7 +39,7 @@ class Partition:
 
     @property
     def hash(self) -> str:
-        """A hash of names and positions, not of the rule that made them."""
+        """A hash of names and positions, independent of the rule that made them."""
         digest = hashlib.blake2b(digest_size=16)
         for name, (domain, parts) in sorted(self.clients.items()):
             digest.update(json.dumps([name, domain]).encode())
@@ -49,13 +49,13 @@ class Partition:
         return digest.hexdigest()
 
     def apply(self, federation: Federation) -> Federation:
-        """The federation with these clients; sites that do not train stay as they are."""
+        """Return the federation with these clients; sites without training data stay as they are."""
         sources = {part: _sources(federation, part) for part in _PARTS}
         found = {part: sum(len(s) for s in splits) for part, splits in sources.items() if splits}
         if found != {part: n for part, n in self.sizes.items() if n}:
             raise BadInput(
                 f'The partition was made for {_counted(self.sizes)}, but federation "{federation.name}" has '
-                f"{_counted(found)}; use the data it was made for."
+                f"{_counted(found)}. Use the data it was made for."
             )
         sites = []
         for name, (domain, parts) in self.clients.items():
@@ -88,7 +88,7 @@ class Partition:
 
     @classmethod
     def load(cls, path: str | Path) -> Partition:
-        """Read what `save` wrote; a file whose hash does not match its content is refused."""
+        """Read a file of `save`; refuse one whose hash does not match its content."""
         file = Path(path)
         try:
             arrays: dict[str, np.ndarray] = {}
@@ -109,7 +109,7 @@ class Partition:
             told = head["hash"]
         except BadInput:
             raise
-        except Exception as error:  # whatever a damaged archive or text can raise
+        except Exception as error:  # damaged archives raise almost anything
             raise BadInput(
                 f'Cannot read the partition "{path}" ({type(error).__name__}: {error}); '
                 "expected a .json or .npz file written by Partition.save."
@@ -122,7 +122,7 @@ class Partition:
 
 
 def plan(federation: Federation, by: str | Rule, seed: int = 0) -> Partition:
-    """Who would hold what if `federation` were divided by a rule; nothing is copied.
+    """Plan how a rule would divide `federation`, without copying any data.
 
     >>> from fednorms.data.registry import federation
     >>> p = plan(federation("digits-shift"), "even_domain_split(clients=2)")
@@ -151,8 +151,8 @@ def plan(federation: Federation, by: str | Rule, seed: int = 0) -> Partition:
 def partition(federation: Federation, by: str | Rule | Path, seed: int = 0) -> Federation:
     """Divide a federation's data over other clients, by a rule or by a saved file ("file:PATH").
 
-    The result depends on labels, domains, rule and seed alone. Test data follow the rule's `test`; sites that do not
-    train are kept. `fednorms.data.rules.rules()` lists the rules.
+    The result depends only on labels, domains, rule and seed. Test data follow the rule's `test`; sites without
+    training data are kept. `fednorms list partitions` shows the rules.
 
     >>> from fednorms.data.registry import federation
     >>> skewed = partition(federation("digits-shift"), "dirichlet_client(beta=0.3, clients=3, within=domain)")
@@ -187,7 +187,7 @@ def _divide(
 
 
 def personal(train: np.ndarray, test: np.ndarray, classes: int, r: np.random.RandomState) -> np.ndarray:
-    """A test set with a client's own class mix: for each class min(trained on, available) test images, at random.
+    """Draw a test set with a client's class mix: for each class min(trained on, available) test images, at random.
 
     The rule of FedFN's public code for Dirichlet splits; the sets of different clients overlap.
 
@@ -234,7 +234,7 @@ def _gather(splits: list[Split], at: np.ndarray | None) -> Split | None:
     for split in splits:
         inside = at[(at >= start) & (at < start + len(split))] - start
         if len(inside) == len(split) and (inside == np.arange(len(split))).all():
-            taken.append(split)  # all of it: nothing to copy
+            taken.append(split)  # all of it, so nothing is copied
         elif len(inside):
             taken.append(split.subset(inside))
         start += len(split)
@@ -242,7 +242,7 @@ def _gather(splits: list[Split], at: np.ndarray | None) -> Split | None:
 
 
 def _numbered(prefix: str, count: int) -> list[str]:
-    """Names that sort in their order."""
+    """Numbered names of equal length, which sort in their order."""
     if count == 1 and prefix != "client":
         return [prefix]
     width = len(str(count - 1))

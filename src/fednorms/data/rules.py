@@ -1,4 +1,4 @@
-"""Rules that divide labelled samples over clients: frozen dataclasses with a text form, like methods."""
+"""Rules that divide labeled samples over clients: frozen dataclasses with a text form, like methods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RULES: dict[str, type[Rule]] = {}
 
 
 def draws(*names: object) -> np.random.RandomState:
-    """Random numbers that depend on names alone. NumPy promises never to change what a RandomState draws.
+    """Random numbers that depend only on names. NumPy promises never to change what a RandomState draws.
 
     >>> int(draws("a", 1).randint(1000)) == int(draws("a", 1).randint(1000))
     True
@@ -27,14 +27,17 @@ def draws(*names: object) -> np.random.RandomState:
 
 
 class Rule:
-    """Base of all rules: `divide` gives every client its positions in an array of labels.
+    """Base class of all rules: `divide` gives every client its positions in an array of labels.
 
     Clients are disjoint and together hold every sample, unless a rule says otherwise. `within="domain"` applies the
-    rule to every domain by itself, with that many clients in each; "all" pools the domains first. `test` says what
-    becomes of validation and test data: "deal" divides each domain's over its clients in equal shares of every class,
-    "alike" gives a client the classes it trains on (where the rule knows them), "personal" draws for every class as
-    many as the client trains on, or as there are (FedFN's public code; clients overlap), "whole" tests every client on
-    all of them.
+    rule to each domain separately, with that many clients in each; "all" pools the domains first. `test` decides how
+    validation and test data are divided:
+
+    - "deal": over the clients of their domain, in equal shares of every class.
+    - "alike": by the classes that a client trains on (for rules with a class list).
+    - "personal": for every class, as many images as the client trains on, or as many as there are (the rule of FedFN's
+      public code). The clients' sets overlap.
+    - "whole": every client is tested on all of them.
     """
 
     name: ClassVar[str]
@@ -49,27 +52,27 @@ class Rule:
         raise NotImplementedError
 
     def alike(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray] | None:
-        """Another split divided by the same class list (drawn from an equal `r`), or None if there is no such list."""
+        """Divide another split by the same class list (drawn from an equal `r`), or None for rules without a list."""
         return None
 
     def __call__(self, labels: object, seed: int = 0, classes: int | None = None) -> dict[int, np.ndarray]:
-        """Divide labels: {client: sorted positions}."""
+        """Divide labels and return {client: sorted positions}."""
         y = np.asarray(labels, dtype=np.int64)
         if y.ndim != 1 or not len(y) or y.min() < 0:
             raise BadInput(f"{self.name}: expected labels 0, 1, ... with one axis, got an array of shape {y.shape}.")
         return dict(enumerate(self.shares(y, classes or int(y.max()) + 1, ("labels", seed))))
 
     def shares(self, y: np.ndarray, classes: int, scope: tuple[object, ...]) -> list[np.ndarray]:
-        """`divide` with its own random numbers, checked and sorted."""
+        """Call `divide` with its own random numbers; check and sort the result."""
         if len(y) < self.clients * self.smallest:
             raise BadInput(
                 f"{self}: {self.clients} clients of at least {self.smallest} samples need "
-                f"{self.clients * self.smallest} samples, but there are {len(y)}; ask for fewer clients."
+                f"{self.clients * self.smallest} samples, but there are {len(y)}. Ask for fewer clients."
             )
         found = [np.sort(at).astype(np.int64) for at in self.divide(y, classes, draws("partition", *scope))]
         if empty := [k for k, at in enumerate(found) if not len(at)]:
             raise BadInput(
-                f"{self}: {len(empty)} of {self.clients} clients would have no training data; ask for fewer clients."
+                f"{self}: {len(empty)} of {self.clients} clients would have no training data. Ask for fewer clients."
             )
         return found
 
@@ -97,7 +100,7 @@ def within_option(default: str = "all") -> str:
 
 
 def split_option(default: str = "deal") -> str:
-    """What becomes of the test data."""
+    """How validation and test data are divided."""
     return option(default, choices=("deal", "alike", "personal", "whole"))
 
 
@@ -112,20 +115,22 @@ def rule(text: str | Rule) -> Rule:
     """
     if isinstance(text, Rule):
         return text
-    from fednorms.data import domain_rules, label_rules  # noqa: F401  (they register themselves)
-
     name, options = read_one(text, "partition", "dirichlet(beta=0.3, clients=100)")
-    if name not in RULES:
-        raise BadInput(f'Unknown partition "{name}": {nearest(name, RULES)}.')
-    return make_from(f"Partition {name}", RULES[name], options)
+    if name not in (known := _registered()):
+        raise BadInput(f'Unknown partition "{name}": {nearest(name, known)}.')
+    return make_from(f"Partition {name}", known[name], options)
 
 
 def rules() -> dict[str, str]:
-    """Every rule and one line about it.
+    """The names of all rules, with one line each.
 
     >>> "sharding" in rules()
     True
     """
-    from fednorms.data import domain_rules, label_rules  # noqa: F401
+    return {name: (cls.__doc__ or "").strip().splitlines()[0] for name, cls in sorted(_registered().items())}
 
-    return {name: (cls.__doc__ or "").strip().splitlines()[0] for name, cls in sorted(RULES.items())}
+
+def _registered() -> dict[str, type[Rule]]:
+    from fednorms.data import domain_rules, label_rules  # noqa: F401  (importing them registers their rules)
+
+    return RULES

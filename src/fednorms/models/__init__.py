@@ -1,4 +1,4 @@
-"""Models: a few small networks of the papers, any network of torchvision and timm, and where its head is."""
+"""Models: networks of the papers, any network of torchvision and timm, and how to find the head of a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,15 @@
-"""The AlexNet of FedBN and FedWon, for images of any size from 63 pixels on."""
+"""The AlexNet of FedBN and FedWon, for images of any size from 63 pixels on; torchvision's widths.
+
+Papers:
+    Krizhevsky, One Weird Trick for Parallelizing Convolutional Neural Networks, arXiv 2014,
+    https://arxiv.org/abs/1404.5997 (the widths 64, 192, 384, 256, 256)
+    Krizhevsky, Sutskever, Hinton, ImageNet Classification with Deep Convolutional Neural Networks, NIPS 2012,
+    https://doi.org/10.1145/3065386
+    Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021,
+    https://arxiv.org/abs/2102.07623
+    Zhuang, Lyu, FedWon: Triumphing Multi-domain Federated Learning Without Normalization, ICLR 2024,
+    https://arxiv.org/abs/2306.05879
+"""
 
 from __future__ import annotations
 
@@ -10,11 +21,11 @@ from torch.nn import functional as F
 
 from fednorms.core.errors import BadInput
 
-_SMALLEST = 63  # below, the third pooling has nothing left
+_SMALLEST = 63  # with fewer pixels, nothing is left for the third pooling
 
 
 class AlexNet(nn.Module):
-    """Five convolutions with batch normalisation and three linear layers.
+    """Five convolutions with batch normalization and three linear layers.
 
     conv 64 (11x11, stride 4), conv 192 (5x5), conv 384, 256, 256 (3x3), each with norm and ReLU; max 3x3 stride 2 after
     the first, second and last; mean over a 6x6 grid; two linear layers of 4096; linear `classes`. between="dropout"
@@ -85,7 +96,7 @@ class AlexNet(nn.Module):
 
 
 def six_by_six(x: Tensor) -> Tensor:
-    """Adaptive averages over a 6x6 grid, as slices: adaptive pooling has no deterministic gradient on a GPU.
+    """Adaptive averages over a 6x6 grid, made of slices: adaptive pooling has no deterministic gradient on a GPU.
 
     Cell i spans rows floor(i h / 6) to ceil((i + 1) h / 6), as in torch.
 

@@ -1,4 +1,9 @@
-"""The four-layer network of FedBABU, for 32-pixel images."""
+"""The four-layer network of FedBABU, for 32-pixel images.
+
+Paper:
+    Oh, Kim, Yun, FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022,
+    https://arxiv.org/abs/2106.06042
+"""
 
 from __future__ import annotations
 
@@ -29,7 +34,7 @@ class CNN4(nn.Module):
             self.body.append(nn.Sequential(nn.Conv2d(inside, 64, 3, padding=1), norm, nn.ReLU(), nn.MaxPool2d(2)))
         self.stages = {f"body.{i}": 64 for i in range(4)}  # ends of the blocks and their channels
         self.head = nn.Linear(self.feature_dim, classes)
-        # The paper has no group normalisation: FedWon's general rule, 32 groups.
+        # The paper has no group normalization; 32 groups is FedWon's general rule.
         self.gn_groups = {name: 32 for name, m in self.named_modules() if isinstance(m, nn.BatchNorm2d)}
 
     def features(self, x: Tensor) -> Tensor:

@@ -1,4 +1,11 @@
-"""The six-layer digits network of FedBN and FedWon, for 28-pixel images."""
+"""The six-layer digits network of FedBN and FedWon, for 28-pixel images.
+
+Papers:
+    Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021,
+    https://arxiv.org/abs/2102.07623
+    Zhuang, Lyu, FedWon: Triumphing Multi-domain Federated Learning Without Normalization, ICLR 2024,
+    https://arxiv.org/abs/2306.05879
+"""
 
 from __future__ import annotations
 
@@ -10,7 +17,7 @@ from fednorms.models.sizes import require_size
 
 
 class DigitsCNN(nn.Module):
-    """Three 5x5 convolutions with batch normalisation and three linear layers.
+    """Three 5x5 convolutions with batch normalization and three linear layers.
 
     conv 64, norm, ReLU, max 2; conv 64, norm, ReLU, max 2; conv 128, norm, ReLU; linear 2048; linear 512;
     linear `classes`. between="dropout" (FedWon, ICLR 2024): Dropout(0.5), linear, ReLU; 14,214,090 parameters

@@ -1,4 +1,15 @@
-"""The LeNet of FedDyn, FedDC and FedNN, for 32-pixel images."""
+"""The LeNet of FedDyn, FedDC and FedNN, for 32-pixel images.
+
+Papers:
+    LeCun et al., Gradient-Based Learning Applied to Document Recognition, Proceedings of the IEEE 86(11) 1998,
+    https://doi.org/10.1109/5.726791
+    Acar et al., Federated Learning Based on Dynamic Regularization (FedDyn), ICLR 2021,
+    https://arxiv.org/abs/2111.04263
+    Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction, CVPR 2022,
+    https://arxiv.org/abs/2203.11751
+    Kang et al., FedNN: Federated learning on concept drift data using weight and adaptive group normalizations,
+    Pattern Recognition 149 (2024), 110230, https://doi.org/10.1016/j.patcog.2023.110230
+"""
 
 from __future__ import annotations
 
@@ -8,7 +19,7 @@ from fednorms.models.sizes import require_size
 
 
 class LeNet(nn.Module):
-    """Two 5x5 convolutions with batch normalisation, three linear layers; 798,218 parameters at 10 classes.
+    """Two 5x5 convolutions with batch normalization, three linear layers; 798,218 parameters at 10 classes.
 
     conv 64, norm, ReLU, max 2; conv 64, norm, ReLU, max 2; linear 384, ReLU; linear 192, ReLU; linear
     `classes`. FedNN (Pattern Recognition 2024). Features are the 192 values before the head.

@@ -1,4 +1,13 @@
-"""The MobileNet of FedBABU and FedFN, for 32-pixel images."""
+"""The MobileNet of FedBABU and FedFN, for 32-pixel images.
+
+Papers:
+    Howard et al., MobileNets: Efficient Convolutional Neural Networks for Mobile Vision Applications, arXiv 2017,
+    https://arxiv.org/abs/1704.04861
+    Oh, Kim, Yun, FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022,
+    https://arxiv.org/abs/2106.06042
+    Kim et al., FedFN: Feature Normalization for Alleviating Data Heterogeneity Problem in Federated Learning,
+    NeurIPS 2023 workshop on federated learning and foundation models, https://arxiv.org/abs/2311.13267
+"""
 
 from __future__ import annotations
 
@@ -10,11 +19,11 @@ _BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1)
 
 
 class MobileNetV1(nn.Module):
-    """Thirteen depthwise separable blocks with batch normalisation; 3,217,226 parameters at 10 classes.
+    """Thirteen depthwise separable blocks with batch normalization; 3,217,226 parameters at 10 classes.
 
     conv 32, then blocks of depthwise 3x3 and pointwise 1x1 convolution, each with norm and ReLU and without bias, up to
     1024 channels on a 2x2 grid; mean; linear `classes`. tracked=False (FedBABU, ICLR 2022; FedFN, 2023): the norms keep
-    no running statistics, so that a test too is normalised by its batch. Features are the 1024 means before the head.
+    no running statistics, so test images are normalized by their batch. Features are the 1024 means before the head.
 
     >>> import torch
     >>> MobileNetV1(10).features(torch.zeros(2, 3, 32, 32)).shape
@@ -29,7 +38,7 @@ class MobileNetV1(nn.Module):
         require_size("mobilenet-v1", size, self.size)
         self.body = nn.Sequential(_unit(channels, 32, 3, 1, 1, tracked))
         width = 32
-        self.stages: dict[str, int] = {}  # where the grid halves next, and the end, with their channels
+        self.stages: dict[str, int] = {}  # the ends of the stages and their channels
         for out, stride in _BLOCKS:
             if stride == 2:
                 self.stages[f"body.{len(self.body) - 1}"] = width
@@ -38,7 +47,7 @@ class MobileNetV1(nn.Module):
             width = out
         self.stages[f"body.{len(self.body) - 1}"] = width
         self.head = nn.Linear(width, classes)
-        # The papers have no group normalisation here: FedWon's general rule, 32 groups.
+        # The papers have no group normalization here; 32 groups is FedWon's general rule.
         self.gn_groups = {name: 32 for name, m in self.named_modules() if isinstance(m, nn.BatchNorm2d)}
 
     def features(self, x: Tensor) -> Tensor:

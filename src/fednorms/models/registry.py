@@ -1,4 +1,4 @@
-"""Build a model by name, from a seed."""
+"""Build a model by its name and a seed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fednorms.models.zoo import LIBRARIES, build_zoo
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A named model: what it is, the image size it is made for, and whether it takes other sizes.
+    """A named model: a description, the image size it is made for, and whether it takes other sizes.
 
     >>> models()["lenet"].size
     32
@@ -106,7 +106,7 @@ _MODELS = (
 
 
 def models() -> dict[str, ModelInfo]:
-    """The models this library brings, by name; "torchvision:NAME" and "timm:NAME" are built as well.
+    """The models of this library by name; `build` also takes "torchvision:NAME" and "timm:NAME".
 
     >>> list(models())
     ['cnn-small', 'lenet', 'digits-cnn', 'digits-cnn-fedbn', 'alexnet', ...]
@@ -123,13 +123,11 @@ def build(
     pretrained: bool = False,
     weights: str | Path | None = None,
 ) -> nn.Module:
-    """A new model with batch normalisation (methods change that by surgery); the same seed gives the same
-    weights.
+    """Build a model with batch normalization (methods change it by surgery); the same seed gives the same weights.
 
-    `weights` names a file with a state dict to start from (a head of another size keeps its fresh values; the model's
-    `loaded_weights` says what was loaded);
-    `pretrained` asks torchvision or timm for theirs, which may download. torch's own generators are left as
-    they were.
+    `weights` names a file with a state dict to start from. A head of another size keeps its new values; the model's
+    `loaded_weights` lists what was loaded. `pretrained` takes the weights of torchvision or timm, which may be
+    downloaded. torch's global random generators do not change.
 
     >>> a, b = build("cnn-small", 10, seed=1), build("cnn-small", 10, seed=1)
     >>> torch.equal(a.head.weight, b.head.weight)
@@ -150,7 +148,7 @@ def build(
         raise BadInput(f'Model "{name}" has no pretrained weights. Leave out pretrained or pass weights=FILE.')
     if pretrained and weights is not None:
         raise BadInput(f'Model "{name}": pass either pretrained or weights=, not both.')
-    # Only the CPU's generator is forked and seeded (torch.manual_seed would reseed every GPU's as well).
+    # Only the CPU's generator is forked and seeded: torch.manual_seed would also seed every GPU.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(noise.seed_of("model", seed, name))
         if name in ours:

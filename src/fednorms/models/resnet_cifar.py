@@ -1,4 +1,12 @@
-"""Residual networks for small images: ResNet-20 (options A and B) and the ResNet-18 with a 3x3 stem."""
+"""Residual networks for small images: ResNet-20 (options A and B) and the ResNet-18 with a 3x3 stem.
+
+Papers:
+    He et al., Deep Residual Learning for Image Recognition, CVPR 2016, https://arxiv.org/abs/1512.03385
+    Oh, Kim, Yun, FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022,
+    https://arxiv.org/abs/2106.06042
+    Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated Learning, NeurIPS 2022,
+    https://arxiv.org/abs/2106.03097
+"""
 
 from __future__ import annotations
 
@@ -12,7 +20,7 @@ from fednorms.core.errors import BadInput
 
 
 class ZeroPadShortcut(nn.Module):
-    """Option A of He et al. 2016: every `stride`-th position, and zeros for the channels that are new.
+    """Option A of He et al. 2016: every `stride`-th position, and zeros for the new channels.
 
     >>> import torch
     >>> ZeroPadShortcut(2, 16)(torch.ones(1, 16, 4, 4)).shape

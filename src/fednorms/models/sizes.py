@@ -1,4 +1,4 @@
-"""The one message about images of the wrong size."""
+"""Check the size of images for models with a fixed input size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fednorms.core.errors import BadInput
 
 
 def require_size(model: str, got: int | Sequence[int], expected: int) -> None:
-    """Refuse images that a model with a fixed flattened width cannot take.
+    """Refuse images of a size that a model cannot take.
 
     >>> require_size("lenet", 32, 32)
     >>> require_size("lenet", (28, 28), 32)

@@ -1,4 +1,13 @@
-"""The VGG11 without normalisation of FedNTD and FedFN, for 32-pixel images."""
+"""The VGG11 without normalization of FedNTD and FedFN, for 32-pixel images.
+
+Papers:
+    Simonyan, Zisserman, Very Deep Convolutional Networks for Large-Scale Image Recognition, ICLR 2015,
+    https://arxiv.org/abs/1409.1556
+    Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated Learning, NeurIPS 2022,
+    https://arxiv.org/abs/2106.03097
+    Kim et al., FedFN: Feature Normalization for Alleviating Data Heterogeneity Problem in Federated Learning,
+    NeurIPS 2023 workshop on federated learning and foundation models, https://arxiv.org/abs/2311.13267
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load a state dict from a file the user names; nothing is ever downloaded here."""
+"""Load a state dict from a file; nothing is downloaded here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fednorms.core.head import split_head
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file or of a torch file (read with weights_only, so no code in it runs).
+    """The tensors of a .safetensors file or of a torch file (read with weights_only, so that no code in it runs).
 
     A torch file may hold the state dict itself or under "state_dict" or "model".
 
@@ -46,7 +46,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a file gave to a model: the names that were loaded, and those that kept their fresh values and why.
+    """A report of loaded weights: which tensors were loaded, and which kept their new values and why.
 
     >>> print(Loaded("w.pt", ("body.weight",), {"head.weight": "10x8 here, 1000x8 in the file"}))
     w.pt: 1 of 2 tensors loaded; fresh: head.weight (10x8 here, 1000x8 in the file)
@@ -63,7 +63,7 @@ class Loaded:
 
 
 def load_weights(model: nn.Module, path: str | Path) -> Loaded:
-    """Load a state dict into `model`; a head of another size is left as it was. Says what was loaded.
+    """Load a state dict into `model` and report what was loaded; a head of another size keeps its values.
 
     >>> import tempfile
     >>> a, b = (nn.Sequential(nn.Linear(2, 3), nn.Linear(3, n)) for n in (10, 4))
@@ -76,7 +76,7 @@ def load_weights(model: nn.Module, path: str | Path) -> Loaded:
 
 
 def load_tensors(model: nn.Module, tensors: dict[str, Tensor], source: str) -> Loaded:
-    """Load named tensors into `model`; a head of another size is left as it was. Says what was loaded.
+    """Load named tensors into `model` and report what was loaded; a head of another size keeps its values.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
     >>> print(load_tensors(net, net.state_dict(), "itself"))

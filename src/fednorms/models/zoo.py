@@ -1,5 +1,15 @@
-"""Networks of torchvision and timm, by name; both libraries are optional and nothing is downloaded
-unasked.
+"""Networks of torchvision and timm by name; both libraries are optional, and only `pretrained` may download.
+
+Papers of the networks in the reproduced tables:
+    He et al., Deep Residual Learning for Image Recognition, CVPR 2016, https://arxiv.org/abs/1512.03385
+    Sandler et al., MobileNetV2: Inverted Residuals and Linear Bottlenecks, CVPR 2018, https://arxiv.org/abs/1801.04381
+    Tan, Le, EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks, ICML 2019,
+    https://arxiv.org/abs/1905.11946
+    Huang et al., Densely Connected Convolutional Networks, CVPR 2017, https://arxiv.org/abs/1608.06993
+    Graham et al., LeViT: a Vision Transformer in ConvNet's Clothing for Faster Inference, ICCV 2021,
+    https://arxiv.org/abs/2104.01136
+    Mehta, Rastegari, MobileViT: Light-weight, General-purpose, and Mobile-friendly Vision Transformer, ICLR 2022,
+    https://arxiv.org/abs/2110.02178
 """
 
 from __future__ import annotations
@@ -27,7 +37,7 @@ def _library(name: str) -> ModuleType:
 
 
 def zoo_names(library: str) -> list[str]:
-    """The classification networks that an installed library offers.
+    """The names of a library's classification networks.
 
     >>> "resnet18" in zoo_names("torchvision")
     True
@@ -45,8 +55,7 @@ def build_zoo(
     size: int | None = None,
     pretrained: bool = False,
 ) -> nn.Module:
-    """A network of torchvision or timm with a head for `classes`; `pretrained` may download (its library's
-    cache).
+    """Build a network of torchvision or timm with a head for `classes`; `pretrained` may download weights.
 
     >>> build_zoo("torchvision", "resnet18", classes=7).fc
     Linear(in_features=512, out_features=7, bias=True)
@@ -80,7 +89,7 @@ def _torchvision(name: str, classes: int, channels: int, size: int | None, pretr
     if pretrained:
         weights = models.get_model_weights(name).DEFAULT
         tensors = weights.get_state_dict(progress=False, check_hash=True)
-        # The auxiliary heads left out above are in the published file.
+        # The published file has the auxiliary heads that are left out above.
         load_tensors(model, {k: v for k, v in tensors.items() if not k.lower().startswith("aux")}, name)
     return model
 

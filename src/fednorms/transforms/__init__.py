@@ -1,15 +1,15 @@
-"""Image transforms on whole batches, where the batch is: pure functions of images and one parameter per image.
+"""Image transforms of whole batches on their device: pure functions of images and one parameter per image.
 
-Each transform comes with a drawer that turns uniform numbers into its parameters; nothing reads a value on the host, so
-that a captured graph may hold them. `chains` has the augmentations of the papers, which `augment` applies in training.
+Each transform has a `draw_` function that turns uniform numbers into its parameters. Nothing reads a value on the host,
+so a captured graph may contain them. `chains` has the augmentations of the papers, which `augment` applies in training.
 """
 
 from __future__ import annotations
 
 from fednorms.transforms.chains import CHAINS
-from fednorms.transforms.colour import adjust, colour_constancy, draw_tone, normalise
-from fednorms.transforms.crop import centre_crop, crop, draw_crop
-from fednorms.transforms.cutout import cutout, draw_centre
+from fednorms.transforms.color import adjust, color_constancy, draw_tone, normalize
+from fednorms.transforms.crop import center_crop, crop, draw_crop
+from fednorms.transforms.cutout import cutout, draw_center
 from fednorms.transforms.flip import draw_choice, flip
 from fednorms.transforms.warp import affine, between, rotate
 
@@ -18,15 +18,18 @@ __all__ = [
     "adjust",
     "affine",
     "between",
-    "centre_crop",
-    "colour_constancy",
+    "center_crop",
+    "color_constancy",
     "crop",
     "cutout",
-    "draw_centre",
+    "draw_center",
     "draw_choice",
     "draw_crop",
     "draw_tone",
     "flip",
-    "normalise",
+    "normalize",
     "rotate",
 ]
+
+# The spellings of version 0.1.
+centre_crop, colour_constancy, draw_centre, normalise = center_crop, color_constancy, draw_center, normalize

@@ -1,4 +1,19 @@
-"""The augmentations of the papers: chains of transforms of images in [0, 1], from keyed uniforms."""
+"""The augmentations of the papers: chains of transforms of images in [0, 1], from keyed uniform numbers.
+
+Papers:
+    Oh, Kim, Yun, FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022,
+    https://arxiv.org/abs/2106.06042 (crop_flip)
+    Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated Learning, NeurIPS 2022,
+    https://arxiv.org/abs/2106.03097 (crop_flip_cutout)
+    Acar et al., Federated Learning Based on Dynamic Regularization (FedDyn), ICLR 2021,
+    https://arxiv.org/abs/2111.04263 (feddyn)
+    Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021,
+    https://arxiv.org/abs/2102.07623 (flip_rotate)
+    Kang et al., FedNN: Federated learning on concept drift data using weight and adaptive group normalizations,
+    Pattern Recognition 149 (2024), 110230, https://doi.org/10.1016/j.patcog.2023.110230 (fairface)
+    Ogier du Terrail et al., FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic
+    Healthcare Settings, NeurIPS 2022, https://arxiv.org/abs/2210.04620 (isic)
+"""
 
 from __future__ import annotations
 
@@ -7,9 +22,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fednorms.transforms.colour import adjust, draw_tone
+from fednorms.transforms.color import adjust, draw_tone
 from fednorms.transforms.crop import Fill, crop, draw_crop
-from fednorms.transforms.cutout import cutout, draw_centre
+from fednorms.transforms.cutout import cutout, draw_center
 from fednorms.transforms.flip import draw_choice, flip
 from fednorms.transforms.warp import affine, between, rotate
 
@@ -17,7 +32,7 @@ Uniform = Callable[..., Tensor]  # shape -> numbers in (0, 1)
 Size = tuple[int, int]
 Chain = Callable[[Tensor, Uniform, Size], Tensor]  # images, numbers, height and width that the network takes
 
-# The colours that the papers' normalisations turn into 0, for codes that pad or cover after normalising.
+# The colors that become 0 after the papers' normalization, for papers that pad or cover after normalizing.
 _FEDNTD = (0.49139968, 0.48215827, 0.44653124)
 _FEDDYN = (0.491, 0.482, 0.447)
 _FEDDYN_CIFAR100 = (0.5071, 0.4867, 0.4408)
@@ -43,18 +58,18 @@ def _crop_flip(x: Tensor, uniform: Uniform, size: Size) -> Tensor:
 
 
 def _crop_flip_cutout(x: Tensor, uniform: Uniform, size: Size) -> Tensor:
-    """Pad 4 black pixels and crop, flip, cover a square of 16 pixels with the mean colour (FedNTD, EasyFL)."""
+    """Pad 4 black pixels and crop, flip, cover a square of 16 pixels with the mean color (FedNTD, EasyFL)."""
     x = _crop_flip(x, uniform, size)
-    return cutout(x, *draw_centre(uniform(len(x), 2), x.shape), 16, _FEDNTD)
+    return cutout(x, *draw_center(uniform(len(x), 2), x.shape), 16, _FEDNTD)
 
 
 def _feddyn(x: Tensor, uniform: Uniform, size: Size) -> Tensor:
-    """Flip; with probability 1/2 pad 4 pixels of the mean colour and crop (FedDyn, FedDC, FedNN)."""
+    """Flip; with probability 1/2 pad 4 pixels of the mean color and crop (FedDyn, FedDC, FedNN)."""
     return _flip_perhaps_crop(x, uniform, _FEDDYN)
 
 
 def _feddyn_cifar100(x: Tensor, uniform: Uniform, size: Size) -> Tensor:
-    """As feddyn, with the mean colour of CIFAR-100."""
+    """As feddyn, with the mean color of CIFAR-100."""
     return _flip_perhaps_crop(x, uniform, _FEDDYN_CIFAR100)
 
 
@@ -107,11 +122,13 @@ def _isic(x: Tensor, uniform: Uniform, size: Size) -> Tensor:
     x = flip(flip(x, flipped & (kind < 2), -1), flipped & (kind >= 1), -2)
     x = crop(x, *draw_crop(uniform(n, 2), x.shape, size), size)
     u = uniform(n, 2)
-    many = u[:, 0] * 8 * draw_choice(u[:, 1]).to(x.dtype)  # no square for half of the images, else one to eight
+    many = (
+        u[:, 0] * 8 * draw_choice(u[:, 1]).to(x.dtype)
+    )  # no square for half of the images, one to eight for the others
     side = max(2, 16 * size[0] // 200 // 2 * 2)
     for i in range(8):
         top, left = draw_crop(uniform(n, 2), x.shape, (side, side))  # the whole square is inside
-        # A square that is not wanted is put outside.
+        # An unwanted square is placed outside the image.
         x = cutout(x, torch.where(many > i, top + side // 2, -2 * side), left + side // 2, side)
     return x
 
@@ -126,4 +143,4 @@ CHAINS: dict[str, Chain] = {
     "fairface": _fairface,
     "isic": _isic,
 }
-"""What a training batch goes through, by name; a test batch goes through nothing but the preprocessing."""
+"""The augmentations of training batches by name; test batches are only preprocessed."""

@@ -1,4 +1,4 @@
-"""Mirrored images."""
+"""Flips of images."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def affine(
     """Rotate clockwise about the centre, scale, shear along x (degrees), then move (pixels); each (N,).
 
     With R the rotation and S the shear, the output at p is the input at (R S)^-1 (p - t) / scale; the same as
-    torchvision's `affine`. Outside the image there is black, unless `border` says otherwise.
+    torchvision's `affine`. Outside the image is black, unless `border` says otherwise.
 
     >>> one, nil = torch.ones(1), torch.zeros(1)
     >>> x = torch.arange(9.0).view(1, 1, 3, 3)

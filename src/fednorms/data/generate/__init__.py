@@ -1,4 +1,7 @@
-"""Data sets made here: corrupted images, MNIST-M, rendered digits, and federations with dials for their shifts."""
+"""Generated data: corrupted images, MNIST-M, rendered digits, and federations with chosen shifts.
+
+`fednorms.federation` opens them as "digits-corrupted", "digits-styles" and "digits-dials".
+"""
 
 from __future__ import annotations
 

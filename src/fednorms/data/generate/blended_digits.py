@@ -1,4 +1,7 @@
-"""MNIST-M: digits blended into pieces of photographs."""
+"""MNIST-M: digits blended into pieces of photographs.
+
+Paper: Ganin, Lempitsky, Unsupervised Domain Adaptation by Backpropagation, ICML 2015, https://arxiv.org/abs/1409.7495
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from fednorms.data.rules import draws
 def mnist_m(digits: Tensor | np.ndarray, backgrounds: Sequence[np.ndarray], seed: int = 0) -> Tensor:
     """|crop - 255 mask|, mask = (pixel > 0), for a random crop of a random background per digit; uint8 (N, 3, H, W).
 
-    Ganin and Lempitsky 2015. `digits` are uint8 (N, H, W); `backgrounds` any RGB pictures (H, W, 3), as the 200
-    training images of BSDS500. Made anew it resembles the published set, whose crops were not seeded.
+    `digits` are uint8 (N, H, W); `backgrounds` are RGB pictures (H, W, 3), such as the 200 training images of BSDS500.
+    The result resembles the published set but is not equal to it, because its crops were not seeded.
 
     >>> mnist_m(np.array([[[0, 9]]], np.uint8), [np.zeros((4, 4, 3), np.uint8)])[0, 0].tolist()
     [[0, 255]]

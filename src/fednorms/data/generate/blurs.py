@@ -1,4 +1,8 @@
-"""Blurs of whole batches: Gaussian, disk, motion, zoom, and shuffled pixels. Images are (N, C, H, W) in [0, 1]."""
+"""Blurs of batches (N, C, H, W) in [0, 1]: Gaussian, disk, motion, zoom and shuffled pixels.
+
+Paper: Hendrycks, Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and Perturbations, ICLR 2019,
+https://arxiv.org/abs/1903.12261
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ Draws = np.random.RandomState
 
 
 def tensor(values: np.ndarray, like: Tensor) -> Tensor:
-    """Drawn numbers with the type of the images."""
+    """Convert drawn numbers to the type of the images."""
     return torch.from_numpy(np.asarray(values)).to(like.dtype)
 
 
@@ -38,7 +42,7 @@ def gaussian(x: Tensor, sigma: float, truncate: float = 4.0, mode: str = "replic
 
 
 def pad(x: Tensor, by: Sequence[int], mode: str) -> Tensor:
-    """Padding that may be wider than the image, step by step.
+    """Pad by any width, also wider than the image, step by step.
 
     >>> pad(torch.arange(3.0).view(1, 1, 1, 3), (4, 0, 0, 0), "reflect").flatten().tolist()
     [0.0, 1.0, 2.0, 1.0, 0.0, 1.0, 2.0]

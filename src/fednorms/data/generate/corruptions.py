@@ -1,4 +1,8 @@
-"""The nineteen corruptions of CIFAR-10-C at five severities, generated."""
+"""The nineteen corruptions of CIFAR-10-C at five severities, generated.
+
+Paper: Hendrycks, Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and Perturbations, ICLR 2019,
+https://arxiv.org/abs/1903.12261
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from fednorms.data.splits import split
 Constants = tuple[tuple[float, ...], ...]
 Corruption = Callable[[Tensor, Sequence[float], blurs.Draws], Tensor]
 
-_CHUNK = 500  # images that share their random numbers' seed
+_CHUNK = 500  # images with one seed for their random numbers
 
 
 def _each(*values: float) -> Constants:
@@ -70,14 +74,14 @@ CORRUPTIONS: dict[str, tuple[Corruption, Constants]] = {
 """Function and constants per severity, in the order of the published files; constants are for 32-pixel images."""
 
 APPROXIMATE = ("motion_blur", "snow", "frost", "spatter")
-"""Made by other tools or from pictures that are not available: these resemble the published files, no more."""
+"""Corruptions that only resemble the published files, which were made with other tools or unavailable pictures."""
 
 
 def corrupt(x: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
-    """Images (N, 3, H, W, uint8) with a corruption of Hendrycks and Dietterich (ICLR 2019), severity 1 to 5.
+    """Corrupt images (N, 3, H, W, uint8) with a corruption of Hendrycks and Dietterich (ICLR 2019), severity 1 to 5.
 
-    The numbers drawn depend on name, severity, seed and an image's place. Frost, snow, spatter and motion blur are
-    approximate; none is bit-equal to the published files: prefer those where you have them, and say "generated".
+    The random numbers depend on name, severity, seed and the position of an image. Frost, snow, spatter and motion blur
+    are approximate. No corruption is bit-equal to the published files: prefer those if you have them.
 
     >>> x = torch.full((2, 3, 32, 32), 100, dtype=torch.uint8)
     >>> corrupt(x, "brightness", 1).unique().tolist()
@@ -111,10 +115,10 @@ def corrupted_federation(
     seed: int = 23,
     val: int = 0,
 ) -> Federation:
-    """One client per corruption of the same images, as FedNN uses CIFAR-10-C: 19 clients at severity 4.
+    """Make one client per corruption of the same images, as FedNN uses CIFAR-10-C: 19 clients at severity 4.
 
-    The same `test` images (stratified, decided by seed) are tested at every client, so that no client trains on a
-    picture that another is tested on.
+    The same `test` images (stratified, chosen by seed) are tested at every client, so no client trains on an image
+    that another client is tested on; `val` images are held out in the same way.
 
     >>> x, y = torch.zeros(20, 3, 8, 8, dtype=torch.uint8), torch.arange(20) % 2
     >>> made = corrupted_federation(x, y, ["a", "b"], names=["fog", "frost"], test=4)

@@ -1,4 +1,7 @@
-"""A stand-in for SynthDigits: digits rendered with fonts that come with a dependency."""
+"""A substitute for SynthDigits: digits rendered with the fonts of matplotlib.
+
+Paper: Ganin, Lempitsky, Unsupervised Domain Adaptation by Backpropagation, ICML 2015, https://arxiv.org/abs/1409.7495
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ def fonts() -> list[Path]:
 
 
 def synth_digits(count: int, seed: int = 0, size: int = 32) -> tuple[Tensor, Tensor]:
-    """Coloured digits on coloured ground (uint8, count x 3 x size x size) and labels, the classes in turn.
+    """Render colored digits on colored ground (uint8, count x 3 x size x size), with labels 0, 1, ..., 9, 0, ...
 
     The digit in the centre is the label; neighbours with probability 1/2, rotation up to 20 degrees, text and ground
     at least 40 apart in luminance, Gaussian blur up to 1.5 pixels, in DejaVu (or Pillow's own font without matplotlib).
-    For tests and demonstrations: the published set was rendered from other fonts, never compare with its results.
+    For tests and demonstrations only: the published set has other fonts, so results cannot be compared with it.
 
     >>> x, y = synth_digits(12)
     >>> tuple(x.shape), y.tolist()
@@ -66,13 +69,13 @@ def _render(
         if r.random_sample() < 0.5:
             pen.text((x + side * step, y), str(r.randint(10)), fill=255, font=font, anchor="mm")
     ink = ink.rotate(r.uniform(-20, 20), Image.Resampling.BILINEAR)
-    ground, text = _colours(r)
+    ground, text = _colors(r)
     picture = Image.composite(Image.new("RGB", ink.size, text), Image.new("RGB", ink.size, ground), ink)
     return np.asarray(picture.filter(ImageFilter.GaussianBlur(r.uniform(0, 1.5))))
 
 
-def _colours(r: np.random.RandomState) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Two colours far enough apart; black or white in place of a second one that chance does not find."""
+def _colors(r: np.random.RandomState) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Two colors that differ enough in luminance; the second is black or white if 50 draws find none."""
     ground = r.randint(0, 256, 3)
     for _ in range(50):
         text = r.randint(0, 256, 3)
@@ -83,5 +86,5 @@ def _colours(r: np.random.RandomState) -> tuple[tuple[int, int, int], tuple[int,
     return tuple(map(int, ground)), tuple(map(int, text))  # type: ignore[return-value]
 
 
-def _luminance(colour: np.ndarray) -> float:
-    return float(colour @ [0.299, 0.587, 0.114])
+def _luminance(color: np.ndarray) -> float:
+    return float(color @ [0.299, 0.587, 0.114])

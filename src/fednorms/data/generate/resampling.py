@@ -1,4 +1,8 @@
-"""Pixelation, JPEG and elastic deformation of images (N, 3, H, W) in [0, 1]."""
+"""Pixelation, JPEG and elastic deformation of images (N, 3, H, W) in [0, 1].
+
+Paper: Hendrycks, Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and Perturbations, ICLR 2019,
+https://arxiv.org/abs/1903.12261
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from fednorms.data.generate.blurs import Draws, reflected, tensor
 
 
 def box_matrix(inside: int, out: int) -> Tensor:
-    """The weights (out x inside) of Pillow's box resize: each output is the mean of the pixels that lie in its span.
+    """The weights (out x inside) of Pillow's box resize: each output is the mean of the pixels in its span.
 
     >>> box_matrix(4, 2)
     tensor([[0.5000, 0.5000, 0.0000, 0.0000],
@@ -60,7 +64,7 @@ def elastic_transform(x: Tensor, c: Sequence[float], r: Draws) -> Tensor:
     centre, arm = np.array([h // 2, w // 2], float), min(h, w) // 3
     before = centre + arm * np.array([(1, 1), (1, -1), (-1, -1)])  # (3, 2)
     after = before + r.uniform(-reach, reach, (n, 3, 2))
-    # The output at p shows the input at A p + b, where A and b carry the moved points back.
+    # The output at p is the input at A p + b, where A and b map the moved points back.
     ones = np.ones((n, 3, 1))
     back = np.linalg.solve(np.concatenate([after, ones], 2), np.broadcast_to(before, (n, 3, 2)))  # (n, 3, 2)
     ys, xs = (v.to(x.dtype) for v in torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij"))

@@ -1,4 +1,4 @@
-"""A federation with two dials: how different the sites' labels are, and how different their images look."""
+"""A federation with chosen label shift and feature shift. Not from a paper."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ def shift(
 ) -> Federation:
     """Divide images over clients with chosen strengths of label shift and feature shift, each from 0 to 1.
 
-    label: that fraction of every class is sorted by class and handed out in equal blocks, the rest dealt evenly. At 0
-    all clients have the same labels, at 1 each has a few classes; their distance from the pooled labels grows
-    linearly. feature: client k sees x + feature (c_k(x) - x) with a camera c_k(x) = offset + gain x or offset + gain
-    (1 - x), offset and gain drawn per channel. At 0 all look the same; the distance from x grows linearly. The
-    division does not depend on `feature`, nor the cameras on `label`.
+    label: this fraction of every class is sorted by class and divided in equal blocks; the rest is divided evenly. At 0
+    all clients have the same labels, at 1 each has a few classes. The distance from the pooled labels grows linearly.
+
+    feature: client k sees x + feature (c_k(x) - x) with a camera c_k(x) = offset + gain x or offset + gain (1 - x);
+    offset and gain are drawn per channel. At 0 all images look the same; the distance from x grows linearly.
+
+    The division does not depend on `feature`, and the cameras do not depend on `label`.
 
     >>> x, y = torch.rand(60, 1, 8, 8), torch.arange(60) % 3
     >>> made = shift(x, y, list("abc"), clients=3, label=1.0, feature=0.5)
@@ -42,9 +44,9 @@ def shift(
     """
     wrong = [f"{n} must be 0 to 1, got {v}" for n, v in (("label", label), ("feature", feature)) if not 0 <= v <= 1]
     if not 1 <= clients <= len(y):
-        wrong.append(f"clients must be 1 to the {len(y)} images, got {clients}")
+        wrong.append(f"clients must be 1 to {len(y)} (the number of images), got {clients}")
     if wrong:
-        raise BadInput("shift: " + "; ".join(wrong))
+        raise BadInput(f"shift: {'; '.join(wrong)}.")
     unit = Preprocessing().unit(x)
     sites = []
     width = len(str(clients - 1))
@@ -66,7 +68,7 @@ def _divide(y: np.ndarray, classes: int, clients: int, label: float, seed: int) 
     ranks = r.permutation(classes)
     blocks = np.array_split(np.concatenate([order[c][: cuts[c]] for c in ranks]), clients)
     dealt = np.concatenate([at[cut:] for at, cut in zip(order, cuts, strict=True)])
-    # From the last client on, because array_split gives its left-overs to the first ones.
+    # Starting with the last client, because array_split gives what is left over to the first ones.
     return [np.sort(np.concatenate([block, dealt[::-1][clients - 1 - k :: clients]])) for k, block in enumerate(blocks)]
 
 

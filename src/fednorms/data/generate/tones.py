@@ -1,4 +1,8 @@
-"""Noise and colour: what happens to a pixel without its neighbours. Images are (N, C, H, W) in [0, 1]."""
+"""Noise and color changes, pixel by pixel, of images (N, C, H, W) in [0, 1].
+
+Paper: Hendrycks, Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and Perturbations, ICLR 2019,
+https://arxiv.org/abs/1903.12261
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ def contrast(x: Tensor, c: Sequence[float], r: Draws) -> Tensor:
 
 
 def saturate(x: Tensor, c: Sequence[float], r: Draws) -> Tensor:
-    """The saturation of HSV times c0 plus c1, hue and value kept; grey counts as red."""
+    """The saturation of HSV times c0 plus c1, hue and value kept; gray counts as red."""
     value, low = x.amax(1, keepdim=True), x.amin(1, keepdim=True)
     saturation = (value - low) / value.clamp(min=1e-12)
     more = (saturation * c[0] + c[1]).clamp(0, 1)
@@ -54,10 +58,10 @@ def saturate(x: Tensor, c: Sequence[float], r: Draws) -> Tensor:
     return torch.where(saturation > 0, coloured, value * (1 - more * red))
 
 
-def grey(x: Tensor) -> Tensor:
+def gray(x: Tensor) -> Tensor:
     """Luminance (one channel).
 
-    >>> round(float(grey(torch.ones(1, 3, 1, 1))), 6)
+    >>> round(float(gray(torch.ones(1, 3, 1, 1))), 6)
     1.0
     """
     weights = torch.tensor([0.299, 0.587, 0.114], dtype=x.dtype).view(1, 3, 1, 1)

@@ -1,4 +1,8 @@
-"""Fog, frost, snow and spatter over images (N, 3, H, W) in [0, 1]."""
+"""Fog, frost, snow and spatter over images (N, 3, H, W) in [0, 1].
+
+Paper: Hendrycks, Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and Perturbations, ICLR 2019,
+https://arxiv.org/abs/1903.12261
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,14 @@ import torch
 from torch import Tensor
 
 from fednorms.data.generate.blurs import Draws, gaussian, motion, tensor, zoomed
-from fednorms.data.generate.tones import grey
+from fednorms.data.generate.tones import gray
 
 
 def plasma(count: int, side: int, decay: float, r: Draws, like: Tensor) -> Tensor:
     """Fractal clouds in [0, 1] of shape (count, 1, side, side), by midpoint displacement on a torus.
 
-    Between the points of a coarse grid the mean of four neighbours plus a uniform number is put; its range shrinks by
-    decay^2 each time the grid gets twice as fine.
+    A point between those of a coarse grid is the mean of its four neighbors plus a uniform number, whose range
+    shrinks by decay^2 each time the grid gets twice as fine.
 
     >>> p = plasma(2, 8, 2.0, Draws(0), torch.zeros(1))
     >>> tuple(p.shape), float(p.min()), float(p.max())
@@ -53,19 +57,19 @@ def fog(x: Tensor, c: Sequence[float], r: Draws) -> Tensor:
 
 
 def frost(x: Tensor, c: Sequence[float], r: Draws) -> Tensor:
-    """c0 x + c1 frost. The published photographs of frost are not ours to ship: bluish ridges of plasma instead."""
+    """c0 x + c1 frost. The published photographs of frost cannot be shipped; bluish ridges of plasma replace them."""
     ridges = (1 - (2 * _clouds(x, 1.4, r) - 1).abs() * 4).clamp(0, 1) * 0.6 + _clouds(x, 1.8, r) * 0.4
     tint = torch.tensor([0.85, 0.93, 1.0], dtype=x.dtype).view(1, 3, 1, 1)
     return c[0] * x + c[1] * ridges * tint
 
 
 def snow(x: Tensor, c: Sequence[float], r: Draws) -> Tensor:
-    """Whiten by c6 and add flakes: N(c0, c1^2), zoomed c2, below c3 nothing, blurred in falling direction; twice."""
+    """Whiten by c6 and add flakes: N(c0, c1^2), zoomed c2, zero below c3, blurred in falling direction; twice."""
     n, _, h, w = x.shape
     flakes = zoomed(c[0] + c[1] * tensor(r.standard_normal((n, 1, h, w)), x), c[2])
     flakes = torch.where(flakes < c[3], torch.zeros_like(flakes), flakes).clamp(0, 1)
     flakes = motion(flakes, c[4], c[5], r.uniform(-135, -45, n))
-    white = c[6] * x + (1 - c[6]) * torch.maximum(x, grey(x) * 1.5 + 0.5)
+    white = c[6] * x + (1 - c[6]) * torch.maximum(x, gray(x) * 1.5 + 0.5)
     return white + flakes + flakes.rot90(2, (2, 3))
 
 
@@ -77,13 +81,13 @@ def spatter(x: Tensor, c: Sequence[float], r: Draws) -> Tensor:
     if c[5]:
         mask = gaussian((layer > c[3]).to(x.dtype), c[4])
         mask = torch.where(mask < 0.8, torch.zeros_like(mask), mask)
-        return x * (1 - mask) + mask * _colour((63, 42, 20), x)
+        return x * (1 - mask) + mask * _color((63, 42, 20), x)
     inside = (layer > 0).to(x.dtype)
-    # A drop is bright where it ends: what a blur of its outline takes away from it.
+    # A drop is bright at its edge: what a blur of its outline takes away.
     edge = inside * (1 - gaussian(inside, 1.0)) * layer
     edge = edge / edge.amax((1, 2, 3), keepdim=True).clamp(min=1e-6)
-    return x + edge * c[4] * _colour((175, 238, 238), x)
+    return x + edge * c[4] * _color((175, 238, 238), x)
 
 
-def _colour(rgb: tuple[int, int, int], like: Tensor) -> Tensor:
+def _color(rgb: tuple[int, int, int], like: Tensor) -> Tensor:
     return torch.tensor(rgb, dtype=like.dtype).view(1, 3, 1, 1) / 255

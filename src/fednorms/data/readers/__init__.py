@@ -45,7 +45,7 @@ READERS: dict[str, Reader] = {
 
 
 def recognised(root: str | Path) -> list[tuple[Reader, str]]:
-    """The readers that know a folder, each with the name of the layout it sees there.
+    """The readers that recognize a folder, each with the layout that it finds.
 
     >>> recognised("/no/such/place")
     []

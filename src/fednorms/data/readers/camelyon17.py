@@ -1,4 +1,10 @@
-"""Camelyon17 (WILDS): tumor or not, five hospitals."""
+"""Camelyon17 (WILDS): patches of lymph nodes from five hospitals, tumor or not.
+
+Papers:
+    Bándi et al., From Detection of Individual Metastases to Classification of Lymph Node Status at the Patient Level:
+    The CAMELYON17 Challenge, IEEE Trans. Medical Imaging 38(2) 2019, https://doi.org/10.1109/TMI.2018.2867350
+    Koh et al., WILDS: A Benchmark of in-the-Wild Distribution Shifts, ICML 2021, https://arxiv.org/abs/2012.07421
+"""
 
 from __future__ import annotations
 
@@ -31,21 +37,19 @@ def camelyon17(
     cache: Cache = None,
     memory_limit: int = MEMORY,
 ) -> Federation:
-    """Camelyon17 (WILDS): 455,954 patches of lymph nodes from five hospitals, tumour or not.
+    """Read Camelyon17 (WILDS): 455,954 patches of lymph nodes from five hospitals, tumor or not.
 
-    The official split is not used: a client is a hospital. GReg's rule is fitted to its Table 6 [I]; it neither
-    normalises nor keeps patients apart; "full" keeps them apart [R].
+    The official split is not used: a client is a hospital. GReg's rule is inferred from its Table 6; it neither
+    normalizes nor keeps the patches of a patient in one split. "full" does (our choice).
 
     Args:
         root: the folder of metadata.csv and patches.
         protocol: one of `PROTOCOLS`.
-        size: in pixels, if not the paper's.
-        seed: of what is drawn.
-        complete: whether other counts than the published ones are an error.
+        size: in pixels, by default the paper's.
+        seed: of the random choices.
+        complete: fail if image counts differ from the published ones.
         cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; a larger federation stays in the cache.
-
-    Paper: Bandi et al. 2019; Koh et al., WILDS, ICML 2021.
+        memory_limit: in bytes; above it, images stay in the cache on disk.
     """
     place = READER.find(root, protocol)
     rows = read_table(place / "metadata.csv", ("patient", "node", "x_coord", "y_coord", "tumor", "center"))
@@ -80,7 +84,7 @@ def layout(root: Path) -> str | None:
 
 
 def _patch(row: Mapping[str, str]) -> str:
-    # WILDS numbers patients with three digits, which a spreadsheet may have dropped.
+    # WILDS numbers patients with three digits; a spreadsheet may have dropped leading zeros.
     patient, node = row["patient"].zfill(3), row["node"]
     folder = f"patient_{patient}_node_{node}"
     return f"{folder}/patch_{folder}_x_{row['x_coord']}_y_{row['y_coord']}.png"

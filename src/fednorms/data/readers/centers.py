@@ -1,4 +1,9 @@
-"""A table of images, labels and centers."""
+"""A table (csv) of images, labels and centers, in the style of FLamby.
+
+Paper:
+    Ogier du Terrail et al., FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcare
+    Settings, NeurIPS 2022 (Datasets and Benchmarks), https://arxiv.org/abs/2210.04620
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from fednorms.data.readers.reader import Reader, chosen
 from fednorms.data.readers.tables import columns_of, read_table, tables_in, with_suffix
 from fednorms.data.splits import split
 
-PROTOCOLS = {"own": "a table of your own (or FLamby's): image, label, centre, and fold or a division drawn here"}
+PROTOCOLS = {"own": "a custom table (or FLamby's): image, label, center, and fold, or a split drawn here"}
 _FOLDS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "image": ("image", "path", "file", "filename", "img"),
@@ -37,21 +42,21 @@ def centres(
     cache: Cache = None,
     memory_limit: int = MEMORY,
 ) -> Federation:
-    """A federation from one table (csv): which image, which label, which centre, and perhaps which split.
+    """Read a federation from one table (csv): image, label, center, and perhaps split.
 
-    Columns, by any of their names: image (path, file, filename), label (target, class), center (centre, site,
-    hospital, client), and perhaps fold (split, part) with train, val or test, and patient (group), none of whom is
-    then divided. Labels may be words. Without a fold the division is drawn here, stratified.
+    The columns may have several names: image (path, file, filename), label (target, class), center (centre, site,
+    hospital, client); optional are fold (split, part) with train, val or test, and patient (group), whose images stay
+    in one split. Labels may be words. Without a fold, a stratified split is drawn.
 
     Args:
-        root: the table, or the folder with one table in it; images are looked for beside it and one folder below.
+        root: the table, or the folder with one table in it; images are searched next to it and one folder below.
         protocol: "own".
         size: in pixels.
-        seed: of the division, if it is drawn.
+        seed: of the split, if it is drawn.
         val: fraction for validation, if it is drawn.
         test: fraction for testing, if it is drawn.
         cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; a larger federation stays in the cache.
+        memory_limit: in bytes; above it, images stay in the cache on disk.
     """
     chosen("centres", protocol, PROTOCOLS)
     root = Path(root).expanduser()
@@ -117,4 +122,4 @@ def _near(folder: Path, entry: str) -> Path:
     return folder / relative
 
 
-READER = Reader("centres", "a table of images, labels and centres (FLamby's style)", centres, PROTOCOLS, layout)
+READER = Reader("centres", "a table of images, labels and centers (FLamby's style)", centres, PROTOCOLS, layout)

@@ -1,4 +1,11 @@
-"""CIFAR-10, CIFAR-100 and CIFAR-10-C: small photographs, whole for partitioners, or as nineteen corruptions."""
+"""CIFAR-10 and CIFAR-100 at one site, for partition rules, and CIFAR-10-C as nineteen corruptions.
+
+Papers:
+    Krizhevsky, Learning Multiple Layers of Features from Tiny Images, technical report, University of Toronto 2009,
+    https://www.cs.toronto.edu/~kriz/learning-features-2009-TR.pdf
+    Hendrycks, Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and Perturbations, ICLR 2019,
+    https://arxiv.org/abs/1903.12261
+"""
 
 from __future__ import annotations
 
@@ -22,7 +29,7 @@ from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _FEDDC = Preprocessing((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
-# Whose mean and deviation, and whose augmentation.
+# Mean and standard deviation, and augmentation, of each paper.
 _TEN = {
     "fedntd": (
         Preprocessing((0.49139968, 0.48215827, 0.44653124), (0.24703233, 0.24348505, 0.26158768)),
@@ -37,10 +44,10 @@ _HUNDRED = {
     "fedbabu": (Preprocessing((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)), Protocol("crop_flip")),
 }
 CIFAR10_PROTOCOLS = {
-    "fedntd": "FedNTD and EasyFL (FedWon's label-skew figures): their mean and deviation; one site, for partitioners",
-    "feddc": "FedDyn, FedDC and FedNN's label-skew tables: their mean and deviation; one site, for partitioners",
-    "fedbabu": "FedBABU and FedFN: their mean and deviation; one site, for partitioners",
-    "greg": "GReg's appendix: half of the training images, 224 px; one site, for partitioners (2,500 each of ten)",
+    "fedntd": "FedNTD and EasyFL (FedWon's label-skew figures): their normalization; one site, for partition rules",
+    "feddc": "FedDyn, FedDC and FedNN's label-skew tables: their normalization; one site, for partition rules",
+    "fedbabu": "FedBABU and FedFN: their normalization; one site, for partition rules",
+    "greg": "GReg's appendix: half of the training images, 224 px; one site, for partition rules (2,500 each of ten)",
 }
 CIFAR100_PROTOCOLS = {name: CIFAR10_PROTOCOLS[name] for name in _HUNDRED}
 CIFAR10C_PROTOCOLS = {
@@ -77,17 +84,16 @@ def cifar_10(
     complete: bool = True,
     allow_pickle: bool = False,
 ) -> Federation:
-    """CIFAR-10: 50,000 training and 10,000 test images at one site, which a partitioner divides.
+    """Read CIFAR-10: 50,000 training and 10,000 test images at one site, for a partition rule to divide.
 
     Args:
         root: the folder of the python batches (pickles), of the binary version, or of {train,test}/{class}/*.png.
-        protocol: whose mean and deviation; one of `CIFAR10_PROTOCOLS`. GReg's input size, normalisation and choice of
-            images are not stated: 224 pixels (S9), as on its other data sets, and a stratified half [R].
-        size: in pixels, if not the paper's (32; GReg: 224).
-        complete: whether other counts than the published ones are an error.
-        allow_pickle: open the python batches, with an unpickler that admits NumPy arrays only.
-
-    Paper: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
+        protocol: whose mean and standard deviation; one of `CIFAR10_PROTOCOLS`. GReg does not state its input
+            size, normalization and choice of images; here it is 224 pixels, as on its other data sets, no
+            normalization, and a stratified half.
+        size: in pixels, by default the paper's (32; GReg: 224).
+        complete: fail if image counts differ from the published ones.
+        allow_pickle: open the python batches, with an unpickler that accepts only NumPy arrays.
     """
     return _cifar(CIFAR10, _CIFAR10, root, protocol, size, complete, allow_pickle)
 
@@ -99,16 +105,16 @@ def cifar_100(
     complete: bool = True,
     allow_pickle: bool = False,
 ) -> Federation:
-    """CIFAR-100: 50,000 training and 10,000 test images of a hundred classes at one site.
+    """Read CIFAR-100: 50,000 training and 10,000 test images of a hundred classes at one site.
 
     The options are those of `cifar_10`; the labels are the fine ones.
 
     Args:
         root: the folder of the python files, of the binary version, or of {train,test}/{class}/*.png.
-        protocol: whose mean and deviation; one of `CIFAR100_PROTOCOLS`.
-        size: in pixels, if not 32.
-        complete: whether other counts than the published ones are an error.
-        allow_pickle: open the python files, with an unpickler that admits NumPy arrays only.
+        protocol: whose mean and standard deviation; one of `CIFAR100_PROTOCOLS`.
+        size: in pixels, by default 32.
+        complete: fail if image counts differ from the published ones.
+        allow_pickle: open the python files, with an unpickler that accepts only NumPy arrays.
     """
     return _cifar(CIFAR100, _CIFAR100, root, protocol, size, complete, allow_pickle)
 
@@ -229,20 +235,18 @@ def _fine_names(place: Path, allow_pickle: bool) -> list[str]:
 def cifar_10_c(
     root: str | Path, protocol: str = "fednn", size: int = 32, seed: int = 23, complete: bool = True
 ) -> Federation:
-    """CIFAR-10-C: the test images of CIFAR-10 under nineteen corruptions, one per client.
+    """Read CIFAR-10-C: the test images of CIFAR-10 under nineteen corruptions, one per client.
 
-    Severity s is rows (s-1) 10,000 to s 10,000 of every file. The same 10,000 pictures underlie every client, so
-    one common stratified set of 500 of them is kept for testing at all clients, and nobody trains on it (S8) [R].
-    FedDyn's mean and deviation of CIFAR-10, on which FedNN builds; flips and crops, each with probability one half [R].
+    Severity s is rows (s-1) 10,000 to s 10,000 of every file. All clients have the same 10,000 images, so 500 of them
+    (stratified) are kept for testing at all clients, and nobody trains on them (our choice). Mean, standard deviation,
+    flips and crops are those of FedDyn, on which FedNN builds (our choice).
 
     Args:
         root: the folder of gaussian_noise.npy, ... and labels.npy.
         protocol: one of `CIFAR10C_PROTOCOLS`.
         size: in pixels.
-        seed: decides which 500.
-        complete: whether a missing corruption is an error.
-
-    Paper: Hendrycks and Dietterich, ICLR 2019.
+        seed: decides which 500 images are tested.
+        complete: fail if a corruption is missing.
     """
     place = CIFAR10C.find(root, protocol)
     severity = 4 if protocol == "fednn" else int(protocol[-1])
@@ -292,7 +296,7 @@ def _npy(path: Path) -> np.ndarray:
 
 CIFAR10 = Reader(
     "cifar-10",
-    "CIFAR-10: ten classes at one site, for partitioners",
+    "CIFAR-10: ten classes at one site, for partition rules",
     cifar_10,
     CIFAR10_PROTOCOLS,
     cifar10_layout,
@@ -301,7 +305,7 @@ CIFAR10 = Reader(
 )
 CIFAR100 = Reader(
     "cifar-100",
-    "CIFAR-100: 100 classes at one site, to be divided",
+    "CIFAR-100: 100 classes at one site, for partition rules",
     cifar_100,
     CIFAR100_PROTOCOLS,
     cifar100_layout,

@@ -1,4 +1,17 @@
-"""Digits-Five: MNIST, SVHN, USPS, SynthDigits and MNIST-M, ten digits as five domains."""
+"""Digits-Five: MNIST, SVHN, USPS, SynthDigits and MNIST-M, ten digits in five domains.
+
+Papers:
+    Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021,
+    https://arxiv.org/abs/2102.07623 (lists and protocol)
+    LeCun et al., Gradient-Based Learning Applied to Document Recognition, Proceedings of the IEEE 86(11) 1998,
+    https://doi.org/10.1109/5.726791 (MNIST)
+    Netzer et al., Reading Digits in Natural Images with Unsupervised Feature Learning, NIPS 2011 workshop on deep
+    learning and unsupervised feature learning, http://ufldl.stanford.edu/housenumbers/nips2011_housenumbers.pdf (SVHN)
+    Hull, A Database for Handwritten Text Recognition Research, IEEE Trans. Pattern Analysis and Machine Intelligence
+    16(5) 1994, https://doi.org/10.1109/34.291440 (USPS)
+    Ganin, Lempitsky, Unsupervised Domain Adaptation by Backpropagation, ICML 2015, https://arxiv.org/abs/1409.7495
+    (SynthDigits and MNIST-M)
+"""
 
 from __future__ import annotations
 
@@ -24,17 +37,17 @@ PROTOCOLS = {
     "fedwon": "FedBN and FedWon, cross-silo tables: five clients with part 0 (743 images) each, 28 px",
     "fedwon-cross-device": "FedWon, cross-device tables: 7,438 images per domain over 20 clients, 28 px",
     "fedwon-cross-device-1000": "FedWon, 1,000 clients: 7,438 images per domain over 200 clients, 28 px",
-    "fednn": "FedNN's Digit: the first half of part 0 (371 images) per client, 32 px; its score is the pooled one",
-    "full": "all 7,438 training images of each domain at one client, for partitioners",
+    "fednn": "FedNN's Digit: the first half of part 0 (371 images) per client, 32 px; pooled score",
+    "full": "all 7,438 training images of each domain at one client, for partition rules",
     "fedwon-val": "as fedwon, with images 743 to 1,485 of each domain's training part for validation",
     "fednn-val": "as fednn, with the same validation images",
     "fedwon-cross-device-val": "as fedwon-cross-device, with the same validation images, which then do not train",
 }
-_VALIDATION = slice(743, 1486)  # where learning rates are searched
+_VALIDATION = slice(743, 1486)  # for the search of learning rates
 _CLIENTS = {"fedwon-cross-device": 20, "fedwon-cross-device-1000": 200}
 _SIZES = {"fedwon": 743, "fednn": 371}
 _DOMAIN = 7438  # training images per domain: all that USPS, the smallest, has
-_TILE, _ROW = 28, 100  # of a sheet
+_TILE, _ROW = 28, 100  # of a sheet of images
 
 
 @dataclass(frozen=True)
@@ -65,25 +78,23 @@ def digits_five(
     complete: bool = True,
     allow_pickle: bool = False,
 ) -> Federation:
-    """The five digit domains, divided as FedBN, FedWon or FedNN do.
+    """Read the five digit domains, divided as FedBN, FedWon or FedNN do.
 
-    Every domain: all images, one stratified 80/20 split (seed 0); of the training part the first 7,438 in the order
-    of the split, cut into ten parts of 743 or 744. Grey images become RGB; all are resized (bilinear) to 28 pixels,
-    or 32 for FedNN; pixels go to [-1, 1]; no augmentation.
+    Every domain has one stratified 80/20 split of all images (seed 0). The first 7,438 training images, in the order of
+    the split, are cut into ten parts of 743 or 744. Gray images become RGB. All images are resized (bilinear) to 28
+    pixels, or 32 for FedNN; pixels are scaled to [-1, 1]; there is no augmentation.
 
-    Choices where the papers are silent: 743 images cross-silo and 7,438 cross-device [I]; cross-device clients get an
-    even random share, and an even share of their domain's test images, so a domain's accuracy stays that of its test
-    set [R]; the FedNN client gets 371 images, as in its released code [I].
+    The papers do not state everything. We infer 743 images cross-silo and 7,438 cross-device, and 371 for a client of
+    FedNN, as in its released code. Our choice: cross-device clients get an even random share of the training images and
+    an even share of their domain's test images, so a domain's accuracy is that of its test set.
 
     Args:
         root: the folder; see `fednorms data check`.
         protocol: one of `PROTOCOLS`.
-        size: in pixels, if not the paper's.
+        size: in pixels, by default the paper's.
         seed: of the cross-device division; the 80/20 split and the parts are fixed.
-        complete: whether other counts than the published ones are an error.
-        allow_pickle: open FedBN's pickled archives, with an unpickler that admits NumPy arrays only.
-
-    Paper: Li et al., FedBN, ICLR 2021.
+        complete: fail if image counts differ from the published ones.
+        allow_pickle: open FedBN's pickled archives, with an unpickler that accepts only NumPy arrays.
 
     >>> digits_five("/no/such/place")
     Traceback (most recent call last):
@@ -299,7 +310,7 @@ def _differences(found: Mapping[str, tuple[Arrays, Arrays]]) -> list[str]:
     told = []
     for domain in _DOMAINS:
         train, test = (len(y) for _, y in found[domain.name])
-        # A sheet or a raw source is cut to what is used, and sheets have at most 4,000 test images.
+        # Sheets and raw sources have only the images that are used; sheets have at most 4,000 test images.
         if train not in (domain.train, _DOMAIN):
             told += compared(domain.name, {"train": train}, {"train": _DOMAIN})
         if test not in (domain.test, min(4000, domain.test)):
@@ -328,7 +339,7 @@ def as_rgb(x: np.ndarray, size: int) -> np.ndarray:
     if x.shape[1:3] == (size, size):
         out[:] = x.transpose(0, 3, 1, 2) if x.ndim == 4 else x[:, None]
         return out
-    for into, image in zip(out, x, strict=True):  # one by one: a data set at 224 pixels fills the memory
+    for into, image in zip(out, x, strict=True):  # one by one: all at 224 pixels would not fit into memory
         resized = np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
         into[:] = resized.transpose(2, 0, 1) if resized.ndim == 3 else resized
     return out

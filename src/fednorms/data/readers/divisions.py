@@ -1,4 +1,11 @@
-"""How papers divide a data set: rules on labels and counts alone, so that they can be checked without an image."""
+"""How papers divide a data set: rules that see only labels and counts, so they can be tested without images.
+
+Papers:
+    Kang et al., FedNN: Federated learning on concept drift data using weight and adaptive group normalizations,
+    Pattern Recognition 149 (2024), 110230, https://doi.org/10.1016/j.patcog.2023.110230
+    Improving Batch Normalization in Federated Learning with Non-IID Features (GReg), submission to ICLR 2026,
+    https://openreview.net/forum?id=225qfh0CoD
+"""
 
 from __future__ import annotations
 
@@ -16,7 +23,7 @@ Parts = dict[str, np.ndarray]
 
 
 def shuffled(count: int, *names: object) -> np.ndarray:
-    """The positions 0 to count-1 in an order that depends on the names alone.
+    """Shuffle the positions 0 to count-1 in an order that depends only on the names.
 
     >>> sorted(shuffled(4, "mnist", 0).tolist())
     [0, 1, 2, 3]
@@ -27,7 +34,7 @@ def shuffled(count: int, *names: object) -> np.ndarray:
 
 
 def even(count: int, clients: int, *names: object) -> list[np.ndarray]:
-    """Shuffled positions cut into parts whose sizes differ by at most one, each in ascending order.
+    """Cut shuffled positions into parts whose sizes differ by at most one, each in ascending order.
 
     >>> sorted({len(part) for part in even(7438, 20, "usps")})
     [371, 372]
@@ -54,7 +61,7 @@ def tenth_per_class(y: np.ndarray, seed: int, name: str) -> Parts:
 def greg(
     labels: Mapping[str, np.ndarray], train: float, val: float, seed: int, subsample: float = 1.0
 ) -> dict[str, Parts]:
-    """GReg's rule, fitted to its Table 6: test = ceil(0.3 n), train and val are shares of the smallest remainder.
+    """GReg's rule, inferred from its Table 6: test = ceil(0.3 n), train and val are shares of the smallest remainder.
 
     n_h = ceil(subsample N_h); pool_h = n_h - ceil(0.3 n_h); m = min pool_h; train int(train m), val int(val m),
     drawn from the pool. Test images are stratified by class.
@@ -104,7 +111,7 @@ def stratified(y: np.ndarray, count: int, seed: int, name: str) -> np.ndarray:
 
 
 def sklearn_eighty_twenty(y: np.ndarray) -> Parts:
-    """FedBN's division: scikit-learn's stratified shuffle split, a fifth for testing, random state 0, in its order.
+    """FedBN's division: scikit-learn's stratified shuffle split in its order, 20 % for testing, random state 0.
 
     >>> {part: len(at) for part, at in sklearn_eighty_twenty(np.arange(50) % 5).items()}
     {'train': 40, 'test': 10}
@@ -116,7 +123,7 @@ def sklearn_eighty_twenty(y: np.ndarray) -> Parts:
 
 
 def fractions(y: np.ndarray, val: float, test: float, seed: int, name: str) -> Parts:
-    """Our own stratified division, where no paper says one.
+    """A stratified split, where no paper states one.
 
     >>> {part: len(at) for part, at in fractions(np.arange(20) % 2, 0.1, 0.2, 0, "a").items()}
     {'train': 14, 'val': 2, 'test': 4}

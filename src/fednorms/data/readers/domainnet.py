@@ -1,4 +1,8 @@
-"""DomainNet: 345 classes as clip art, infographics, paintings, quick drawings, photographs and sketches."""
+"""DomainNet: 345 classes as clip art, infographics, paintings, quick drawings, photographs and sketches.
+
+Paper:
+    Peng et al., Moment Matching for Multi-Source Domain Adaptation, ICCV 2019, https://arxiv.org/abs/1812.01754
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,7 @@ PROTOCOLS = {
     "fedwon": "FedBN and FedWon, ten classes: the first 105 of each training list, validation the last 105, 256 px",
     "greg": "GReg, ten classes: 630 training and 210 validation images per domain, 256 px",
     "greg-top100": "GReg cross-device: the 100 largest classes, 200 clients with 380 training images each, 256 px",
-    "fednn": "FedNN: all 345 classes, six clients, the official lists, 224 px; its score is the pooled one",
+    "fednn": "FedNN: all 345 classes, six clients, the official lists, 224 px; pooled score",
 }
 _SHARES = {"fedwon": (0.05, 0.05), "greg": (0.3, 0.1)}
 _FOLDERS = {domain: (domain,) for domain in TEN_LISTS}
@@ -68,23 +72,22 @@ def domainnet(
     cache: Cache = None,
     memory_limit: int = MEMORY,
 ) -> Federation:
-    """DomainNet in the three sizes that papers use: ten classes, the 100 largest, or all 345.
+    """Read DomainNet in the three sizes that papers use: ten classes, the 100 largest, or all 345.
 
-    Choices: GReg's shares are inferred from its Table 6 [I]; its hundred classes are those with the most training
-    images over all domains, and its 200 clients are divided over the domains in proportion to their training images
-    (S3) [R]; FedNN uses the official lists and ImageNet's mean and deviation [R].
+    GReg's shares are inferred from its Table 6. Our choices: GReg's hundred classes are those with the most training
+    images over all domains; its 200 clients are divided over the domains in proportion to their training images; FedNN
+    uses the official lists and ImageNet's mean and standard deviation.
 
     Args:
-        root: the domains with their class folders, and the lists beside them.
+        root: the domains with their class folders, and the lists next to them.
         protocol: one of `PROTOCOLS`.
-        size: in pixels, if not the paper's.
-        seed: of what is drawn.
-        complete: whether other counts than the published ones are an error.
-        allow_pickle: open FedBN's pickled lists, with an unpickler that admits NumPy arrays only.
+        size: in pixels, by default the paper's.
+        seed: of the random choices.
+        complete: fail if image counts differ from the published ones.
+        allow_pickle: open FedBN's pickled lists, with an unpickler that accepts only NumPy arrays.
         cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; a larger federation stays in the cache.
+        memory_limit: in bytes; above it, images stay in the cache on disk.
 
-    Paper: Peng et al., Moment Matching for Multi-Source Domain Adaptation, ICCV 2019.
     """
     place = READER.find(root, protocol)
     if protocol in _SHARES:

@@ -1,4 +1,9 @@
-"""FairFace: gender, seven groups."""
+"""FairFace: faces of seven groups; the target is gender.
+
+Paper:
+    Kärkkäinen, Joo, FairFace: Face Attribute Dataset for Balanced Race, Gender, and Age for Bias Measurement and
+    Mitigation, WACV 2021, https://arxiv.org/abs/1908.04913
+"""
 
 from __future__ import annotations
 
@@ -26,20 +31,18 @@ def fairface(
     cache: Cache = None,
     memory_limit: int = MEMORY,
 ) -> Federation:
-    """Fairface: faces of seven groups named by the data set, one client each; the target is gender (Female, Male).
+    """Read FairFace: seven groups as the data set names them, one client each; the target is gender (Female, Male).
 
-    Choices: tested on the official validation set, pooled; ImageNet's mean and deviation; FedNN augments by flips and
-    affine maps whose ranges it does not state: rotation 10 degrees, shifts 0.1, scale 0.9 to 1.1 [R].
+    Our choices: the official validation set is the test set; ImageNet's mean and standard deviation. FedNN augments
+    by flips and affine maps without stating their ranges; here they are 10 degrees, shifts of 0.1, scales 0.9 to 1.1.
 
     Args:
         root: the folder of train, val, fairface_label_train.csv and fairface_label_val.csv.
         protocol: one of `PROTOCOLS`.
         size: in pixels.
-        complete: whether other counts than the published ones are an error.
+        complete: fail if image counts differ from the published ones.
         cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; a larger federation stays in the cache.
-
-    Paper: Kärkkäinen and Joo, WACV 2021.
+        memory_limit: in bytes; above it, images stay in the cache on disk.
     """
     place = READER.find(root, protocol)
     tables = {
@@ -74,7 +77,7 @@ def fairface(
 
 
 def layout(root: Path) -> str | None:
-    """Whether a folder is Fairface."""
+    """Whether a folder is FairFace."""
     return "official" if (root / "fairface_label_train.csv").is_file() else None
 
 

@@ -1,4 +1,9 @@
-"""The lists of training and test images that FedBN published."""
+"""The lists of training and test images that FedBN published.
+
+Paper:
+    Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021,
+    https://arxiv.org/abs/2102.07623
+"""
 
 from __future__ import annotations
 
@@ -32,7 +37,7 @@ def fedbn_lists(
     allow_pickle: bool,
     seed: int,
 ) -> tuple[dict[str, dict[str, Pictures]], list[str], list[str]]:
-    """Training and test pictures per domain from FedBN's lists, or drawn if there are none, as the third value says."""
+    """Training and test images per domain from FedBN's lists; without lists they are drawn, and a note says so."""
     lists: dict[str, dict[str, Pictures]] = {}
     names = {(d, part): place / f"{d}_{part}.pkl" for d in folders for part in ("train", "test")}
     there = [path for path in names.values() if path.is_file() or path.with_suffix(".npz").is_file()]

@@ -14,7 +14,7 @@ from fednorms.data.federation import Federation
 from fednorms.data.readers.npz import IMAGE_NAMES, LABEL_NAMES, with_source
 from fednorms.data.readers.reader import Reader, chosen
 
-PROTOCOLS = {"own": "your own dataset, divided into sites by a column, with its splits or divided here"}
+PROTOCOLS = {"own": "a custom dataset, divided into sites by a column; its splits, or drawn ones"}
 _SITE = ("site", "domain", "client", "center", "centre", "hospital")
 
 
@@ -26,17 +26,17 @@ def hugging_face(
     val: float = 0.1,
     test: float = 0.2,
 ) -> Federation:
-    """A Hugging Face dataset written with `save_to_disk`: an image column, a label column, and perhaps a site column.
+    """Read a Hugging Face dataset of `save_to_disk`, with an image column, a label column, and perhaps a site column.
 
     The site column is called site, domain, client, center, centre or hospital; without one there is a single site.
-    A DatasetDict's splits train, validation and test are kept; a single Dataset is divided here. Nothing is
+    A DatasetDict's splits train, validation and test are kept; a single Dataset is split here. Nothing is
     downloaded and no code of the dataset is run. Needs `pip install 'fednorms[hf]'`.
 
     Args:
         root: the folder that `save_to_disk` wrote.
         protocol: "own".
         size: resize to this many pixels; without it all images must have one size.
-        seed: of the division, if it is drawn.
+        seed: of the split, if it is drawn.
         val: fraction for validation, if it is drawn.
         test: fraction for testing, if it is drawn.
     """

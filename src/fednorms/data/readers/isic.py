@@ -1,4 +1,16 @@
-"""Fed-ISIC2019: skin lesions from six centres, with the loss, the augmentation and the metric of FLamby."""
+"""Fed-ISIC2019: skin lesions from six centers, with the loss, the augmentation and the metric of FLamby.
+
+Papers:
+    Ogier du Terrail et al., FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcare
+    Settings, NeurIPS 2022 (Datasets and Benchmarks), https://arxiv.org/abs/2210.04620
+    Tschandl, Rosendahl, Kittler, The HAM10000 Dataset, a Large Collection of Multi-Source Dermatoscopic Images of
+    Common Pigmented Skin Lesions, Scientific Data 5 (2018), https://doi.org/10.1038/sdata.2018.161
+    Combalia et al., BCN20000: Dermoscopic Lesions in the Wild, arXiv 2019, https://arxiv.org/abs/1908.02288
+    Codella et al., Skin Lesion Analysis Toward Melanoma Detection: A Challenge at the 2017 International Symposium on
+    Biomedical Imaging (ISBI), Hosted by the International Skin Imaging Collaboration (ISIC), ISBI 2018,
+    https://arxiv.org/abs/1710.05006
+    Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, https://arxiv.org/abs/1708.02002
+"""
 
 from __future__ import annotations
 
@@ -25,7 +37,7 @@ COUNTS = ((9930, 2483), (3163, 791), (2691, 672), (1807, 452), (655, 164), (351,
 # N / n_c over the 18,597 pooled training images, for the focal loss of FLamby (gamma 2).
 WEIGHTS = tuple(18_597 / n for n in (3332, 9084, 2649, 712, 1950, 184, 201, 485))
 PROTOCOLS = {
-    "flamby": "FLamby and FedWon's Table 11: six centres, official folds, colour constancy, 200 of 224 px; focal loss "
+    "flamby": "FLamby and FedWon's Table 11: six centers, official folds, color constancy, 200 of 224 px; focal loss "
     "with class weights N/n_c, FLamby's augmentation, balanced accuracy",
 }
 _FLAMBY = Protocol("isic", "focal", WEIGHTS, "balanced_accuracy")
@@ -42,13 +54,13 @@ def fed_isic2019(
     cache: Cache = None,
     memory_limit: int = MEMORY,
 ) -> Federation:
-    """Fed-ISIC2019: 23,247 pictures of skin lesions, eight diagnoses, six centres.
+    """Read Fed-ISIC2019: 23,247 pictures of skin lesions, eight diagnoses, six centers.
 
-    The shorter side becomes 224 pixels (bilinear, aspect kept), then "shades of grey" of power 6, with
-    e_c = (mean I_c^6)^(1/6), e <- e/|e|, I_c <- I_c / (sqrt(3) e_c), clipped where FLamby's code wraps around
-    (S6) [R]; the middle square of 224 pixels is stored, where FLamby keeps the longer side too. A network sees 200 of
-    them: a random square in training, the middle in tests. ImageNet's mean and deviation. The federation's protocol is
-    FLamby's: weighted focal loss (gamma 2), its augmentation, and balanced accuracy (S7).
+    The shorter side becomes 224 pixels (bilinear, aspect kept), then "shades of gray" of power 6, with
+    e_c = (mean I_c^6)^(1/6), e <- e/|e|, I_c <- I_c / (sqrt(3) e_c), clipped where FLamby's code wraps around (our
+    choice). The middle square of 224 pixels is stored; FLamby keeps the longer side, too. A network sees 200 of them: a
+    random square in training, the middle in tests. ImageNet's mean and standard deviation. The federation's protocol is
+    FLamby's: weighted focal loss (gamma 2), its augmentation, and balanced accuracy.
 
     Args:
         root: the folder of ISIC_2019_Training_Input (or of its preprocessed copy) and FLamby's table with the columns
@@ -58,11 +70,10 @@ def fed_isic2019(
         protocol: one of `PROTOCOLS`.
         size: what a network sees, in pixels; stored are 224/200 of it.
         seed: of the split where folds are missing.
-        complete: whether other counts than the published ones are an error.
+        complete: fail if image counts differ from the published ones.
         cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; a larger federation stays in the cache.
+        memory_limit: in bytes; above it, images stay in the cache on disk.
 
-    Paper: Ogier du Terrail et al., FLamby, NeurIPS 2022.
     """
     place = READER.find(root, protocol)
     if not isinstance(size, int) or size < 1:

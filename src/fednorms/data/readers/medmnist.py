@@ -1,4 +1,9 @@
-"""MedMNIST: biomedical images in .npz files, one site each."""
+"""MedMNIST: biomedical images in .npz files, one site each.
+
+Paper:
+    Yang et al., MedMNIST v2: A Large-Scale Lightweight Benchmark for 2D and 3D Biomedical Image Classification,
+    Scientific Data 2023, https://doi.org/10.1038/s41597-022-01721-8
+"""
 
 from __future__ import annotations
 
@@ -19,18 +24,16 @@ _PARTS = ("train", "val", "test")
 def medmnist(
     root: str | Path, protocol: str = "official", size: int | None = None, channels: int | None = None
 ) -> Federation:
-    """MedMNIST: a file such as bloodmnist.npz, or a folder of files with the same classes, one site each.
+    """Read MedMNIST: a file such as bloodmnist.npz, or a folder of files with the same classes, one site each.
 
-    OrganA, OrganC and OrganS show the same eleven organs from three sides and so make a federation. Multi-label and
+    OrganA, OrganC and OrganS show the same eleven organs in three planes, so they make a federation. Multi-label and
     three-dimensional sets are refused.
 
     Args:
         root: the .npz file, or the folder of several.
         protocol: "official".
-        size: in pixels, if not the file's.
-        channels: 1 or 3, if not the file's.
-
-    Paper: Yang et al., MedMNIST v2, Scientific Data 2023.
+        size: in pixels, by default the file's.
+        channels: 1 or 3, by default the file's.
     """
     chosen("medmnist", protocol, PROTOCOLS)
     files = [p for p in array_files(root) if is_medmnist(p)]

@@ -14,7 +14,7 @@ from fednorms.data.arrays import from_arrays
 from fednorms.data.federation import Federation, raise_problems
 from fednorms.data.readers.reader import Reader, chosen
 
-PROTOCOLS = {"own": "your own arrays, one .npz per site, with their splits or divided here"}
+PROTOCOLS = {"own": "custom arrays, one .npz per site; their splits, or drawn ones"}
 _PARTS = ("train", "val", "test")
 IMAGE_NAMES = ("x", "images", "image", "data", "X")
 LABEL_NAMES = ("y", "labels", "label", "target", "targets")
@@ -28,16 +28,16 @@ def npz(
     val: float = 0.1,
     test: float = 0.2,
 ) -> Federation:
-    """NumPy archives, one site per file: x and y (divided here), or x_train, y_train, x_test, y_test and perhaps val.
+    """Read NumPy archives, one site per file: x and y (split here), or x_train, y_train, x_test, y_test, perhaps val.
 
-    Images may be called images or data, labels target; N,H,W or N,H,W,C or N,C,H,W. Names of classes may be in an
-    array `classes`. Archives that hold Python objects are refused.
+    Images may also be called images or data, and labels target. Their shape is N,H,W or N,H,W,C or N,C,H,W. An array
+    `classes` may name the classes. Archives with Python objects are refused.
 
     Args:
         root: the .npz file, or the folder of several.
         protocol: "own".
         size: resize to this many pixels.
-        seed: of the division, where the file has none.
+        seed: of the split, where the file has none.
         val: fraction for validation, where the file has none.
         test: fraction for testing, where the file has none.
     """
@@ -147,4 +147,4 @@ def with_source(made: Federation, spec: str, root: str | Path, protocol: str, op
     return replace(made, source=source)
 
 
-READER = Reader("npz", "your own arrays, one .npz per site", npz, PROTOCOLS, layout)
+READER = Reader("npz", "custom arrays, one .npz per site", npz, PROTOCOLS, layout)

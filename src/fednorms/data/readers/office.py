@@ -1,4 +1,15 @@
-"""Office-Caltech-10, Office-31 and Office-Home: objects of the office as cameras, shops and artists show them."""
+"""Office-Caltech-10, Office-31 and Office-Home: objects from cameras, shops and artists.
+
+Papers:
+    Gong et al., Geodesic Flow Kernel for Unsupervised Domain Adaptation, CVPR 2012,
+    https://doi.org/10.1109/CVPR.2012.6247911 (Office-Caltech-10)
+    Griffin, Holub, Perona, Caltech-256 Object Category Dataset, technical report, California Institute of Technology
+    2007; data set: https://doi.org/10.22002/D1.20087
+    Venkateswara et al., Deep Hashing Network for Unsupervised Domain Adaptation, CVPR 2017,
+    https://arxiv.org/abs/1706.07522 (Office-Home)
+    Saenko et al., Adapting Visual Category Models to New Domains, ECCV 2010,
+    https://doi.org/10.1007/978-3-642-15561-1_16 (Office-31)
+"""
 
 from __future__ import annotations
 
@@ -34,14 +45,14 @@ CALTECH_LISTS: Mapping[str, tuple[int, int]] = {
 }
 CALTECH_PROTOCOLS = {
     "fedwon": "FedBN and FedWon: the first 62 of each training list, validation the last 50, 256 px",
-    "full": "all of FedBN's training and test lists, for partitioners, 256 px",
+    "full": "all of FedBN's training and test lists, for partition rules, 256 px",
 }
 HOME_COUNTS = {"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357}
 HOME_PROTOCOLS = {
-    "fednn": "FedNN: floor(0.1 n) test images per domain and class, 224 px; its score is the pooled one",
+    "fednn": "FedNN: floor(0.1 n) test images per domain and class, 224 px; pooled score",
 }
 OFFICE31_COUNTS = {"amazon": 2817, "dslr": 498, "webcam": 795}
-OFFICE31_PROTOCOLS = {"own": "no paper's: 70 % training, 10 % validation, 20 % test, stratified, 224 px"}
+OFFICE31_PROTOCOLS = {"own": "not from a paper: 70 % training, 10 % validation, 20 % test, stratified, 224 px"}
 _CALTECH_FOLDERS = {name: (name, f"{name}10") for name in CALTECH_LISTS}
 _HOME_FOLDERS = {
     "Art": ("Art",),
@@ -77,24 +88,22 @@ def office_caltech_10(
     cache: Cache = None,
     memory_limit: int = MEMORY,
 ) -> Federation:
-    """Office-Caltech-10: ten classes that Office-31's three domains share with Caltech-256.
+    """Read Office-Caltech-10: ten classes that Office-31's three domains share with Caltech-256.
 
-    With m the shortest training list (125): training int(0.5 m) = 62 images from the front of each list, validation
-    int(0.4 m) = 50 from its end, the test lists as they are. No mean and deviation. FedBN augments by flips and
-    rotations up to 30 degrees. Without the lists, a stratified 80/20 split is drawn (seed 0), which is recorded,
-    because its order is another [R].
+    With m the shortest training list (125): int(0.5 m) = 62 training images from the start of each list, int(0.4 m) =
+    50 validation images from its end, and the test lists as they are. There is no normalization. FedBN augments by flips
+    and rotations up to 30 degrees. Without the lists, a stratified 80/20 split is drawn (seed 0) and recorded, because
+    its order is different.
 
     Args:
-        root: `amazon/back_pack/...` with `amazon_train.pkl` and `amazon_test.pkl` (or .npz) beside the domains.
+        root: `amazon/back_pack/...` with `amazon_train.pkl` and `amazon_test.pkl` (or .npz) next to the domains.
         protocol: one of `CALTECH_PROTOCOLS`.
         size: in pixels.
         seed: of the order where lists are missing.
-        complete: whether other counts than the published ones are an error.
-        allow_pickle: open the pickled lists, with an unpickler that admits NumPy arrays only.
+        complete: fail if image counts differ from the published ones.
+        allow_pickle: open the pickled lists, with an unpickler that accepts only NumPy arrays.
         cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; a larger federation stays in the cache.
-
-    Paper: Gong et al., CVPR 2012; lists of Li et al., FedBN, ICLR 2021.
+        memory_limit: in bytes; above it, images stay in the cache on disk.
     """
     place = CALTECH.find(root, protocol)
     lists, problems, drawn = fedbn_lists(place, _CALTECH_FOLDERS, CALTECH_CLASSES, allow_pickle, seed)
@@ -131,21 +140,19 @@ def office_home(
     cache: Cache = None,
     memory_limit: int = MEMORY,
 ) -> Federation:
-    """Office-Home: 15,588 images of 65 classes as art, clip art, product pictures and photographs.
+    """Read Office-Home: 15,588 images of 65 classes as art, clip art, product pictures and photographs.
 
-    Choices: floor(0.1 n) test images per domain and class, by analogy with PACS and VLCS [I]; ImageNet's mean and
-    deviation, which FedNN does not state [R].
+    We infer floor(0.1 n) test images per domain and class by analogy with PACS and VLCS. FedNN does not state its
+    normalization; we use ImageNet's mean and standard deviation.
 
     Args:
-        root: `Art/Alarm_Clock/...`; "Real World" may be spelt with an underscore.
+        root: `Art/Alarm_Clock/...`; "Real World" may be written with an underscore.
         protocol: one of `HOME_PROTOCOLS`.
         size: in pixels.
-        seed: of the division.
-        complete: whether other counts than the published ones are an error.
+        seed: of the split.
+        complete: fail if image counts differ from the published ones.
         cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; a larger federation stays in the cache.
-
-    Paper: Venkateswara et al., Deep Hashing Network, CVPR 2017.
+        memory_limit: in bytes; above it, images stay in the cache on disk.
     """
     place = HOME.find(root, protocol)
     found, problems = class_folders(place, _HOME_FOLDERS, HOME_CLASSES)
@@ -175,22 +182,20 @@ def office_31(
     cache: Cache = None,
     memory_limit: int = MEMORY,
 ) -> Federation:
-    """Office-31: 4,110 images of 31 classes from a shop, a webcam and a good camera.
+    """Read Office-31: 4,110 images of 31 classes from a shop, a webcam and a good camera.
 
-    No paper here says how to divide it: ours is stratified [R], with ImageNet's mean and deviation.
+    No paper here states a split; ours is stratified, with ImageNet's mean and standard deviation.
 
     Args:
         root: `amazon/images/back_pack/...` or `amazon/back_pack/...`.
         protocol: one of `OFFICE31_PROTOCOLS`.
         size: in pixels.
-        seed: of the division.
+        seed: of the split.
         val: fraction of each domain's images for validation.
         test: fraction for testing.
-        complete: whether other counts than the published ones are an error.
+        complete: fail if image counts differ from the published ones.
         cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; a larger federation stays in the cache.
-
-    Paper: Saenko et al., Adapting Visual Category Models to New Domains, ECCV 2010.
+        memory_limit: in bytes; above it, images stay in the cache on disk.
     """
     place = OFFICE31.find(root, protocol)
     found, problems = class_folders(place, _OFFICE31_FOLDERS, OFFICE31_CLASSES)

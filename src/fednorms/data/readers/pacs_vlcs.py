@@ -1,4 +1,12 @@
-"""PACS and VLCS: photographs, paintings and drawings of seven things; five things from four photo collections."""
+"""PACS: photographs, paintings and drawings of seven classes. VLCS: five classes from four photo collections.
+
+Papers:
+    Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017, https://arxiv.org/abs/1710.03077 (PACS)
+    Fang, Xu, Rockmore, Unbiased Metric Learning: On the Utilization of Multiple Datasets and Web Images for Softening
+    Bias, ICCV 2013,
+    https://openaccess.thecvf.com/content_iccv_2013/papers/Fang_Unbiased_Metric_Learning_2013_ICCV_paper.pdf (VLCS)
+    Torralba, Efros, Unbiased Look at Dataset Bias, CVPR 2011, https://doi.org/10.1109/CVPR.2011.5995347 (VLCS)
+"""
 
 from __future__ import annotations
 
@@ -51,13 +59,13 @@ VLCS_COUNTS: Mapping[str, Sequence[int]] = {
     "VOC2007": (330, 699, 428, 420, 1499),
 }
 PACS_PROTOCOLS = {
-    "fednn": "FedNN: floor(0.1 n) test images per domain and class (986 in all), 224 px; its score is the pooled one",
+    "fednn": "FedNN: floor(0.1 n) test images per domain and class (986 in all), 224 px; pooled score",
     "greg": "GReg: 584 training and 233 validation images per domain, 30 % for testing, 256 px",
     "greg-cross-device": "GReg: 25 clients per domain with 46 training images each, 256 px",
     "official": "the authors' kfold lists: train and validation; a held-out domain is tested on all its images, 224 px",
 }
 VLCS_PROTOCOLS = {
-    "fednn": "FedNN: floor(0.1 n) test images per domain and class (1,064 in all), 224 px; its score is the pooled one",
+    "fednn": "FedNN: floor(0.1 n) test images per domain and class (1,064 in all), 224 px; pooled score",
     "greg": "GReg: 297 training and 297 validation images per domain, 30 % for testing, 256 px",
 }
 _PACS_FOLDERS = {
@@ -84,23 +92,21 @@ def pacs(
     cache: Cache = None,
     memory_limit: int = MEMORY,
 ) -> Federation:
-    """PACS: 9,991 images of seven classes as art paintings, cartoons, photographs and sketches.
+    """Read PACS: 9,991 images of seven classes as art paintings, cartoons, photographs and sketches.
 
-    Choices: FedNN's test set is inferred from its printed accuracies, all of them k/986 [I]; GReg's rule is fitted to
-    its Table 6, which names the domains wrongly (S4) [I]; FedNN's normalisation is not stated: ImageNet's [R]; GReg
-    does not normalise (S5), as FedBN.
+    FedNN's test set is inferred from its published accuracies, which are all k/986. GReg's rule is inferred from its
+    Table 6, which confuses the domains' names. FedNN does not state its normalization; we use ImageNet's. GReg, like
+    FedBN, does not normalize.
 
     Args:
         root: `art_painting/dog/...` (flat), or the official `kfold` folder with its lists.
         protocol: one of `PACS_PROTOCOLS`.
-        size: in pixels, if not the paper's.
-        seed: of the divisions that are drawn.
-        complete: whether other counts than the published ones are an error.
-        imagenet_norm: normalise with ImageNet's mean and deviation, or not, if not as the protocol says.
+        size: in pixels, by default the paper's.
+        seed: of the splits that are drawn.
+        complete: fail if image counts differ from the published ones.
+        imagenet_norm: whether to normalize with ImageNet's statistics, by default as the protocol does.
         cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; a larger federation stays in the cache.
-
-    Paper: Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017.
+        memory_limit: in bytes; above it, images stay in the cache on disk.
     """
     place = PACS.find(root, protocol)
     base = folder_of(place, ["kfold"]) or place
@@ -136,22 +142,20 @@ def vlcs(
     cache: Cache = None,
     memory_limit: int = MEMORY,
 ) -> Federation:
-    """VLCS: 10,729 photographs of five classes from Caltech101, LabelMe, SUN09 and VOC2007.
+    """Read VLCS: 10,729 photographs of five classes from Caltech101, LabelMe, SUN09 and VOC2007.
 
-    Choices: FedNN's test set is inferred from its printed accuracies, all of them k/1,064 [I]; GReg's rule is fitted
-    to its Table 6 and gives LabelMe 797 test images where the paper has 796 [I]. The options are those of `pacs`.
+    FedNN's test set is inferred from its published accuracies, which are all k/1,064. GReg's rule is inferred from its
+    Table 6; it gives LabelMe 797 test images where the paper has 796. The options are those of `pacs`.
 
     Args:
         root: `Caltech101/bird/...` (flat), or `CALTECH/{train,crossval,test,full}/0/...`.
         protocol: one of `VLCS_PROTOCOLS`.
-        size: in pixels, if not the paper's.
-        seed: of the division.
-        complete: whether other counts than the published ones are an error.
-        imagenet_norm: normalise with ImageNet's mean and deviation, or not, if not as the protocol says.
+        size: in pixels, by default the paper's.
+        seed: of the split.
+        complete: fail if image counts differ from the published ones.
+        imagenet_norm: whether to normalize with ImageNet's statistics, by default as the protocol does.
         cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; a larger federation stays in the cache.
-
-    Paper: Fang et al., Unbiased Metric Learning, ICCV 2013.
+        memory_limit: in bytes; above it, images stay in the cache on disk.
     """
     place = VLCS.find(root, protocol)
     if vlcs_layout(place) == "flat":
@@ -251,13 +255,13 @@ def _built(
     cache: Cache,
     memory_limit: int,
 ) -> Federation:
-    """256 pixels, flips, rotations and no normalisation for GReg, as FedBN; 224 pixels and ImageNet's for others."""
+    """256 pixels, flips, rotations and no normalization for GReg, as FedBN; 224 pixels and ImageNet's for others."""
     protocols = {"fednn": FEDNN, "official": PLAIN}
     greg = source["protocol"].startswith("greg")
-    normalised = not greg if imagenet_norm is None else imagenet_norm
+    normalized = not greg if imagenet_norm is None else imagenet_norm
     pixels = (256 if greg else 224) if size is None else size
-    norm = Preprocessing.imagenet() if normalised else Preprocessing()
-    source, habits = {**source, "imagenet_norm": normalised}, protocols.get(source["protocol"], FEDBN)
+    norm = Preprocessing.imagenet() if normalized else Preprocessing()
+    source, habits = {**source, "imagenet_norm": normalized}, protocols.get(source["protocol"], FEDBN)
     return built(name, place, found, members, classes, pixels, norm, source, cache, memory_limit, protocol=habits)
 
 

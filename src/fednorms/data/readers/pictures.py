@@ -1,4 +1,4 @@
-"""Image files with labels: found in class folders or lists, checked, and read as a federation."""
+"""Image files with labels: find them in class folders or lists, check them, and read them as a federation."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from fednorms.data.readers.reader import compared
 
 Cache = str | Path | bool | None
 PLAIN = Protocol()  # no augmentation, cross-entropy, accuracy
-FEDNN = Protocol("feddyn")  # crops and flips; FedNN does not say by how much: as FedDC, on which it builds [R]
-FEDBN = Protocol("flip_rotate")  # as FedBN, FedWon and GReg train on photographs
+FEDNN = Protocol(
+    "feddyn"
+)  # crops and flips; FedNN does not state their ranges, so FedDC's are used, on which it builds
+FEDBN = Protocol("flip_rotate")  # of FedBN, FedWon and GReg on photographs
 MEMORY = 2 * 2**30  # bytes of images that are read into memory; more stay in the cache on disk
 
 
@@ -44,7 +46,7 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Member:
-    """A site to be: its domain and the positions of its splits in the domain's pictures."""
+    """A planned site: its domain, and the positions of its splits in the domain's images."""
 
     name: str
     domain: str
@@ -52,7 +54,7 @@ class Member:
 
 
 def plain(name: str) -> str:
-    """A folder's name without case, spaces and punctuation, as different copies of a data set spell it.
+    """A folder's name without case, spaces and punctuation, which differ between copies of a data set.
 
     >>> plain("Real World") == plain("Real_World")
     True
@@ -61,7 +63,7 @@ def plain(name: str) -> str:
 
 
 def folder_of(place: Path, names: Sequence[str]) -> Path | None:
-    """The folder inside `place` that has one of these names in some spelling."""
+    """The folder inside `place` with one of these names in any spelling."""
     wanted = {plain(name) for name in names}
     if not place.is_dir():
         return None
@@ -87,14 +89,14 @@ def no_folder(domain: str, names: Sequence[str], place: Path) -> str:
 
 
 def require_domains(name: str, place: Path, problems: Sequence[str]) -> None:
-    """Raise what `class_folders` found if a whole domain is missing; the rest is for `deviations`."""
+    """Raise the problems of `class_folders` if a whole domain is missing; the others are for `deviations`."""
     raise_problems(f'Federation "{name}" in "{place}"', [p for p in problems if "no folder" in p])
 
 
 def class_folders(
     place: Path, domains: Mapping[str, Sequence[str]], classes: Sequence[str]
 ) -> tuple[dict[str, Pictures], list[str]]:
-    """The pictures of each domain, domain/class/image or domain/images/class/image, and what is not as it should be."""
+    """The pictures of each domain, domain/class/image or domain/images/class/image, and what is wrong."""
     problems: list[str] = []
     found: dict[str, Pictures] = {}
     number = {plain(name): i for i, name in enumerate(classes)}
@@ -186,7 +188,7 @@ def below(place: Path, entry: str) -> Path:
 
 
 def absent(found: Mapping[str, Pictures]) -> list[str]:
-    """Listed files that are not there, in words."""
+    """The problems of listed files that do not exist."""
     told = []
     for domain, pictures in found.items():
         gone = [path for path in pictures.paths if not path.is_file()]
@@ -196,12 +198,12 @@ def absent(found: Mapping[str, Pictures]) -> list[str]:
 
 
 def present(pictures: Pictures) -> Pictures:
-    """Without the listed files that are not there."""
+    """Leave out the listed files that do not exist."""
     return pictures[np.flatnonzero([path.is_file() for path in pictures.paths])]
 
 
 def joined(lists: Mapping[str, Pictures]) -> tuple[Pictures, Parts]:
-    """Several lists as one, and where each is in it.
+    """Join several lists into one, and return the positions of each.
 
     >>> one, two = (Pictures([Path(name)], np.array([label])) for name, label in (("a", 1), ("b", 0)))
     >>> both, parts = joined({"train": one, "test": two})
@@ -227,7 +229,7 @@ def built(
     prepared: Prepared | None = None,
     protocol: Protocol = PLAIN,
 ) -> Federation:
-    """The federation of these members; only the images that some split holds are decoded, each once."""
+    """Build the federation of these members; only images of some split are decoded, each once."""
     if not isinstance(size, int) or size < 1:
         raise BadInput(f'Federation "{name}": size must be a positive number of pixels, got {size!r}.')
     used = {

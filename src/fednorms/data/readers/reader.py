@@ -1,4 +1,4 @@
-"""What every reader of a published data set has in common: a name, layouts, protocols, and a check of what it finds."""
+"""The parts common to all readers of published data sets: name, layouts, protocols, and a check of the counts."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Reader:
         )
 
     def counted(self, root: str | Path, given: Mapping[str, Any]) -> Federation:
-        """The same without decoding image files: sites and labels are right, images are one pixel."""
+        """Read the data set without decoding image files: sites and labels are right, images are one black pixel."""
         known = inspect.signature(self.read).parameters
         with counted_only():
             return self.open(root, {option: value for option, value in given.items() if option in known})
 
     def open(self, root: str | Path | None, given: Mapping[str, Any]) -> Federation:
-        """Read the data set with the options that were given (not None); an option it does not have is an error."""
+        """Read the data set with the options that are not None; an unknown option is an error."""
         if root is None:
             raise BadInput(
                 f'Federation "{self.name}" needs root=FOLDER, the folder of the data set; nothing is downloaded.'
@@ -74,7 +74,7 @@ class Reader:
 
 
 def chosen(what: str, protocol: str, known: Mapping[str, Any]) -> str:
-    """The protocol, if it is a known one.
+    """Check the name of a protocol.
 
     >>> chosen("pacs", "fedn", {"fednn": 1, "greg": 2})
     Traceback (most recent call last):
@@ -86,7 +86,7 @@ def chosen(what: str, protocol: str, known: Mapping[str, Any]) -> str:
 
 
 def source_of(root: str | Path, protocol: str, seed: int, notes: Sequence[str]) -> dict[str, Any]:
-    """What a federation's source says of every data set.
+    """The entries that every data set adds to a federation's source.
 
     >>> source_of("/data/pacs", "greg", 0, [])["protocol"]
     'greg'
@@ -95,7 +95,7 @@ def source_of(root: str | Path, protocol: str, seed: int, notes: Sequence[str]) 
 
 
 def deviations(what: str, problems: Sequence[str], complete: bool) -> list[str]:
-    """What differs from the published data set: an error, or with `complete=False` a list for the federation's source.
+    """Raise the differences from the published data set, or with `complete=False` return them for the source.
 
     >>> deviations("pacs", ["photo: 3 images are missing"], complete=False)
     ['photo: 3 images are missing']
@@ -109,7 +109,7 @@ def deviations(what: str, problems: Sequence[str], complete: bool) -> list[str]:
 
 
 def compared(where: str, found: Mapping[str, int], expected: Mapping[str, int], unit: str = "images") -> list[str]:
-    """Differences of counts in words.
+    """Describe the differences of counts.
 
     >>> for line in compared("photo", {"dog": 188, "cow": 2}, {"dog": 189, "cat": 3}):
     ...     print(line)

@@ -13,7 +13,7 @@ from fednorms.data.folders import EXTENSIONS
 
 
 def tables_in(place: Path) -> list[Path]:
-    """The tables of a folder: csv files, and FLamby's, which has no ending."""
+    """The tables of a folder: csv files, and FLamby's table, which has no suffix."""
     if not place.is_dir():
         return []
     return sorted(
@@ -22,7 +22,7 @@ def tables_in(place: Path) -> list[Path]:
 
 
 def columns_of(path: Path) -> list[str]:
-    """The names of a table's columns; none if it is not a table."""
+    """The names of a table's columns; empty if the file is not a table."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return next(csv.reader(file, delimiter=_delimiter(file)), [])
@@ -31,7 +31,7 @@ def columns_of(path: Path) -> list[str]:
 
 
 def read_table(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a table (commas or tabs), which must have the needed columns."""
+    """Read the rows of a table (commas or tabs) and check that it has the needed columns."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file, delimiter=_delimiter(file)))
@@ -53,7 +53,7 @@ def _delimiter(file: TextIO) -> str:
 
 
 def whole_number(text: str, column: str) -> int:
-    """An entry as a number that counts something, as 3 or 3.0.
+    """Convert an entry such as 3 or 3.0 to a whole number.
 
     >>> whole_number("3.0", "center")
     3
@@ -68,7 +68,7 @@ def whole_number(text: str, column: str) -> int:
 
 
 def with_suffix(path: Path) -> Path:
-    """An image's path, with .jpg where a table leaves the ending out.
+    """The path of an image, with .jpg where a table omits the suffix.
 
     >>> with_suffix(Path("ISIC_0000001")).name
     'ISIC_0000001.jpg'

@@ -1,4 +1,8 @@
-"""What changes colours and not places."""
+"""Transforms of color.
+
+Paper of color constancy: Finlayson, Trezzi, Shades of Gray and Colour Constancy, Color and Imaging Conference 12(1)
+2004, 37-41, https://doi.org/10.2352/CIC.2004.12.1.art00008
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,18 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fednorms.transforms.crop import colour_of
+from fednorms.transforms.crop import color_of
 
 
-def colour_constancy(x: Tensor, power: float = 6.0) -> Tensor:
-    """Shades of grey: e_c = (mean of x_c^p)^(1/p), e <- e / |e|, x_c <- x_c / (sqrt(3) e_c), clipped to [0, 1].
+def color_constancy(x: Tensor, power: float = 6.0) -> Tensor:
+    """Shades of gray: e_c = (mean of x_c^p)^(1/p), e <- e / |e|, x_c <- x_c / (sqrt(3) e_c), clipped to [0, 1].
 
-    Finlayson and Trezzi 2004, with the power of Fed-ISIC2019. A black image stays black. The released code lets values
-    over 255 wrap around; we clip.
+    The power is that of Fed-ISIC2019. A black image stays black. FLamby's code lets values above 255 wrap around; here
+    they are clipped.
 
     >>> import torch
-    >>> grey = torch.full((1, 3, 2, 2), 0.4)
-    >>> torch.allclose(colour_constancy(grey), grey)
+    >>> gray = torch.full((1, 3, 2, 2), 0.4)
+    >>> torch.allclose(color_constancy(gray), gray)
     True
     """
     light = x.clamp(min=0).pow(power).mean((2, 3), keepdim=True).pow(1 / power)
@@ -47,11 +51,11 @@ def draw_tone(u: Tensor, brightness: float, contrast: float, p: float = 1.0) -> 
     return (2 * u[:, 0] - 1) * brightness * on, (2 * u[:, 1] - 1) * contrast * on
 
 
-def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def normalize(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """(x - mean) / std per channel.
 
     >>> import torch
-    >>> normalise(torch.ones(1, 2, 1, 1), (0.0, 1.0), (2.0, 2.0)).flatten().tolist()
+    >>> normalize(torch.ones(1, 2, 1, 1), (0.0, 1.0), (2.0, 2.0)).flatten().tolist()
     [0.5, 0.0]
     """
-    return (x - colour_of(mean, x)) / colour_of(std, x)
+    return (x - color_of(mean, x)) / color_of(std, x)
