@@ -213,4 +213,4 @@ def prepare_test(task: Task, batch: Batch, context: Context, mine: dict[str, Tre
 
 
 def _no_pass(params: Tree, x: Tensor, stats: str = "batch", mode: str = "train") -> tuple[Tensor, Tensor]:
-    raise RuntimeError("a transform of the data cannot run the model")
+    raise RuntimeError("A transform of the data cannot run the model.")
