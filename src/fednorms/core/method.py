@@ -42,7 +42,7 @@ class Method:
                 ("decide with which statistics to test", [p.name for p in self.parts if p.evaluation().statistics]),
                 ("decide how to predict", [p.name for p in self.parts if p.evaluation().predict]),
                 ("train a second model per client", [p.name for p in self.having("twin")]),
-                ("normalize the input", [p.name for p in self.parts if p.normalises_input]),
+                ("normalize the input", [p.name for p in self.parts if p.normalizes_input]),
                 ("protect what is sent", [p.name for p in self.parts if p.privacy()]),
             ]
             if len(rivals) > 1

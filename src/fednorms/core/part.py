@@ -128,7 +128,7 @@ class Part:
     reduction: ClassVar[Reduction] = "weighted"  # of what `finish` uploads
     requires: ClassVar[frozenset[str]] = frozenset()  # engine capabilities
     keeps_all_local: ClassVar[bool] = False  # sharing no tensor is intended
-    normalises_input: ClassVar[bool] = False  # `batch` replaces the fixed input normalization
+    normalizes_input: ClassVar[bool] = False  # `batch` replaces the fixed input normalization
     uses_mean_gradient: ClassVar[bool] = False  # `finish` reads `mean_grad`
     uses_even_mean: ClassVar[bool] = False  # `server` reads `even`
     needs_plain_updates: ClassVar[bool] = False  # only correct for unchanged updates; `uses_even_mean` implies it
@@ -296,6 +296,8 @@ def part(name: str) -> Callable[[P], P]:
             raise BadInput(f'Part "{name}": {who} is not a subclass of fn.Part. Write `class {who}(fn.Part):`.')
         _check_free(name, cls)
         _check_declared(name, cls)
+        if "normalises_input" in vars(cls):  # the spelling of version 0.1
+            cls.normalizes_input = vars(cls)["normalises_input"]
         REGISTRY[name] = made = with_options(name, cls)
         return made
 

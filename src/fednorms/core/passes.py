@@ -33,7 +33,7 @@ def prepare(
         if watch:
             watch(p, x)
     x = task.preprocessing.cropped(x)  # what no part has cut out
-    if not any(p.normalises_input for p in task.hooks["batch"]):
+    if not any(p.normalizes_input for p in task.hooks["batch"]):
         x = task.preprocessing.normalise(x)
     return x, y
 
