@@ -141,15 +141,15 @@ WRONG = {  # hook, what it returns, and how the error ends
 @pytest.mark.parametrize("case", WRONG)
 def test_what_a_hook_returns_wrongly_is_told(case):
     hook, value, words = WRONG[case]
-    assert re.search(f"^own: {hook} returns .*{words}.*[.]$", said(returning(hook, value)))
+    assert re.search(f"^own: {hook} must return .*{words}.*[.]$", said(returning(hook, value)))
 
 
 @pytest.mark.parametrize("when", ["setup", "before", "after"])
 def test_what_a_pass_returns_wrongly_is_told(when):
     text = said(own(passes=lambda self: job(when, client=lambda local: 1.0)))
-    assert text.startswith("own: client of a pass returns two Trees, what is kept and what is sent, got float.")
+    assert text.startswith("own: client of a pass must return two Trees, what is kept and what is sent, got float.")
     text = said(own(passes=lambda self: job(when, server=lambda up, r: 1.0)))
-    assert text.startswith("own: server of a pass returns the server's new state, a Tree, got float.")
+    assert text.startswith("own: server of a pass must return the server's new state, a Tree, got float.")
 
 
 def test_names_and_shapes_are_looked_at_in_every_phase():
@@ -159,13 +159,13 @@ def test_names_and_shapes_are_looked_at_in_every_phase():
     def grad(self, g, s):
         return g if "head.weight" in g else g.map(torch.mean)
 
-    assert 'own: grad returns the gradient, a Tree, got a tensor of () as the entry "conv.weight"' in said(
+    assert 'own: grad must return the gradient, a Tree, got a tensor of () as the entry "conv.weight"' in said(
         own(plan=plan, grad=grad)
     )
 
 
 def test_a_federation_that_is_none_is_told():
-    with pytest.raises(BadInput, match="own: arrange returns a Federation, got NoneType"):
+    with pytest.raises(BadInput, match="own: arrange must return a Federation, got NoneType"):
         fn.run(returning("arrange", lambda f: None), federation(), model=tiny_net(), rounds=1)
 
 
@@ -185,11 +185,11 @@ def cut(logits, y):
     ("loss", "words"), [(none, "got NoneType"), (vector, r"got a tensor of \(4,\)"), (cut, "with a gradient, got one")]
 )
 def test_a_loss_of_ones_own_returns_one_number(loss, words):
-    with pytest.raises(BadInput, match=rf'^The loss "{loss.__name__}" returns .*{words}'):
+    with pytest.raises(BadInput, match=rf'^The loss "{loss.__name__}" must return .*{words}'):
         play("fedavg", n=1, loss=loss)
     base = returning("objective", lambda s: s.base(s.logits, s.y))
     if loss is not cut:  # a part that only hands it on is not to blame
-        with pytest.raises(BadInput, match=rf'^The loss "{loss.__name__}" returns one number as a tensor, {words}'):
+        with pytest.raises(BadInput, match=rf'^The loss "{loss.__name__}" must return one number as a tensor, {words}'):
             play(Method((base,)), n=1, loss=loss)
 
 
@@ -205,7 +205,7 @@ def test_undeclared_uploads_beside_privacy_are_told():
 def test_a_server_step_that_is_not_finite_is_the_servers(hook):
     spoil = {"server": lambda d, r: (d * float("nan"), r.mine)}.get(hook, lambda d, r: d * float("inf"))
     text = said(returning(hook, spoil), error=Diverged)
-    assert text.startswith(f"The server's step of round 0 is not finite: own ({hook})")
+    assert text.startswith(f"The server's step of round 1 is not finite: own ({hook})")
     assert "Client" not in text
 
 
@@ -217,7 +217,7 @@ def test_a_server_state_that_is_not_finite_is_told_of():
         grad=lambda self, g, s: g + s.down,
     )
     text = said(p, error=Diverged)
-    assert 'Client "a" diverged in round 1, step 0: own (grad) is not finite, as what the server sent to it' in text
+    assert 'Client "a" diverged in round 2, step 1: own (grad) is not finite, as what the server sent to it' in text
     assert "own (server)" in text
 
 
@@ -225,7 +225,7 @@ def test_weights_that_are_not_finite_from_the_start_are_told():
     model = tiny_net()
     nn.init.constant_(model.norm.weight, float("nan"))
     with pytest.raises(
-        Diverged, match=r'server sent in round 0 is not finite \(first "norm.weight"\), before any client'
+        Diverged, match=r'server sent in round 1 is not finite \(first "norm.weight"\), before any client'
     ):
         play("fedavg", n=1, model=model)
 
@@ -237,7 +237,7 @@ def test_the_hook_that_is_not_finite_is_named(hook):
         "objective": lambda s: s.base(s.logits, s.y) * float("nan"),
     }
     text = said(returning(hook, spoil[hook]), error=Diverged)
-    assert f'Client "a" diverged in round 0, step 0: own ({hook}) is not finite' in text
+    assert f'Client "a" diverged in round 1, step 1: own ({hook}) is not finite' in text
 
 
 # -- surgery ---------------------------------------------------------------------------------------------------------
@@ -249,9 +249,9 @@ def test_surgery_that_spoils_a_model_is_told_from_images_that_do_not_fit():
     more = returning("surgery", lambda m, h: swap(m, nn.Linear, lambda old, name: nn.Linear(16, 7)))
     assert "own: after its surgery (head: Linear(16, 3) -> Linear(16, 7))" in (text := said(more))
     assert "must have the same dtype" in text
-    assert "Give new layers the channels, the type of numbers and the device" in text
+    assert "Give new layers the channels, dtype and device" in text
     more = returning("surgery", lambda m, h: swap(m, nn.Linear, lambda old, name: nn.Linear(16, 7).to(old.weight)))
-    assert "gives outputs of shape (2, 7)" in said(more)
+    assert "returns outputs of shape (2, 7)" in said(more)
     innocent = returning("surgery", lambda m, h: swap(m, is_batchnorm, lambda bn, name: nn.GroupNorm(2, 4)))
     with pytest.raises(BadInput, match=r'^Model "TinyNet" cannot take images of 1x8x8'):
         fn.describe(innocent, tiny_net(), shape=(1, 8, 8))
@@ -271,9 +271,9 @@ class Unnamed(Part):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (Bare(), "got Bare. A class of your own derives from fn.Part"),
-        (Bare, "got the class Bare. A class of your own derives from fn.Part"),
-        (Unnamed(), r'Unnamed has no name to be called by. Put @fn.part\("unnamed"\) above its class'),
+        (Bare(), "got Bare. A custom class derives from fn.Part"),
+        (Bare, "got the class Bare. A custom class derives from fn.Part"),
+        (Unnamed(), r'Unnamed has no name. Put @fn.part\("unnamed"\) above its class'),
         (Unnamed, r"method: Unnamed is a class. Pass an instance of it, Unnamed\(...\)"),
         ([], "expected text, a Method or a part, got an empty list"),
     ],
@@ -285,7 +285,9 @@ def test_what_is_no_method_is_told(given, words):
 
 
 def test_a_class_that_is_no_part_is_told():
-    with pytest.raises(BadInput, match=r'Part "bare": Bare is no class of a part. Write `class Bare\(fn.Part\):`'):
+    with pytest.raises(
+        BadInput, match=r'Part "bare": Bare is not a subclass of fn.Part. Write `class Bare\(fn.Part\):`'
+    ):
         part("bare")(Bare)
     assert "bare" not in REGISTRY
 

@@ -175,7 +175,7 @@ def test_unreadable_text_shows_how_to_write_one():
 
 @pytest.mark.parametrize("parts", ["fedbn", REGISTRY["fedbn"](), ("fedbn",), (REGISTRY["fedbn"],)])
 def test_a_method_is_made_of_parts(parts):
-    with pytest.raises(BadInput, match=r"expected a tuple of parts, got .*fednorms.method\(...\) reads"):
+    with pytest.raises(BadInput, match=r"expected a tuple of parts, got .*fednorms\.method\("):
         Method(parts)
 
 

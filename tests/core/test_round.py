@@ -233,24 +233,24 @@ def test_a_clients_relative_size_and_the_context():
 # -- divergence ---------------------------------------------------------------------------------------------------
 def test_divergence_names_client_round_step_and_cure():
     data = tiny_data(8)
-    with pytest.raises(Diverged, match=r'Client "a" diverged in round 0, step 1.*Lower the learning rate'):
+    with pytest.raises(Diverged, match=r'Client "a" diverged in round 1, step 2.*Lower the learning rate'):
         play("nonorm", data, n=1, lr=1e200)
 
 
 @pytest.mark.usefixtures("parts_as_before")
 def test_divergence_names_the_part_and_the_hook():
     bad = own("bad", grad=lambda self, g, s: g * float("nan"))
-    with pytest.raises(Diverged, match=r"step 0: bad \(grad\) is not finite"):
+    with pytest.raises(Diverged, match=r"step 1: bad \(grad\) is not finite"):
         play(Method((bad,)), n=1)
     worse = own("worse", loss=lambda self, s: s.logits.sum() * float("inf"))
-    with pytest.raises(Diverged, match=r"step 0: worse \(loss\) is not finite"):
+    with pytest.raises(Diverged, match=r"step 1: worse \(loss\) is not finite"):
         play(Method((worse,)), n=1)
 
 
 def test_images_that_are_not_finite_are_named():
     data = tiny_data(4)
     data = {"a": Split(data["a"].x * float("nan"), data["a"].y)}
-    with pytest.raises(Diverged, match=r"its data \(images\) is not finite. Mend the data"):
+    with pytest.raises(Diverged, match=r"its data \(images\) is not finite. Fix the data"):
         play("fedavg", data, n=1)
 
 

@@ -100,14 +100,14 @@ def test_nothing_inside_a_replacement_is_visited():
 
 def test_an_error_leaves_the_model_as_it_was():
     net = nn.Sequential(nn.BatchNorm2d(4), nn.BatchNorm2d(5))
-    with pytest.raises(BadInput, match="'1'"):
+    with pytest.raises(BadInput, match='"1"'):
         swap(net, is_batchnorm, lambda old, name: group_norm_like(old, 2, name))
     assert all(is_batchnorm(module) for module in net)
 
 
 def test_layers_whose_extras_would_be_lost_are_refused():
     net = nn.Sequential(parametrizations.weight_norm(nn.Conv2d(2, 2, 3)))
-    with pytest.raises(BadInput, match=r"'0'.*parametrisation"):
+    with pytest.raises(BadInput, match=r'"0".*parametrization'):
         swap(net, nn.Conv2d, lambda old, name: WNConv2d.like(old))
     net = nn.Sequential(nn.BatchNorm2d(2))
     net[0].register_forward_hook(lambda module, args, out: out)

@@ -244,6 +244,6 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fednorms.data.pack._write", full)
-    with pytest.raises(BadInput, match=r"cannot write .*small.fnpack: No space left on device"):
+    with pytest.raises(BadInput, match=r"Cannot write .*small.fnpack: No space left on device"):
         pack(from_arrays({"a": (np.zeros((5, 4, 4), np.uint8), np.arange(5) % 2)}), tmp_path / "small.fnpack")
     assert not list(tmp_path.iterdir())

@@ -250,7 +250,9 @@ def test_mistakes_of_own_parts_are_told_as_by_the_loop(kind, error, pool, monkey
         told.append((str(found.value), place(found.value) if error is ZeroDivisionError else ""))
     assert told[0] == told[1]
     if error is BadInput:
-        assert told[0][0].startswith("stretching: grad returns the gradient, a Tree, got a tensor of () as the entry")
+        assert told[0][0].startswith(
+            "stretching: grad must return the gradient, a Tree, got a tensor of () as the entry"
+        )
     else:
         assert told[0][1].startswith('part "crashing", hook grad (test_workers.py, line ')
 

@@ -206,7 +206,7 @@ def test_a_site_that_never_comes_is_named(tmp_path):
 
 def test_divergence_travels_as_words(tmp_path):
     wild = {"training__lr": 1e30, "rounds": 1}
-    with pytest.raises(Diverged, match='Client "clean" diverged in round 0'):
+    with pytest.raises(Diverged, match='Client "clean" diverged in round 1'):
         run("gn", tmp_path, **wild)
     with pytest.raises(RunFailed, match="0 usable answers"):
         run("gn", tmp_path, on_divergence="skip", deploy__out=str(tmp_path / "other"), **wild)

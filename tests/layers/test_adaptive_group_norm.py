@@ -171,9 +171,9 @@ def test_like_keeps_affine_and_flags():
 
 
 def test_bad_options_are_named():
-    with pytest.raises(BadInput, match=r"'stem'.*7 channels do not divide into 2 groups"):
+    with pytest.raises(BadInput, match=r'"stem".*7 channels do not divide into 2 groups'):
         AdaptiveGroupNorm.like(nn.BatchNorm2d(7), name="stem")
-    with pytest.raises(BadInput, match="eval_mode must be one of soft, hard, sample, got 'mean'"):
+    with pytest.raises(BadInput, match='eval_mode must be one of soft, hard, sample, got "mean"'):
         AdaptiveGroupNorm(4, eval_mode="mean")
     with pytest.raises(BadInput, match="variant"):
         AdaptiveGroupNorm(4, variant="code")

@@ -101,7 +101,7 @@ def test_vectors_count_as_one_position(name):
 @pytest.mark.parametrize("name", ["frn", "inorm"])
 def test_vectors_are_refused_by_name(name):
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    with pytest.raises(BadInput, match=r"layer '1'.*several positions.*BatchNorm1d"):
+    with pytest.raises(BadInput, match=r'Layer "1".*several positions.*BatchNorm1d'):
         swap(net, is_batchnorm, lambda old, key: MAKERS[name](old, name=key))
     with pytest.raises(BadInput, match=r"\(3, 4\)"):
         FilterResponseNorm(4)(torch.ones(3, 4))

@@ -56,7 +56,7 @@ def test_group_norm_after_a_linear_layer():
 
 
 def test_a_width_that_does_not_divide_is_refused_by_name():
-    with pytest.raises(BadInput, match=r"'layer1.0.bn1': 10 channels do not divide into 8 groups"):
+    with pytest.raises(BadInput, match=r'"layer1.0.bn1": 10 channels do not divide into 8 groups'):
         group_norm_like(nn.BatchNorm2d(10), name="layer1.0.bn1")
     with pytest.raises(BadInput, match="number of channels"):
         group_norm_like(nn.Linear(3, 3), 1)

@@ -179,9 +179,9 @@ def test_mixed_norm_counts_batches_as_an_integer():
 def test_mixed_norm_refuses_bad_options():
     with pytest.raises(BadInput, match="kind must be one of"):
         MixedNorm(3, kind="some")
-    with pytest.raises(BadInput, match="lam must lie between 0 and 1"):
+    with pytest.raises(BadInput, match="lam must be between 0 and 1"):
         MixedNorm(3, lam=2)
-    with pytest.raises(BadInput, match="'bn1': momentum=None"):
+    with pytest.raises(BadInput, match='"bn1" has momentum=None'):
         MixedNorm.like(nn.BatchNorm2d(3, momentum=None), name="bn1")
 
 

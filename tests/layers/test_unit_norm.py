@@ -55,5 +55,5 @@ def test_like_keeps_parameters_and_can_drop_the_bias():
     assert set(new.state_dict()) == {"weight", "bias"}
     assert set(UnitNormLinear.like(linear, bias=False).state_dict()) == {"weight"}
     assert set(UnitNormLinear.like(nn.Linear(4, 3, bias=False)).state_dict()) == {"weight"}
-    with pytest.raises(BadInput, match="'fc': UnitNormLinear has its own forward"):
+    with pytest.raises(BadInput, match='"fc" is a UnitNormLinear with its own forward'):
         UnitNormLinear.like(new, name="fc")

@@ -13,7 +13,7 @@ from tests.support.tiny import tiny_data, tiny_net, tiny_task
 
 @pytest.mark.parametrize("text", ["gn(groups=3)", "gn", "agn(groups=3)", "fednn(groups=3)"])
 def test_groups_that_do_not_divide_a_width_name_the_layer(text):
-    with pytest.raises(BadInput, match=r"layer 'norm': 4 channels do not divide into \d+ groups.*groups=1"):
+    with pytest.raises(BadInput, match=r'Layer "norm": 4 channels do not divide into \d+ groups.*groups=1'):
         tiny_task(text, tiny_data())
 
 
@@ -43,7 +43,7 @@ def test_a_network_without_a_linear_classifier_is_refused(text):
 
 
 def test_a_head_that_is_not_there_is_refused_with_the_names_that_are():
-    with pytest.raises(BadInput, match=r"head='fc' is no module.*head"):
+    with pytest.raises(BadInput, match=r'no module "fc".*head='):
         Net(tiny_net(), method("fedrep"), head="fc")
 
 

@@ -292,7 +292,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(text, tmp_path):
 )
 def test_parts_that_send_more_are_refused_by_name(dp, other):
     for text in (f"{dp} + {other}", f"{other} + {dp}"):
-        with pytest.raises(BadInput, match=rf"{other} (sends tensors of its own, which {dp}|needs the clients' plain)"):
+        with pytest.raises(BadInput, match=rf"{other} (sends its own tensors, which {dp}|needs the clients' plain)"):
             method(text)
 
 

@@ -94,20 +94,20 @@ HOOKS = ["server", "send", "stats", "finish", "grad", "decay", "loss", "oracle",
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_that_returns_nothing_is_named(hook):
     made = part("forgetful")(type("Forgetful", (Part,), {hook: lambda self, *views: None}))
-    with pytest.raises(BadInput, match=f"forgetful: {hook} returns .*got NoneType"):
+    with pytest.raises(BadInput, match=f"forgetful: {hook} must return .*got NoneType"):
         after(made(), 1)
 
 
 def test_a_term_of_the_loss_is_one_number():
     made = part("vector")(type("Vector", (Part,), {"loss": lambda self, s: s.logits.mean(1)}))
-    with pytest.raises(BadInput, match=r"vector: loss returns one number.*got a tensor of \(\d+,\)"):
+    with pytest.raises(BadInput, match=r"vector: loss must return one number.*got a tensor of \(\d+,\)"):
         after(made(), 1)
 
 
 def test_a_plan_that_loses_draws_is_named():
     made = part("fresh")(type("Fresh", (Part,), {"plan": lambda self, phases, c: [Phase()]}))
     data = tiny_data()
-    with pytest.raises(BadInput, match="asked for batch number 1 of a step that has 1"):
+    with pytest.raises(BadInput, match=r"asked for batch number 1 .*of a step that has 1"):
         rounds(tiny_task(Method((REGISTRY["perfedavg"](), made())), data), data, 1)
 
 
@@ -117,7 +117,7 @@ def test_what_a_part_did_not_ask_for_is_an_error_and_not_empty():
         def finish(self, e):
             return Tree(e.mean_grad), Tree()
 
-    with pytest.raises(BadInput, match="`mean_grad` is there for parts that ask for it: set uses_mean_gradient"):
+    with pytest.raises(BadInput, match="Set uses_mean_gradient"):
         after(Greedy(), 1)
 
     @part("evener")
@@ -125,7 +125,7 @@ def test_what_a_part_did_not_ask_for_is_an_error_and_not_empty():
         def server(self, delta, r):
             return r.even, r.mine
 
-    with pytest.raises(BadInput, match=r"`even` .* set uses_even_mean"):
+    with pytest.raises(BadInput, match=r"`even` .* Set uses_even_mean"):
         after(Evener(), 1)
     Evener.uses_even_mean = True
     assert same(after(Evener(), 1), after(Evener(), 1))
@@ -159,7 +159,7 @@ def test_passes_that_cannot_ride_together_are_refused():
 
 def test_a_phase_without_steps_is_refused():
     for wrong in ({"epochs": 0}, {"steps": 0}, {"draws": 0}, {"epochs": -1}):
-        with pytest.raises(BadInput, match="at least one"):
+        with pytest.raises(BadInput, match=">= 1"):
             Phase(**wrong)
 
 
@@ -237,7 +237,7 @@ def test_names_of_the_library_and_of_other_code_are_refused():
 
 @pytest.mark.parametrize("name", ["Upper", "with-dash", "two words", "", "1st"])
 def test_names_that_no_text_can_hold_are_refused(name):
-    with pytest.raises(BadInput, match="a word in small letters"):
+    with pytest.raises(BadInput, match="lowercase letters"):
         part(name)
 
 
@@ -476,7 +476,7 @@ class Counting(TinyNet):
 def test_state_that_would_leak_or_be_lost_is_refused():
     with pytest.raises(BadInput, match=r'changes its buffer "ema" .*persistent=False'):
         fn.run("fedavg", sites(), Counting(persistent=False), 1)
-    with pytest.raises(BadInput, match=r'new tensor in the place of its buffer "ema".*copy_'):
+    with pytest.raises(BadInput, match=r'its buffer "ema" by a new tensor.*copy_'):
         fn.run("fedavg", sites(), Counting(rebind=True), 1)
     assert fn.run("fedavg", sites(), Counting(), 1).model().ema > 0
 
@@ -658,19 +658,19 @@ def test_an_unknown_method_says_where_own_ones_are_found(tmp_path, monkeypatch, 
 
 
 def test_declarations_and_names_of_hooks_are_checked():
-    with pytest.raises(BadInput, match=r"reduction = 'average' is none of 'weighted'"):
+    with pytest.raises(BadInput, match=r"reduction must be one of 'weighted'.*got 'average'"):
 
         @part("averaging")
         class Averaging(Part):
             reduction = "average"
 
-    with pytest.raises(BadInput, match="weighting = 'sizes'"):
+    with pytest.raises(BadInput, match="got 'sizes'"):
 
         @part("sizing")
         class Sizing(Part):
             weighting = "sizes"
 
-    with pytest.warns(UserWarning, match='gradient is no hook.*did you mean "grad"'):
+    with pytest.warns(UserWarning, match='gradient is not a hook.*did you mean "grad"'):
 
         @part("misspelt")
         class Misspelt(Part):

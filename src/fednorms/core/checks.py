@@ -21,30 +21,30 @@ T = TypeVar("T")
 
 # By hook: what it returns, and how it is written.
 _RETURNS = {
-    "surgery": ("a list of Changes, or None", "Change the model in place, and return what fednorms.layers.swap did"),
-    "arrange": ("a Federation", "Return the federation itself where all sites train"),
+    "surgery": ("a list of Changes, or None", "Change the model in place and return what fednorms.layers.swap returns"),
+    "arrange": ("a Federation", "Return the federation itself if all sites train"),
     "plan": ("a list of Phases", "Return phases, or [dataclasses.replace(phase, ...) for phase in phases]"),
     "begin": ("the model, a Tree with all its tensors", "Return model, or fn.Tree({**model, name: tensor})"),
     "batch": ("images and labels", "Return x, y"),
     "objective": ("the loss, one number as a tensor", "Return its mean over the batch, as s.base(s.logits, s.y) is"),
-    "loss": ("one number, or 0.0 where it has nothing to add", "Take the mean or the sum of a vector"),
-    "twin": ("one number, or 0.0 where it has nothing to add", "Take the mean or the sum of a vector"),
-    "oracle": ("a function of (params, draw) that gives a gradient, a Tree", "Return gradf where nothing changes"),
-    "grad": ("the gradient, a Tree", "Return g where nothing changes, or g.map(function)"),
-    "decay": ("a Tree to add to the gradient", "Return fn.Tree() where there is nothing to add"),
+    "loss": ("one number, or 0.0 if it has nothing to add", "Take the mean or the sum of a vector"),
+    "twin": ("one number, or 0.0 if it has nothing to add", "Take the mean or the sum of a vector"),
+    "oracle": ("a function of (params, draw) that gives a gradient, a Tree", "Return gradf if nothing changes"),
+    "grad": ("the gradient, a Tree", "Return g if nothing changes, or g.map(function)"),
+    "decay": ("a Tree to add to the gradient", "Return fn.Tree() if there is nothing to add"),
     "path": ("a value that can be hashed", "Return None, a word, a number or a tuple of them"),
     "init": ("two Trees, the server's state and a client's", "Return fn.Tree(), fn.Tree() for no state"),
     "down": ("a Tree, what clients are sent of the server's state", "Return fn.Tree() to send nothing"),
     "finish": ("two Trees, the new state and what is sent", "Return e.mine, fn.Tree() to change and send nothing"),
-    "send": ("the update, a Tree", "Return delta where nothing changes"),
+    "send": ("the update, a Tree", "Return delta if nothing changes"),
     "privacy": ("a Privacy, or None", "Return fn.Privacy(protect=...)"),
-    "protect": ("the update, a Tree", "Return update where nothing changes"),
-    "release": ("the update, a Tree", "Return update where nothing changes"),
-    "server": ("two Trees, the update and the new state", "Return delta, r.mine where nothing changes"),
-    "stats": ("the update of the statistics, a Tree", "Return delta where nothing changes"),
-    "passes": ("a list of Passes", "Return [fn.Pass(...)], also if it is one"),
+    "protect": ("the update, a Tree", "Return update if nothing changes"),
+    "release": ("the update, a Tree", "Return update if nothing changes"),
+    "server": ("two Trees, the update and the new state", "Return delta, r.mine if nothing changes"),
+    "stats": ("the update of the statistics, a Tree", "Return delta if nothing changes"),
+    "passes": ("a list of Passes", "Return [fn.Pass(...)], also for a single one"),
     "client of a pass": ("two Trees, what is kept and what is sent", "Return local.mine, fn.Tree() for nothing new"),
-    "server of a pass": ("the server's new state, a Tree", "Return r.mine where nothing changes"),
+    "server of a pass": ("the server's new state, a Tree", "Return r.mine if nothing changes"),
     "evaluation": ("an Eval", "Return fn.Eval(...)"),
 }
 
@@ -52,7 +52,7 @@ _RETURNS = {
 def wrong(p: Part, hook: str, got: str, fix: str = "") -> BadInput:
     """The error for a hook that returns a wrong value."""
     what, how = _RETURNS[hook]
-    return BadInput(f"{p.name}: {hook} returns {what}, got {got}. {fix or how}.")
+    return BadInput(f"{p.name}: {hook} must return {what}, got {got}. {fix or how}.")
 
 
 def kind(given: object) -> str:
@@ -111,9 +111,9 @@ def fitting(p: Part, hook: str, given: object, like: Mapping[str, Tensor]) -> Tr
     for name, value in found.items():
         if name not in like:
             fix = f"Leave it out; {did_you_mean(name, like)}it may return {few(list(like)) or 'no entry at all'}"
-            raise wrong(p, hook, f'an entry "{name}", which is no tensor that it may change here', fix)
+            raise wrong(p, hook, f'an entry "{name}", which it may not change here', fix)
         if value.shape != like[name].shape:
-            fix = f"Give it the shape that the model's tensor has, {tuple(like[name].shape)}"
+            fix = f"Give it the shape of the model's tensor, {tuple(like[name].shape)}"
             raise wrong(p, hook, f'{kind(value)} as the entry "{name}"', fix)
     return found
 
@@ -140,7 +140,7 @@ def still_finite(p: Part, hook: str, changed: Tree, t: int) -> None:
     """Refuse a server step that is not finite; otherwise every client of the next round would seem to diverge."""
     if not changed.finite():
         raise Diverged(
-            f"The server's step of round {t} is not finite: {p.name} ({hook}) made it so of updates that were finite. "
+            f"The server's step of round {t + 1} is not finite: {p.name} ({hook}) computed it from finite updates. "
             "Look for a division by zero, a root of a negative number or too large a step there."
         )
 
@@ -160,7 +160,7 @@ def phases(p: Part, given: object) -> list[Phase]:
     found = several(p, "plan", given, Phase)
     if any(phase.weight_decay is not None for phase in found):  # graphs are captured with the recipe's
         raise BadInput(
-            f"{p.name}: plan returns a phase with a weight decay of its own: only phases of `evaluation` may have one. "
+            f"{p.name}: plan must return phases without a weight decay; only phases of `evaluation` may have one. "
             "Leave out weight_decay."
         )
     return found

@@ -37,7 +37,7 @@ def keyed_dropout(x: Tensor, p: float, stream: int, shape: Sequence[int], scale:
 
 def _checked(p: float) -> float:
     if not 0 <= p <= 1:
-        raise BadInput(f"dropout: the probability must lie between 0 and 1, got {p}")
+        raise BadInput(f"Dropout: the probability must be between 0 and 1, got {p}.")
     return p
 
 

@@ -62,9 +62,9 @@ def writing(path: Path) -> Iterator[None]:
     >>> with writing(Path("a/b.csv")):
     ...     raise PermissionError(13, "Permission denied")
     Traceback (most recent call last):
-    fednorms.BadInput: cannot write a/b.csv: Permission denied
+    fednorms.BadInput: Cannot write a/b.csv: Permission denied.
     """
     try:
         yield
     except OSError as error:
-        raise BadInput(f"cannot write {path}: {error.strerror or error}") from None
+        raise BadInput(f"Cannot write {path}: {error.strerror or error}.") from None

@@ -81,7 +81,7 @@ def check_options(name: str, make: Callable[..., object], options: Mapping[str, 
     for key in options:
         if key not in allowed:
             known = nearest(key, allowed) if allowed else "it has no options"
-            raise BadInput(f'{name} has no option "{key}": {known}')
+            raise BadInput(f'{name} has no option "{key}": {known}.')
 
 
 def make_from(name: str, make: Callable[..., T], options: Mapping[str, Any]) -> T:

@@ -33,19 +33,19 @@ def split_head(model: nn.Module, head: str | Sequence[str] | None = None) -> lis
     if head is not None:
         wanted = [head] if isinstance(head, str) else list(head)
         if not wanted:
-            raise BadInput(f"{_title(model)}: head= names no module; expected the name of a linear layer")
+            raise BadInput(f"{_title(model)}: head= names no module. Give it the name of a linear layer.")
         return _unique([_classifier_of(model, name) for name in wanted])
     for kind in (_linear, _pointwise):
         if found := _by_timm(model, kind) or _by_name(model, kind) or _by_position(model, kind):
             return _unique(found)
     raise BadInput(
-        f"{_title(model)}: cannot find the linear layer that produces the logits; {_hint(model)}"
-        "if the last layer is neither an nn.Linear nor a 1x1 convolution, make it one"
+        f"{_title(model)}: cannot find the linear layer that produces the logits. {_hint(model)} If the last layer is "
+        "neither an nn.Linear nor a 1x1 convolution, make it one."
     )
 
 
 def _title(model: nn.Module) -> str:
-    return f"model {type(model).__name__}"
+    return f"Model {type(model).__name__}"
 
 
 def _linear(module: nn.Module) -> bool:
@@ -64,9 +64,9 @@ def _layers(module: nn.Module, kind: Kind) -> list[tuple[str, nn.Module]]:
 def _hint(model: nn.Module) -> str:
     names = [name for name, _ in _layers(model, _linear) if name]
     if not names:
-        return "it has no nn.Linear; "
+        return "It has no nn.Linear."
     listed = ", ".join(names[-5:])
-    return f"pass head= with its name ({listed}); "
+    return f"Pass head= with its name ({listed})."
 
 
 def _unique(names: list[str]) -> list[str]:
@@ -79,12 +79,12 @@ def _classifier_of(model: nn.Module, name: str) -> str:
     except AttributeError:
         block = None
     if block is None:
-        raise BadInput(f"{_title(model)}: head={name!r} is no module of it; {_hint(model)}".rstrip("; "))
+        raise BadInput(f'{_title(model)} has no module "{name}", which head= names. {_hint(model)}')
     last = next((found for kind in (_linear, _pointwise) if (found := _last(block, kind)) is not None), None)
     if last is None:
         raise BadInput(
-            f"{_title(model)}: head={name!r} is a {type(block).__name__} that does not end in an nn.Linear; "
-            f"{_hint(model)}".rstrip("; ")
+            f'{_title(model)}: head="{name}" is a {type(block).__name__} that does not end in an nn.Linear. '
+            f"{_hint(model)}"
         )
     return f"{name}.{last}" if last else name
 

@@ -27,8 +27,8 @@ class Method:
     def __post_init__(self) -> None:
         if isinstance(self.parts, (str, Part)) or not all(isinstance(p, Part) for p in self.parts):
             raise BadInput(
-                f"Method: expected a tuple of parts, got {self.parts!r}. fednorms.method(...) reads text, and takes a "
-                "part alone."
+                f"Method: expected a tuple of parts, got {self.parts!r}. Use fednorms.method(...) for text or a single "
+                "part."
             )
         for p in self.parts:
             _check_part(p)
@@ -42,7 +42,7 @@ class Method:
                 ("decide with which statistics to test", [p.name for p in self.parts if p.evaluation().statistics]),
                 ("decide how to predict", [p.name for p in self.parts if p.evaluation().predict]),
                 ("train a second model per client", [p.name for p in self.having("twin")]),
-                ("normalize the input", [p.name for p in self.parts if p.normalises_input]),
+                ("normalize the input", [p.name for p in self.parts if p.normalizes_input]),
                 ("protect what is sent", [p.name for p in self.parts if p.privacy()]),
             ]
             if len(rivals) > 1
@@ -63,7 +63,7 @@ class Method:
     def _unprotected(self, p: Part, privacy: Privacy) -> list[str]:
         """Why this method cannot keep the promise of a part that protects what is sent."""
         found = [
-            f"{q.name} sends tensors of its own, which {p.name} does not protect: keep one of them"
+            f"{q.name} sends its own tensors, which {p.name} does not protect: keep one of them"
             for q in self.parts
             if q.uploads or any(job.when in ("setup", "evaluate") for job in q.passes())
         ]
@@ -177,14 +177,14 @@ def _check_part(p: Part) -> None:
 def nameless(p: Part) -> BadInput:
     """The error for a part whose class was not registered with `@fn.part`."""
     kind = type(p).__name__
-    return BadInput(f'{kind} has no name to be called by. Put @fn.part("{kind.lower()}") above its class.')
+    return BadInput(f'{kind} has no name. Put @fn.part("{kind.lower()}") above its class.')
 
 
 def _riding_problems(p: Part) -> list[str]:
     """Why a part's passes cannot run in one training call."""
     riding = [job for job in p.passes() if job.when in ("before", "after")]
     if len(riding) > 1:
-        return [f"{p.name} has {len(riding)} passes before or after training, of which a part may have one"]
+        return [f"{p.name} has {len(riding)} passes before or after training, and a part may have only one"]
     if riding and overrides(p, "finish") and p.uploads and riding[0].reduce != p.reduction:
         return [f"{p.name} reduces what its pass sends by {riding[0].reduce} and what finish sends by {p.reduction}"]
     return []

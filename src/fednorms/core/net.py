@@ -74,7 +74,7 @@ class Net:
         if found:
             raise BadInput(
                 f'Layer "{found[0]}" of model "{self.name}" keeps a cumulative average (momentum=None), whose counter '
-                "cannot be averaged over clients. Give it a momentum, 0.1 for instance."
+                "cannot be averaged over clients. Give it a momentum, 0.1 for example."
             )
 
     def _watch_module(self) -> None:
@@ -119,8 +119,8 @@ class Net:
             for earlier, layers in made.items():
                 if not set(layers) <= set(there.values()):
                     raise BadInput(
-                        f'{p.name} undoes {earlier} on model "{self.name}": it takes layers away that {earlier} has '
-                        "put in. Keep one of them."
+                        f'{p.name} undoes {earlier} on model "{self.name}": it removes layers that {earlier} added. '
+                        "Keep one of them."
                     )
             new = [there[c.name] for c in found if c.name in there]
             made[p.name] = new + [m for layer in new for m in layer.modules() if is_norm(m)]
@@ -146,7 +146,7 @@ class Net:
             said = {p.name: p.route(slot) for p in self.method.having("route")}
             for who, route in said.items():
                 if not isinstance(route, Route):
-                    raise BadInput(f"{who}: route returns a Route, got {type(route).__name__} for {slot.name}.")
+                    raise BadInput(f"{who}: route must return a Route, got {type(route).__name__} for {slot.name}.")
                 acted[who] |= route is not Route.SHARED
             if slot.kind == "param" and not slot.trainable:
                 said["requires_grad=False"] = Route.FROZEN
@@ -236,12 +236,12 @@ class Net:
         self._features.clear()
         with noise.one_pass(), self._autocast:
             logits = functional_call(self.module, dict(tensors), (x,), tie_weights=self._tied)
-        if isinstance(logits, tuple):  # networks with auxiliary heads return them beside the logits in training
+        if isinstance(logits, tuple):  # networks with auxiliary heads also return those in training
             logits = logits[0]
         if not self._features:
             raise BadInput(
-                f'Model "{self.name}" does not call its classifier "{self.heads[0]}" as a module, so that its features '
-                "cannot be seen. Call it, or name another layer with head=."
+                f'Model "{self.name}" does not call its classifier "{self.heads[0]}" as a module, so its features are '
+                "unknown. Call it, or name another layer with head=."
             )
         features = self._features[0]
         self._features.clear()
@@ -300,7 +300,7 @@ class Net:
             if before is not None and before.shape[1:] != x.shape[1:]:
                 raise BadInput(
                     f'Layer "{name}" of model "{self.name}" is called with inputs of different shapes in one pass, '
-                    "which have no statistics in common. Give each its own layer."
+                    "which have no common statistics. Use one layer for each."
                 )
             seen[name] = x if before is None else torch.cat([before, x])
 
@@ -332,7 +332,7 @@ class Net:
                 advice = "Give the federation another size, or choose another model."
                 raise self._misfit(problem, advice, images, classes) from error
             if tuple(logits.shape) != (2, classes):
-                problem = f"gives outputs of shape {tuple(logits.shape)} for two images; expected (2, {classes})"
+                problem = f"returns outputs of shape {tuple(logits.shape)} for two images; expected (2, {classes})"
                 advice = f"Build it with {classes} outputs."
                 raise self._misfit(f"{problem}, one logit per class", advice, images, classes)
             self._given = None
@@ -342,7 +342,7 @@ class Net:
                 if width != classes:
                     raise BadInput(
                         f'Layer "{head}" of model "{self.name}" was taken for its classifier and has {width} outputs, '
-                        f"not {classes}. Name the layer that gives the logits with head=."
+                        f"not {classes}. Name the layer that returns the logits with head=."
                     )
             self._check_pass(state, images)
             try:
@@ -360,8 +360,8 @@ class Net:
             return BadInput(f'Model "{self.name}" {problem}. {advice}')
         did = few([str(change) for change in self.changes.get(p.name, [])])
         return BadInput(
-            f'{p.name}: after its surgery ({did}), and not before, model "{self.name}" {problem}. Give new layers the '
-            "channels, the type of numbers and the device of those that they replace."
+            f'{p.name}: after its surgery ({did}), and not before, model "{self.name}" {problem}. Give new layers '
+            "the channels, dtype and device of those that they replace."
         )
 
     def _spoiler(self, images: Tensor, classes: int) -> Part | None:
@@ -374,7 +374,7 @@ class Net:
             try:
                 logits = module.eval()(images)
                 return tuple((logits[0] if isinstance(logits, tuple) else logits).shape) == (2, classes)
-            except Exception:  # whatever a model of the user's own raises
+            except Exception:  # whatever a custom model raises
                 return False
 
         for p in self.method.having("surgery") if fits() else []:
@@ -407,8 +407,8 @@ class Net:
                 hook.remove()
         if bound:
             raise BadInput(
-                f'Model "{self.name}" puts a new tensor in the place of its buffer "{bound[0]}", which is lost. Write '
-                "into it instead: buffer.copy_(new)."
+                f'Model "{self.name}" replaces its buffer "{bound[0]}" by a new tensor, which is lost. Write into '
+                "it instead: buffer.copy_(new)."
             )
         moved = [n for n, b in self.module.named_buffers() if n in loose and not _same(b, loose[n])]
         if moved:
@@ -425,8 +425,8 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def _refuse_single_values(name: str, m: nn.GroupNorm, args: tuple[Any, ...]) -> None:
     if args[0].dim() == 2 and m.num_groups == m.num_channels > 1:
         raise BadInput(
-            f'Layer "{name}" normalizes vectors in {m.num_groups} groups of one value each, which leaves nothing of '
-            "them. Take fewer groups, e.g. gn(groups=1)."
+            f'Layer "{name}" normalizes vectors in {m.num_groups} groups of one value each, which makes them '
+            "zero. Use fewer groups, gn(groups=1) for example."
         )
 
 

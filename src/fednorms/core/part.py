@@ -87,7 +87,7 @@ class Phase:
     def __post_init__(self) -> None:
         for what, value in (("epochs", self.epochs), ("steps", self.steps), ("draws", self.draws)):
             if value is not None and value < 1:
-                raise BadInput(f"A phase has at least one of its {what}, got {value}: leave out a phase without any.")
+                raise BadInput(f"A phase needs {what} >= 1, got {value}. Leave out a phase without any.")
 
 
 @dataclass(frozen=True)
@@ -124,15 +124,15 @@ class Part:
 
     name: ClassVar[str]
     paper: ClassVar[str] = ""
-    weighting: ClassVar[Weighting | None] = None  # the paper's own model weighting, if it insists
+    weighting: ClassVar[Weighting | None] = None  # how models are weighted, if the paper requires it
     reduction: ClassVar[Reduction] = "weighted"  # of what `finish` uploads
     requires: ClassVar[frozenset[str]] = frozenset()  # engine capabilities
-    keeps_all_local: ClassVar[bool] = False  # sharing nothing is the idea, not a mistake
-    normalises_input: ClassVar[bool] = False  # `batch` replaces the fixed input normalization
+    keeps_all_local: ClassVar[bool] = False  # sharing no tensor is intended
+    normalizes_input: ClassVar[bool] = False  # `batch` replaces the fixed input normalization
     uses_mean_gradient: ClassVar[bool] = False  # `finish` reads `mean_grad`
     uses_even_mean: ClassVar[bool] = False  # `server` reads `even`
-    needs_plain_updates: ClassVar[bool] = False  # its maths holds only for updates that nobody changed before sending
-    uploads: ClassVar[bool] = False  # sends something of its own beside the model's update
+    needs_plain_updates: ClassVar[bool] = False  # only correct for unchanged updates; `uses_even_mean` implies it
+    uploads: ClassVar[bool] = False  # sends more than the model's update
 
     # -- model ------------------------------------------------------------------------------------------------
     def surgery(self, model: nn.Module, head: list[str]) -> list[Change] | None:
@@ -267,7 +267,7 @@ def _check_free(name: str, new: type[Part] | Callable[..., tuple[Part, ...]]) ->
     old = REGISTRY.get(name) or SUMS.get(name)
     if name == "fedavg" or (old is not None and _place(old) != _place(new)):
         whose = "the library's" if old is None else f"{old.__module__}.{old.__qualname__}"
-        raise BadInput(f'The name "{name}" is taken by {whose}: call the part otherwise.')
+        raise BadInput(f'The name "{name}" is taken by {whose}. Choose another name.')
 
 
 def _place(thing: type[Part] | Callable[..., tuple[Part, ...]]) -> tuple[str, str]:
@@ -288,14 +288,16 @@ def part(name: str) -> Callable[[P], P]:
     >>> _ = REGISTRY.pop("shrink")
     """
     if not _NAME.fullmatch(name):
-        raise BadInput(f'A part is called by a word in small letters, digits and _, as in "fedprox"; got {name!r}.')
+        raise BadInput(f'Part names use lowercase letters, digits and underscores, as in "fedprox"; got {name!r}.')
 
     def decorate(cls: P) -> P:
         if not (isinstance(cls, type) and issubclass(cls, Part)):
             who = getattr(cls, "__name__", cls)
-            raise BadInput(f'Part "{name}": {who} is no class of a part. Write `class {who}(fn.Part):`.')
+            raise BadInput(f'Part "{name}": {who} is not a subclass of fn.Part. Write `class {who}(fn.Part):`.')
         _check_free(name, cls)
         _check_declared(name, cls)
+        if "normalises_input" in vars(cls):  # the spelling of version 0.1
+            cls.normalizes_input = vars(cls)["normalises_input"]
         REGISTRY[name] = made = with_options(name, cls)
         return made
 
@@ -308,12 +310,12 @@ def _check_declared(name: str, cls: type[Part]) -> None:
     for what, words in known.items():
         said = getattr(cls, what)
         if not isinstance(said, property) and said not in words:  # a property depends on options
-            raise BadInput(f'Part "{name}": {what} = {said!r} is none of {", ".join(map(repr, words))}.')
+            raise BadInput(f'Part "{name}": {what} must be one of {", ".join(map(repr, words))}, got {said!r}.')
     for own in [k for k, v in vars(cls).items() if inspect.isfunction(v) and k[0] != "_" and not hasattr(Part, k)]:
         if own in REMOVED:
             raise BadInput(f'Part "{name}": the hook {own} was removed in version 0.2. {REMOVED[own]}.')
         if question := did_you_mean(own, HOOKS, alike=0.66):  # a helper's name may look a little like a hook's
-            text = f'Part "{name}": {own} is no hook, so that nothing calls it; {question.rstrip()}'
+            text = f'Part "{name}": {own} is not a hook and will never be called; {question.rstrip()}'
             warnings.warn(text, stacklevel=3)
 
 

@@ -33,7 +33,7 @@ def prepare(
         if watch:
             watch(p, x)
     x = task.preprocessing.cropped(x)  # what no part has cut out
-    if not any(p.normalises_input for p in task.hooks["batch"]):
+    if not any(p.normalizes_input for p in task.hooks["batch"]):
         x = task.preprocessing.normalise(x)
     return x, y
 
@@ -213,4 +213,4 @@ def prepare_test(task: Task, batch: Batch, context: Context, mine: dict[str, Tre
 
 
 def _no_pass(params: Tree, x: Tensor, stats: str = "batch", mode: str = "train") -> tuple[Tensor, Tensor]:
-    raise RuntimeError("a transform of the data cannot run the model")
+    raise RuntimeError("A transform of the data cannot run the model.")

@@ -36,21 +36,21 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         if self.crop is not None and (type(self.crop) is not int or self.crop < 1):
-            raise BadInput(f"preprocessing: crop must be a positive number of pixels, got {self.crop!r}")
+            raise BadInput(f"Preprocessing: crop must be a positive number of pixels, got {self.crop!r}.")
         if (self.mean is None) != (self.std is None):
-            raise BadInput("preprocessing: give both mean and std, or neither")
+            raise BadInput("Preprocessing: give both mean and std, or neither.")
         if self.mean is None or self.std is None:
             return
         try:
             mean, std = tuple(float(m) for m in self.mean), tuple(float(s) for s in self.std)
         except (TypeError, ValueError):
             raise BadInput(
-                f"preprocessing: mean and std must be numbers per channel, got {self.mean!r} and {self.std!r}"
+                f"Preprocessing: mean and std must be numbers per channel, got {self.mean!r} and {self.std!r}."
             ) from None
         if not mean or len(mean) != len(std):
-            raise BadInput(f"preprocessing: mean and std need one number per channel, got {len(mean)} and {len(std)}")
+            raise BadInput(f"Preprocessing: mean and std need one number per channel, got {len(mean)} and {len(std)}.")
         if not all(map(math.isfinite, mean)) or not all(math.isfinite(s) and s > 0 for s in std):
-            raise BadInput(f"preprocessing: mean must be finite and std positive, got mean {mean} and std {std}")
+            raise BadInput(f"Preprocessing: mean must be finite and std positive, got mean {mean} and std {std}.")
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "std", std)
 
@@ -81,7 +81,7 @@ class Preprocessing:
         if x.dtype == torch.uint8:
             return x.to(dtype).div_(255)
         if not x.is_floating_point():
-            raise BadInput(f"preprocessing: images must be uint8 or floating point, got {x.dtype}")
+            raise BadInput(f"Preprocessing: images must be uint8 or floating point, got {x.dtype}.")
         return x.to(dtype)
 
     def window(self, height: int, width: int) -> tuple[int, int]:
@@ -139,7 +139,7 @@ class Preprocessing:
         True
         """
         if unknown := set(values) - {"mean", "std", "crop"}:
-            raise BadInput(f"preprocessing: unknown entries {sorted(unknown)}, expected mean, std and crop")
+            raise BadInput(f"Preprocessing: unknown entries {sorted(unknown)}, expected mean, std and crop.")
         mean, std = values.get("mean"), values.get("std")
         pair = (None if mean is None else tuple(mean), None if std is None else tuple(std))
         return cls(*pair, values.get("crop"))

@@ -31,7 +31,7 @@ def reduce_uploads(trees: list[Tree], weights: list[float], how: Reduction) -> T
         some = ", ".join(sorted(set(trees[uneven]) ^ set(trees[0]))[:3])
         raise BadInput(
             f'Clients 1 and {uneven + 1} of the round do not send the same entries ({some}), which reduction="{how}" '
-            'needs: send them all, or take reduction="grouped" or "list".'
+            'needs. Send them all, or use reduction="grouped" or "list".'
         )
     if not trees or not trees[0]:
         return Tree()

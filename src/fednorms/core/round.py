@@ -242,8 +242,8 @@ def finish(
             uploads[p.name] = Tree({**uploads.get(p.name, {}), **sent}).detach()
             if leaked := sorted(net.private & {k.rsplit("/", 1)[-1] for k in uploads[p.name]}):
                 raise BadInput(
-                    f"{p.name}: finish would upload {leaked[0]}, which is {net.routes[leaked[0]].name}: never sent. "
-                    "Send what comes from e.params, e.start and e.delta, or under another name."
+                    f"{p.name}: finish would upload {leaked[0]}, which is {net.routes[leaked[0]].name} and never sent. "
+                    "Send what comes from e.params, e.start and e.delta, or use another name."
                 )
         changed, untouched = delta, delta.marks()
         for p in task.method.having("send"):
@@ -308,15 +308,15 @@ def diagnose(task: Task, sent: Broadcast, client: Client) -> None:
     if not sent.model.finite():
         bad = next(name for name, t in sent.model.items() if not Tree({name: t}).finite())
         raise Diverged(
-            f'The model that the server sent in round {sent.round} is not finite (first "{bad}"), before any client '
-            "trained it. Look at the model's first weights, or at what the server made of the last round."
+            f'The model that the server sent in round {sent.round + 1} is not finite (first "{bad}"), before any '
+            "client trained it. Check the model's first weights, or the server's step of the last round."
         )
     carry, _ = begin(task, sent, client)
     carry.watch = True
     train(task, carry, base_phases(task, carry.context))
     if task.twin:
         train_twin(task, carry, task.twin)
-    raise Diverged(f'Client "{client.name}" sent a non-finite update in round {sent.round}, after its last step.')
+    raise Diverged(f'Client "{client.name}" sent a non-finite update in round {sent.round + 1}, after its last step.')
 
 
 def base_phases(task: Task, context: Context) -> list[Phase]:

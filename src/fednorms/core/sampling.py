@@ -27,7 +27,7 @@ class Participation:
 
     kind: Literal["all", "fixed", "bernoulli"] = "all"
     rate: float = 1.0
-    empty: bool = False  # whether tosses may leave a round without clients, as accounts of privacy assume
+    empty: bool = False  # whether a round may have no clients, as privacy accounting assumes
 
     @classmethod
     def read(cls, text: str) -> Participation:
@@ -57,7 +57,7 @@ class Participation:
         if self.kind == "fixed":
             return (
                 self.rate if isinstance(self.rate, int) else max(int(self.rate * clients + 1e-9), 1)
-            )  # 0.29 * 100 is a hair below 29
+            )  # 0.29 * 100 is slightly below 29
         return self.rate * clients if self.kind == "bernoulli" else clients
 
     def cohort(self, clients: Sequence[str], seed: int, t: int) -> list[str]:
@@ -67,7 +67,7 @@ class Participation:
         if self.kind == "fixed":
             m = int(self.expected(len(clients)))
             if m > len(clients):
-                raise BadInput(f"participation asks for {m} clients, but the federation has {len(clients)}.")
+                raise BadInput(f"Participation asks for {m} clients, but the federation has {len(clients)}.")
             rng = np.random.default_rng(seed_of("cohort", seed, t))
             chosen = set(rng.choice(len(clients), size=m, replace=False).tolist())
             return [c for i, c in enumerate(clients) if i in chosen]
@@ -76,4 +76,4 @@ class Participation:
             present = [c for c, u in zip(clients, rng.random(len(clients)), strict=True) if u <= self.rate]
             if present or self.empty:
                 return present
-        raise BadInput(f"participation bernoulli:{self.rate} chose nobody in 1000 tosses; raise the probability.")
+        raise BadInput(f"Participation bernoulli:{self.rate} chose nobody in 1000 draws. Raise the probability.")

@@ -74,8 +74,8 @@ class Task:
         found: object = self.loss(logits, y)
         if not isinstance(found, Tensor) or found.dim():
             raise BadInput(
-                f"The loss {loss_name(self.loss)} returns one number as a tensor, got {kind(found)}. Return its mean "
-                "over the batch."
+                f"The loss {loss_name(self.loss)} must return one number as a tensor, got {kind(found)}. Return its "
+                "mean over the batch."
             )
         return found
 

@@ -28,8 +28,8 @@ def gradient_functions(
         nonlocal touched
         if draw >= len(views):
             raise BadInput(
-                f"An oracle asked for batch number {draw} of a step that has {len(views)}: a plan asks for them with "
-                "dataclasses.replace(phase, draws=...), and one that comes later must keep what it finds."
+                f"An oracle asked for batch number {draw} (counted from 0) of a step that has {len(views)}. Ask for "
+                "more in plan, with dataclasses.replace(phase, draws=...); a later plan must keep that number."
             )
         s = copy.copy(views[draw])
         if params is not carry.params:
@@ -81,7 +81,7 @@ def _without_gradient(task: Task) -> BadInput:
     replaced = task.hooks["objective"]
     whose = f"{replaced[0].name}: objective" if replaced else f"The loss {loss_name(task.loss)}"
     return BadInput(
-        f"{whose} returns a number with a gradient, got one that depends on no tensor that is trained. Compute it from "
+        f"{whose} must return a number with a gradient, got one that depends on no trained tensor. Compute it from "
         "the logits, without .detach(), .item(), argmax or torch.no_grad()."
     )
 
@@ -126,14 +126,14 @@ def watch(carry: Carry, tensors: Iterable[Tensor], who: str, hook: str) -> None:
     if carry.watch and not all(bool(torch.isfinite(t).all()) for t in tensors):
         also, advice = "", f"Lower the learning rate (now {carry.context.lr:g}) or set clip"
         if hook == "images":
-            advice = "Mend the data"
+            advice = "Fix the data"
         elif hook == "batch":
             advice = "Look for a division by zero or a logarithm of zero in it"
         elif any(bool(t.isnan().any()) for t in carry.broadcast.parts.get(who, Tree()).values()):
             also = ", as what the server sent to it is not"
             advice = f"Look at what {who} (server) keeps"
         raise Diverged(
-            f'Client "{carry.client.name}" diverged in round {carry.context.round}, step {carry.steps}: '
+            f'Client "{carry.client.name}" diverged in round {carry.context.round + 1}, step {carry.steps + 1}: '
             f"{who} ({hook}) is not finite{also}. {advice}, "
             'or drop such clients from the average with on_divergence="skip".'
         )

@@ -78,8 +78,8 @@ def swap(model: nn.Module, matches: Matches, make: Callable[[nn.Module, str], nn
 
     if wanted(model):
         raise BadInput(
-            f"cannot replace the whole model ({short(model)}) in place; expected a model that contains the "
-            "layer, fix with nn.Sequential(model)"
+            f"Cannot replace the whole model ({short(model)}) in place; expected a model that contains the layer. Wrap "
+            "it: nn.Sequential(model)."
         )
     # Replacements are made first and put in place after, so that an error leaves the model as it was.
     made: dict[nn.Module, nn.Module] = {}
@@ -160,8 +160,8 @@ def _refuse_losses(module: nn.Module, name: str) -> None:
     else:
         return
     raise BadInput(
-        f"layer {name!r} ({short(module)}) has {what}, which its replacement would lose; remove {what} first "
-        "and register again afterwards"
+        f'Layer "{name}" ({short(module)}) has {what}, which its replacement would lose. Remove {what} first and '
+        "register again afterwards."
     )
 
 

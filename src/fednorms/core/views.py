@@ -71,9 +71,9 @@ class Context:
         """Refuse kept momentum, for parts that divide an update by the weight of this round's gradients."""
         if self.keeps_momentum:
             raise BadInput(
-                "keep_momentum = true: an update then also holds gradients of earlier rounds, and feddc, fednova and "
-                "scaffold(control=difference) divide it by the weight of this round's. Set it to false, or leave out "
-                "the part."
+                "keep_momentum = true cannot be combined with feddc, fednova and scaffold(control=difference): an "
+                "update then also holds gradients of earlier rounds, and these parts divide it by the weight of this "
+                "round's. Set keep_momentum to false, or leave out the part."
             )
 
     def normals(self, what: str, like: Tensor, *, system: bool) -> Tensor:
@@ -104,7 +104,7 @@ class Forward(Protocol):
 
 
 def _no_hessian(params: Tree, v: Tree, draw: int) -> Tree:
-    raise RuntimeError("there is a Hessian in `oracle` only")
+    raise RuntimeError("The Hessian is available only in `oracle`.")
 
 
 @dataclass
@@ -155,7 +155,7 @@ class Begin:
 
 
 NOT_ASKED_FOR = Tree()
-"""Stands in a view for what a part did not ask for."""
+"""The value of a view's field that a part did not request."""
 _ASK = {"mean_grad": "uses_mean_gradient", "even": "uses_even_mean"}
 
 
@@ -165,7 +165,7 @@ class _OnRequest:
     def __getattribute__(self, name: str) -> Any:  # noqa: ANN401
         value = super().__getattribute__(name)
         if value is NOT_ASKED_FOR:
-            raise BadInput(f"`{name}` is there for parts that ask for it: set {_ASK[name]} = True in the part's class.")
+            raise BadInput(f"`{name}` is only for parts that request it. Set {_ASK[name]} = True in the part's class.")
         return value
 
 

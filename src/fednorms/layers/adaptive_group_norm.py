@@ -19,7 +19,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.moments import coarser, group_moments, instance_moments, rescaled
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, Tensors, norm_layer
-from fednorms.layers.like import keep_parameters, place, width
+from fednorms.layers.like import keep_parameters, named, place, width
 
 Variant = Literal["paper", "author"]
 EvalMode = Literal["soft", "hard", "sample"]
@@ -99,17 +99,16 @@ class AdaptiveGroupNorm(nn.Module):
     ) -> None:
         super().__init__()
         if channels % groups:
-            where = f" {name!r}" if name else ""
             raise BadInput(
-                f"layer{where}: {channels} channels do not divide into {groups} groups; "
-                f"expected groups to divide the width, fix with groups=1 or another divisor of {channels}"
+                f"{named(name)}: {channels} channels do not divide into {groups} groups. Use groups=1 or another "
+                f"divisor of {channels}."
             )
         for what, got, known in (
             ("variant", variant, ("paper", "author")),
             ("eval_mode", eval_mode, ("soft", "hard", "sample")),
         ):
             if got not in known:
-                raise BadInput(f"AdaptiveGroupNorm: {what} must be one of {', '.join(known)}, got {got!r}")
+                raise BadInput(f'AdaptiveGroupNorm: {what} must be one of {", ".join(known)}, got "{got}".')
         self.channels, self.groups = channels, groups
         self.variant: Variant = variant
         self.eval_mode: EvalMode = eval_mode

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fednorms.core.errors import BadInput
-from fednorms.layers.like import keep_parameters, refuse_other_forward
+from fednorms.layers.like import keep_parameters, named, refuse_other_forward
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
@@ -68,10 +68,10 @@ def geometry(conv: nn.Conv2d, name: str = "") -> dict[str, Any]:
     if type(conv).__name__ != "Conv2dSame":
         refuse_other_forward(conv, nn.Conv2d, name)
     if conv.weight[0].numel() == 1:
-        where = f" {name!r}" if name else ""
         raise BadInput(
-            f"layer{where}: standardizing one weight per filter leaves nothing but zeros; expected a "
-            f"convolution with a fan-in of at least 2, got weight shape {tuple(conv.weight.shape)}"
+            f"{named(name)}: standardizing one weight per filter leaves only zeros; expected a convolution with a "
+            f"fan-in of at least 2, got weight shape {tuple(conv.weight.shape)}. Choose another model or leave out the "
+            "part."
         )
     return {
         "in_channels": conv.in_channels,

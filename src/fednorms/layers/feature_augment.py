@@ -97,8 +97,8 @@ class FeatureAugment(nn.Module):
         """Augment features of shape (N, channels, H, W)."""
         if x.dim() != 4 or x.shape[1] != self.channels:
             raise BadInput(
-                f"feature augmentation for {self.channels} channels got features of shape {tuple(x.shape)}: "
-                "name modules that give N x channels x H x W, and whose last convolution decides the channels"
+                f"Feature augmentation for {self.channels} channels got features of shape {tuple(x.shape)}. Name "
+                "modules that return N x channels x H x W and whose last convolution decides the channels."
             )
         if not self.training or self.p == 0:
             return x
@@ -183,7 +183,7 @@ def insert(model: nn.Module, after: list[str], p: float, momentum: float) -> lis
             continue
         if next(iter(old.state_dict()), None) is not None:
             raise BadInput(
-                f'fedfa: "{name}" ({short(old)}) has tensors of its own, whose names an insertion would change. '
+                f'fedfa: "{name}" ({short(old)}) has its own tensors, whose names an insertion would change. '
                 "Name the activation or pooling after it, or a Sequential."
             )
         block: nn.Module = new if isinstance(old, nn.Identity) else nn.Sequential(old, new)
@@ -208,7 +208,7 @@ def _channels(model: nn.Module, name: str) -> int:
         if isinstance(m, nn.Conv2d):
             channels = m.out_channels
     if not channels:
-        raise BadInput(f'fedfa: no convolution comes before "{name}", so that its channels are not known.')
+        raise BadInput(f'fedfa: no convolution comes before "{name}", so its channels are unknown.')
     return channels
 
 

@@ -79,8 +79,8 @@ class FilterResponseNorm(nn.Module):
         """Normalize x of shape (N, C, positions)."""
         if x.dim() < 3:
             raise BadInput(
-                f"filter response normalization needs maps (N, C, H, W), got an input of shape {tuple(x.shape)}: the "
-                "mean square of a single value leaves nothing but its sign"
+                f"Filter response normalization needs maps (N, C, H, W), got an input of shape {tuple(x.shape)}: the "
+                "mean square of a single value leaves only its sign. Choose a model that normalizes maps."
             )
         eps = 1e-6 if self.eps is None else per_channel(self.eps.abs() + 1e-6, x)
         y = affine(filter_response(x, eps), self.weight, self.bias).to(x.dtype)

@@ -12,7 +12,7 @@ from torch import nn
 
 from fednorms.core.errors import BadInput
 from fednorms.core.norm_act import keep_act
-from fednorms.layers.like import keep_parameters, place, width
+from fednorms.layers.like import keep_parameters, named, place, width
 
 
 def paper_groups(channels: int) -> int:
@@ -41,10 +41,9 @@ def group_norm_like(norm: nn.Module, groups: int | Callable[[int], int] = paper_
     channels = width(norm, name)
     count = groups(channels) if callable(groups) else groups
     if count < 1 or channels % count:
-        where = f" {name!r}" if name else ""
         raise BadInput(
-            f"layer{where}: {channels} channels do not divide into {count} groups; "
-            f"expected a divisor of {channels}, e.g. groups=1"
+            f"{named(name)}: {channels} channels do not divide into {count} groups. Use a divisor of {channels}, "
+            "groups=1 for example."
         )
     new = nn.GroupNorm(count, channels, eps=float(getattr(norm, "eps", 1e-5)), **place(norm))
     affine = getattr(norm, "weight", None) is not None

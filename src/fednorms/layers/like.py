@@ -11,6 +11,15 @@ from fednorms.core.errors import BadInput
 from fednorms.core.norms import stored_statistics
 
 
+def named(name: str) -> str:
+    """A layer at the start of a message.
+
+    >>> named("stem.conv"), named("")
+    ('Layer "stem.conv"', 'A layer')
+    """
+    return f'Layer "{name}"' if name else "A layer"
+
+
 def width(norm: nn.Module, name: str = "") -> int:
     """The number of channels of a batch or group normalization layer.
 
@@ -21,10 +30,9 @@ def width(norm: nn.Module, name: str = "") -> int:
         value = getattr(norm, attribute, None)
         if isinstance(value, int) and value > 0:
             return value
-    where = f" {name!r}" if name else ""
     raise BadInput(
-        f"layer{where}: cannot tell the number of channels of a {type(norm).__name__}; "
-        "expected a batch or group normalization layer with a known width (run a lazy layer once first)"
+        f"{named(name)} is a {type(norm).__name__} without a known number of channels; expected a batch or group "
+        "normalization layer that has one. Run a lazy layer once first."
     )
 
 
@@ -63,6 +71,21 @@ def keep_parameters(old: nn.Module, new: nn.Module, *names: str) -> None:
     new.train(old.training)
 
 
+def finite_momentum(norm: nn.Module, name: str = "") -> float:
+    """The momentum of a batch normalization layer, 0.1 if it has none; a cumulative average is refused.
+
+    >>> finite_momentum(nn.BatchNorm1d(1, momentum=0.3))
+    0.3
+    """
+    momentum = getattr(norm, "momentum", 0.1)
+    if momentum is None:
+        raise BadInput(
+            f"{named(name)} has momentum=None, a cumulative average, which cannot be federated. Give it a number, 0.1 "
+            "for example."
+        )
+    return float(momentum)
+
+
 def keep_statistics(old: nn.Module, mean: Tensor, var: Tensor, batches: Tensor | None = None) -> None:
     """Copy the stored statistics of `old`, if it has any, and its counter of batches.
 
@@ -85,11 +108,9 @@ def refuse_other_forward(old: nn.Module, base: type[nn.Module], name: str = "") 
     >>> refuse_other_forward(nn.Conv2d(1, 1, 3), nn.Conv2d)
     """
     if type(old).forward is not base.forward:
-        where = f" {name!r}" if name else ""
         raise BadInput(
-            f"layer{where}: {type(old).__name__} has its own forward, which a replacement would lose; "
-            f"expected a plain {base.__name__}: replace it by hand, or leave out one of two parts "
-            "that change it"
+            f"{named(name)} is a {type(old).__name__} with its own forward, which a replacement would lose; expected a "
+            f"plain {base.__name__}. Replace it by hand, or leave out one of the parts that change it."
         )
 
 
@@ -99,8 +120,7 @@ def refuse_single_positions(norm: nn.Module, what: str, name: str = "") -> None:
     >>> refuse_single_positions(nn.BatchNorm2d(3), "instance normalization")
     """
     if isinstance(norm, nn.BatchNorm1d):
-        where = f" {name!r}" if name else ""
         raise BadInput(
-            f"layer{where}: {what} needs maps with several positions, got {type(norm).__name__}, which normalizes "
-            "vectors; expected a model whose normalization layers see images, such as 'cnn-small'"
+            f"{named(name)}: {what} needs maps with several positions, got {type(norm).__name__}, which normalizes "
+            'vectors. Choose a model whose normalization layers see images, such as "cnn-small".'
         )

@@ -16,7 +16,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.moments import affine, batch_moments, per_channel
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, Tensors, norm_layer
-from fednorms.layers.like import keep_parameters, keep_statistics, place, width
+from fednorms.layers.like import finite_momentum, keep_parameters, keep_statistics, place, width
 
 Kind = Literal["global", "fixed", "learned", "ensemble"]
 KINDS = ("global", "fixed", "learned", "ensemble")
@@ -79,9 +79,9 @@ class MixedNorm(nn.Module):
     ) -> None:
         super().__init__()
         if kind not in KINDS:
-            raise BadInput(f"MixedNorm: kind must be one of {', '.join(KINDS)}, got {kind!r}")
+            raise BadInput(f'MixedNorm: kind must be one of {", ".join(KINDS)}, got "{kind}".')
         if not 0 <= lam <= 1:
-            raise BadInput(f"MixedNorm: lam must lie between 0 and 1, got {lam}")
+            raise BadInput(f"MixedNorm: lam must be between 0 and 1, got {lam}.")
         self.channels, self.lam, self.eps, self.momentum = channels, lam, eps, momentum
         self.kind: Kind = kind
         ones = torch.ones(channels, device=device, dtype=dtype)
@@ -98,13 +98,8 @@ class MixedNorm(nn.Module):
     @classmethod
     def like(cls, norm: nn.Module, kind: Kind = "fixed", lam: float = 0.5, name: str = "") -> nn.Module:
         """Replace a batch normalization layer: keep affine, running statistics, momentum and eps."""
-        momentum = getattr(norm, "momentum", 0.1)
-        if momentum is None:
-            where = f" {name!r}" if name else ""
-            raise BadInput(
-                f"layer{where}: momentum=None (cumulative average) cannot be federated; expected a number, e.g. 0.1"
-            )
-        new = cls(width(norm, name), kind, lam, float(getattr(norm, "eps", 1e-5)), float(momentum), **place(norm))
+        momentum = finite_momentum(norm, name)
+        new = cls(width(norm, name), kind, lam, float(getattr(norm, "eps", 1e-5)), momentum, **place(norm))
         keep_parameters(norm, new, "weight", "bias")
         keep_statistics(norm, new.running_mean, new.running_var, new.num_batches_tracked)
         new.sent_mean.copy_(new.running_mean)

@@ -72,16 +72,16 @@ def _blocks(model: nn.Module) -> Iterator[tuple[str, _Block]]:
         found = True
         if is_norm(block.norm):
             raise BadInput(
-                f'nf_residual: the branch of "{name}" still ends in {short(block.norm)}: remove normalization first, '
+                f'nf_residual: the branch of "{name}" still ends in {short(block.norm)}. Remove normalization first, '
                 'as "nonorm + wsconv(nf_residual=true)" and "fedwon(nf_residual=true)" do.'
             )
         if odd := _odd(model, name, module, block):
-            raise BadInput(f'nf_residual: block "{name}" of this {type(model).__name__} {odd}: leave it out.')
+            raise BadInput(f'nf_residual: block "{name}" of this {type(model).__name__} {odd}. Leave out nf_residual.')
         yield name, block
     if not found:
         raise BadInput(
-            f"nf_residual: no residual blocks are known in this {type(model).__name__}: the plain ResNets of this "
-            "library, of torchvision and of timm have them, and torchvision's MobileNets. Leave it out for others."
+            f"nf_residual: no residual blocks are known in this {type(model).__name__}. It works with the plain "
+            "ResNets of this library, torchvision and timm, and with torchvision's MobileNets. Leave it out for others."
         )
 
 

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fednorms.core.errors import BadInput
 from fednorms.core.moments import affine, per_channel
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, Tensors, norm_layer, unbiased_batch_moments
-from fednorms.layers.like import keep_parameters, keep_statistics, place, width
+from fednorms.layers.like import finite_momentum, keep_parameters, keep_statistics, place, width
 
 
 def pooled(x: Tensor) -> Tensor:
@@ -80,13 +79,8 @@ class RepresentativeNorm(nn.Module):
     @classmethod
     def like(cls, norm: nn.Module, name: str = "") -> nn.Module:
         """Replace a batch normalization layer: keep affine, running statistics, momentum and eps."""
-        momentum = getattr(norm, "momentum", 0.1)
-        if momentum is None:
-            where = f" {name!r}" if name else ""
-            raise BadInput(
-                f"layer{where}: momentum=None (cumulative average) cannot be federated; expected a number, e.g. 0.1"
-            )
-        new = cls(width(norm, name), float(getattr(norm, "eps", 1e-5)), float(momentum), **place(norm))
+        momentum = finite_momentum(norm, name)
+        new = cls(width(norm, name), float(getattr(norm, "eps", 1e-5)), momentum, **place(norm))
         keep_parameters(norm, new, "weight", "bias")
         keep_statistics(norm, new.running_mean, new.running_var, new.num_batches_tracked)
         return keep_act(norm, new)

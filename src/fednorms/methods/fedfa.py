@@ -52,11 +52,11 @@ class FedFA(Part):
         named = [n.strip() for n in self.after.split(",") if n.strip()]
         known = dict(model.named_modules())
         if unknown := [n for n in named if n not in known]:
-            raise BadInput(f'fedfa: the model has no module "{unknown[0]}" (option after).')
+            raise BadInput(f'fedfa: the model has no module "{unknown[0]}", which the option after names.')
         found = named or stages(model)
         if not found:
             raise BadInput(
-                f"fedfa: where the stages of a {type(model).__name__} end is not known. Name the modules after which "
+                f"fedfa: the stages of a {type(model).__name__} are unknown. Name the modules after which "
                 'features are augmented: fedfa(after="pool1,pool2").'
             )
         return insert(model, found, self.p, self.momentum)

@@ -45,9 +45,9 @@ class FedNorm(Part):
         without = [site.name for site in federation.sites if ATTRIBUTE not in site.attributes]
         if without:
             raise BadInput(
-                f'fednorm needs the attribute "{ATTRIBUTE}" of every site, and {", ".join(without[:5])}'
-                f"{' and others' if len(without) > 5 else ''} of federation {federation.name!r} have none. "
-                f'Give each site attributes={{"{ATTRIBUTE}": "CT"}} or the like.'
+                f'fednorm needs the attribute "{ATTRIBUTE}" of every site; federation "{federation.name}" has sites '
+                f"without it: {', '.join(without[:5])}{' and others' if len(without) > 5 else ''}. "
+                f'Give each site attributes={{"{ATTRIBUTE}": "CT"}}, for example.'
             )
         return federation
 
@@ -66,10 +66,10 @@ class FedNorm(Part):
     def _group(self, c: Context, known: Tree) -> str:
         group = c.attributes.get(ATTRIBUTE, "")
         groups = sorted({name.rsplit("@", 1)[1] for name in known})
-        if not group and groups not in ([], [""]):  # a federation made by hand may have no modalities at all
+        if not group and groups not in ([], [""]):  # a custom federation may have no modalities
             raise BadInput(
-                f'fednorm has one model per modality ({", ".join(groups)}), and "{c.client}" has no attribute '
-                f'"{ATTRIBUTE}" that says which. Give the site one, or choose a site that has one.'
+                f'fednorm has one model per modality ({", ".join(groups)}), but "{c.client}" has no attribute '
+                f'"{ATTRIBUTE}". Give the site one, or choose a site that has one.'
             )
         return group
 

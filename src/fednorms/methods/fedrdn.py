@@ -31,7 +31,7 @@ class FedRDN(Part):
 
     paper = "Yan et al. 2025"
     uploads = True
-    normalises_input = True
+    normalizes_input = True
 
     variant: Literal["paper", "author"] = option("paper", choices=("paper", "author"))
 

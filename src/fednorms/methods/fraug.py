@@ -74,7 +74,7 @@ class FRAug(Part):
         linear = model.get_submodule(head[0])
         if type(linear) is not nn.Linear or len(head) > 1:
             raise BadInput(
-                f"fraug needs one plain linear classifier, got {type(linear).__name__} x {len(head)}: leave out the "
+                f"fraug needs one plain linear classifier, got {type(linear).__name__} x {len(head)}. Leave out the "
                 "part that changes the head, or choose another model."
             )
         return Synthesis.beside(model, linear, self.latent)

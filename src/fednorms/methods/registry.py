@@ -39,7 +39,7 @@ def method(text: str | Method | Part) -> Method:
         if isinstance(text, type) and issubclass(text, Part):
             refuse_class("method", text)
         raise BadInput(
-            f"method: expected text, a Method or a part, got {checks.kind(text)}. A class of your own derives "
+            f"method: expected text, a Method or a part, got {checks.kind(text)}. A custom class derives "
             'from fn.Part and has @fn.part("name") above it.'
         )
     parts: list[Part] = []
@@ -59,8 +59,8 @@ def method(text: str | Method | Part) -> Method:
 def load_all() -> None:
     """Import the modules that FEDNORMS_METHODS names: each part registers itself, as those of this package do.
 
-    FEDNORMS_METHODS="mine other" (names with a space between) is for the command line and for worker processes; a
-    module may lie in the working directory.
+    FEDNORMS_METHODS="mine other" (names separated by spaces) is for the command line and for worker processes. A
+    module may be in the working directory.
 
     >>> load_all(); "fedbn" in REGISTRY
     True

@@ -94,7 +94,7 @@ def averaged_statistics(task: Task, facts: Facts, site: str | None) -> list[str]
 
 def input_normalisers(task: Task) -> list[Part]:
     """The parts that normalise images with statistics of the site, in place of the fixed ones (at most one)."""
-    return [p for p in task.method.having("batch") if p.normalises_input]
+    return [p for p in task.method.having("batch") if p.normalizes_input]
 
 
 def _empty(facts: Facts, samples: int) -> Split:

@@ -165,7 +165,7 @@ def _verify(folder: Path, task: Task, chosen: Chosen, model: nn.Module | None, s
             got = load_model(folder, model).logits(images)
     if torch.equal(got, expected):
         return
-    parts = [p.name for p in task.method.having("batch") if not p.normalises_input]
+    parts = [p.name for p in task.method.having("batch") if not p.normalizes_input]
     if parts:
         raise BadInput(f"{' and '.join(parts)} changes images also in a test, which an exported model cannot hold.")
     raise RunFailed(
