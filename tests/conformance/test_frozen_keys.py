@@ -599,7 +599,8 @@ def test_names_of_models_federations_chains_losses_and_analyses():
         resnet20-b resnet18-cifar resnet18-cifar-untracked
     """)
     assert list(federations()) == words("""
-        digits-shift digits-dials digits-corrupted digits-styles folder:PATH pack:FILE digits-five office-caltech-10 office-home office-31 pacs
+        digits-shift digits-dials digits-corrupted digits-styles folder:PATH pack:FILE
+        digits-five office-caltech-10 office-home office-31 pacs
         vlcs domainnet cifar-10 cifar-100 cifar-10-c camelyon17 fed-isic2019 fairface centres medmnist npz
         huggingface
     """)
