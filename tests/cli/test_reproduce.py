@@ -148,13 +148,12 @@ def test_a_mistake_is_exit_code_2_and_one_message(tmp_path, capsys, args, words)
 
 
 def test_the_list_shows_every_table_and_what_has_run(tmp_path, capsys, monkeypatch):
-    import fednorms.papers.tables.listing as listing
     from fednorms.papers.tables import folders
 
-    table(tmp_path / "recipes" / "own-table-2")
-    table(tmp_path / "recipes" / "own-table-11", change=('label = "Mini"', 'label = "Maxi"'))
-    for module in (folders, listing):
-        monkeypatch.setattr(module, "home", lambda: tmp_path / "recipes")
+    (tmp_path / "recipes/own").mkdir(parents=True)
+    (tmp_path / "recipes/own/table-2.toml").write_text(MINI)
+    (tmp_path / "recipes/own/table-11.toml").write_text(MINI.replace("Mini", "Maxi"))
+    monkeypatch.setattr(folders, "home", lambda: tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce", "own-table-2", "--quiet", "--device", "cpu", "--only", "FedAvg"]) == 0
     capsys.readouterr()

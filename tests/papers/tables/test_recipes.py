@@ -17,11 +17,12 @@ from fednorms.models import build
 from fednorms.papers.analysis.kept import Kept
 from fednorms.papers.analysis.measures import ANALYSES
 from fednorms.papers.analysis.picture import png
-from fednorms.papers.tables.folders import home, known, open_table
+from fednorms.papers.tables.folders import file_of, home, known
 from fednorms.papers.tables.plan import pairs, recipe_for
 from fednorms.papers.tables.record import plain, record, same_run, shortened
 from fednorms.papers.tables.search import Search
 from fednorms.papers.tables.sources import check_columns, look, needs
+from fednorms.papers.tables.table import Table
 from fednorms.runs.cells import Outcome
 from fednorms.runs.driver import execute
 from tests.support.data_sets import MAKERS
@@ -41,7 +42,7 @@ def sample(names, most):
 
 @cache
 def read(name):
-    return open_table(home() / name)
+    return Table.read(file_of(name))
 
 
 @lru_cache(maxsize=1)

@@ -18,23 +18,26 @@ def home() -> Path:
 
 def known() -> list[str]:
     """The names of the tables that come with the library, by paper, tables before figures, in the papers' order."""
-    return sorted((p.parent.name for p in home().glob(f"*/{FILE}")), key=_order)
+    return sorted((f"{file.parent.name}-{file.stem}" for file in home().glob("*/*.toml")), key=_order)
+
+
+def file_of(name: str) -> Path:
+    """The file of a table that comes with the library: PAPER/table-1.toml for "PAPER-table-1"."""
+    paper, _, rest = name.partition("-")
+    return home() / paper / f"{rest}.toml"
 
 
 def open_table(name: str | Path) -> Table:
-    """The table of this name, or of this folder.
+    """The table of this name, file or folder.
 
     >>> open_table("no-such-table")
     Traceback (most recent call last):
     fednorms.BadInput: no table "no-such-table": ...
     """
     path = Path(name).expanduser()
-    if path.name == FILE:
-        path = path.parent
-    if (path / FILE).is_file():
-        return Table.read(path)
-    if (home() / str(name) / FILE).is_file():
-        return Table.read(home() / str(name))
+    for file in (path, path / FILE, file_of(str(name))):
+        if file.suffix == ".toml" and file.is_file():
+            return Table.read(file)
     if path.is_dir():
         raise BadInput(f"{path} is no table: it has no {FILE}")
     hint = f"{did_you_mean(str(name), known())}`fednorms reproduce --list` shows all {len(known())}"

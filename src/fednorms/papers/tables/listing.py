@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fednorms.core.errors import FednormsError
-from fednorms.papers.tables.folders import home, known, open_table
+from fednorms.papers.tables.folders import file_of, known
 from fednorms.papers.tables.plan import Shelf, found_in, pairs
 from fednorms.papers.tables.reproduce import default_out
 from fednorms.papers.tables.search import open_search, tree
@@ -39,7 +39,7 @@ def listing() -> list[Listed]:
     >>> all(entry.done <= entry.runs for entry in listing())
     True
     """
-    return [listed(open_table(home() / name)) for name in known()]
+    return [listed(Table.read(file_of(name))) for name in known()]
 
 
 def listed(table: Table) -> Listed:
@@ -47,10 +47,10 @@ def listed(table: Table) -> Listed:
     data = list(dict.fromkeys(needs(setting, table) or "none" for setting in table.settings))
     runs = len(list(pairs(table))) * table.seeds
     done, where = 0, ""
-    for place in (table.path, default_out(table)):
+    for place in (table.results, default_out(table)):
         count = _finished(table, place) if place is not None else 0
         if count > done:
-            done, where = count, "recipes" if place == table.path else str(place)
+            done, where = count, "recipes" if place == table.results else str(place)
     title = f"{table.title} (analysis: {table.analysis})" if table.analysis else table.title
     return Listed(table.name, table.paper, table.label, title, data, runs, done, where)
 

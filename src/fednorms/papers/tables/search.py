@@ -188,8 +188,8 @@ def open_search(
     """
     search = Search(table, setting, row, shelf.search(setting, row))
     places = [search.path]
-    if table.path and table.path.resolve() != shelf.out.resolve():
-        places.append(Shelf(table.path).search(setting, row))
+    if table.results and table.results != shelf.out.resolve():
+        places.append(Shelf(table.results).search(setting, row))
     for place in places:
         values = read_record(place)
         if values is None or values.get("grid") != row.search:

@@ -200,12 +200,24 @@ class Table(BaseModel):
     ladder: Ladder | None = None
     """The axis of a figure over settings or over rows."""
     path: Path | None = Field(default=None, exclude=True)
-    """The folder it was read from."""
+    """The file it was read from."""
 
     @property
     def name(self) -> str:
-        """The folder's name."""
-        return self.path.name if self.path else slug(f"{self.paper}-{self.label}")
+        """Its name on the command line: FOLDER for FOLDER/table.toml, PAPER-table-1 for PAPER/table-1.toml."""
+        if self.path is None:
+            return slug(f"{self.paper}-{self.label}")
+        folder = self.path.parent.name
+        return folder if self.path.name == FILE else f"{folder}-{self.path.stem}"
+
+    @property
+    def results(self) -> Path | None:
+        """The folder of results that come with the table: FOLDER for FOLDER/table.toml, otherwise results/NAME next
+        to the paper's folder.
+        """
+        if self.path is None:
+            return None
+        return self.path.parent if self.path.name == FILE else self.path.parents[1] / "results" / self.name
 
     @property
     def heading(self) -> str:
@@ -218,9 +230,8 @@ class Table(BaseModel):
         return any(printed for row in self.rows for printed in (*row.published.values(), row.averages))
 
     @classmethod
-    def read(cls, folder: Path) -> Table:
-        """Read FOLDER/table.toml; every problem is reported at once."""
-        file = folder / FILE
+    def read(cls, file: Path) -> Table:
+        """Read a table's file; every problem is reported at once."""
         try:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
         except tomllib.TOMLDecodeError as error:
@@ -229,7 +240,7 @@ class Table(BaseModel):
             raise BadInput(f"Cannot read the table {file}: {error}.") from None
         if "path" in values:
             raise BadInput(f'{file}: unknown key "path": {nearest("path", cls._keys())}')
-        return cls.make(values | {"path": folder.resolve()}, str(file))
+        return cls.make(values | {"path": file.resolve()}, str(file))
 
     @classmethod
     def make(cls, values: Mapping[str, Any], where: str = "the table") -> Table:
