@@ -12,7 +12,7 @@ import pytest
 import fednorms as fn
 from fednorms.cli import main
 from fednorms.cli.reproduce import _blocks
-from fednorms.papers.tables.summary import said
+from fednorms.papers.tables.cell import said
 from tests.cli.conftest import fednorms, start
 from tests.support.tables import MINI, fails_while_running, stored, table
 
@@ -148,12 +148,12 @@ def test_a_mistake_is_exit_code_2_and_one_message(tmp_path, capsys, args, words)
 
 
 def test_the_list_shows_every_table_and_what_has_run(tmp_path, capsys, monkeypatch):
-    from fednorms.papers.tables import folders
+    from fednorms.papers.tables import catalog
 
     (tmp_path / "recipes/own").mkdir(parents=True)
     (tmp_path / "recipes/own/table-2.toml").write_text(MINI)
     (tmp_path / "recipes/own/table-11.toml").write_text(MINI.replace("Mini", "Maxi"))
-    monkeypatch.setattr(folders, "home", lambda: tmp_path / "recipes")
+    monkeypatch.setattr(catalog, "home", lambda: tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce", "own-table-2", "--quiet", "--device", "cpu", "--only", "FedAvg"]) == 0
     capsys.readouterr()

@@ -159,7 +159,7 @@ def published(reader: Reader) -> dict[str, list[str]]:
     >>> all(protocol in READERS["pacs"].protocols for protocol in published(READERS["pacs"]))
     True
     """
-    from fednorms.papers.tables.folders import file_of, known
+    from fednorms.papers.tables.catalog import file_of, known
     from fednorms.papers.tables.table import merged
 
     first, serves = next(iter(reader.protocols)), dict[str, dict[str, None]]()

@@ -15,10 +15,10 @@ from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import Output, parse
 from fednorms.cli.progress import CellWatch, Reporter
 from fednorms.core.errors import BadInput
-from fednorms.papers.tables.observer import Observer
-from fednorms.papers.tables.reproduce import Reproduction
+from fednorms.papers.tables.cell import MISS, said
+from fednorms.papers.tables.reproduce import Observer, Reproduction
 from fednorms.papers.tables.reproduce import reproduce as run_table
-from fednorms.papers.tables.summary import MISS, Section, order_of, said, winners_of
+from fednorms.papers.tables.summary import Section, order_of, winners_of
 from fednorms.runs.cells import CellEvent
 
 
@@ -170,7 +170,7 @@ def _blocks(section: Section, width: int) -> list[list[str]]:
 
 
 def _list(output: Output) -> int:
-    from fednorms.papers.tables.listing import listing
+    from fednorms.papers.tables.catalog import listing
 
     entries = listing()
     if output.json:

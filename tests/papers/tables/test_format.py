@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fednorms.core.errors import BadInput
-from fednorms.papers.tables.folders import open_table
+from fednorms.papers.tables.catalog import open_table
 from fednorms.papers.tables.plan import chosen_rows, recipe_for
 from fednorms.papers.tables.table import Row, Setting, Table
 from tests.support.tables import MINI, table

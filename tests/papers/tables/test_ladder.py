@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fednorms.core.errors import BadInput
-from fednorms.papers.tables.ladder import lines_of, steps_of
 from fednorms.papers.tables.report import markdown
-from fednorms.papers.tables.summary import summarise
+from fednorms.papers.tables.summary import lines_of, steps_of, summarise
 from fednorms.papers.tables.table import Table
 from tests.support.tables import found
 

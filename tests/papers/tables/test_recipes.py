@@ -17,7 +17,7 @@ from fednorms.models import build
 from fednorms.papers.analysis.kept import Kept
 from fednorms.papers.analysis.measures import ANALYSES
 from fednorms.papers.analysis.picture import png
-from fednorms.papers.tables.folders import file_of, home, known
+from fednorms.papers.tables.catalog import file_of, home, known
 from fednorms.papers.tables.plan import pairs, recipe_for
 from fednorms.papers.tables.record import plain, record, same_run, shortened
 from fednorms.papers.tables.search import Search

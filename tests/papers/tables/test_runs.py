@@ -11,8 +11,8 @@ import pytest
 
 import fednorms as fn
 from fednorms.core.errors import BadInput, RunFailed
-from fednorms.papers.tables.observer import Observer
 from fednorms.papers.tables.record import plain, same_run
+from fednorms.papers.tables.reproduce import Observer
 from fednorms.papers.tables.summary import order, standing, winners_of
 from fednorms.papers.tables.table import Printed
 from tests.support.tables import MINI, fails_while_running, stored, table

@@ -11,11 +11,9 @@ import pytest
 import fednorms as fn
 from fednorms.core.errors import BadInput
 from fednorms.data.readers import READERS
-from fednorms.papers.tables import estimate
-from fednorms.papers.tables.folders import open_table
-from fednorms.papers.tables.listing import listed
+from fednorms.papers.tables import preflight
+from fednorms.papers.tables.catalog import default_out, listed, open_table
 from fednorms.papers.tables.plan import Shelf
-from fednorms.papers.tables.reproduce import default_out
 from fednorms.papers.tables.search import open_search, without_validation
 from fednorms.runs.cells import Outcome
 from fednorms.runs.driver import execute
@@ -181,8 +179,8 @@ def test_the_time_of_a_search_is_measured_without_test_images(tmp_path, monkeypa
 
         return execute(recipe, callback=after_round, **options)
 
-    monkeypatch.setattr(estimate, "execute", watched)
-    assert estimate.measured(search.recipe(search.points[0], 0)) > 0
+    monkeypatch.setattr(preflight, "execute", watched)
+    assert preflight.measured(search.recipe(search.points[0], 0)) > 0
     assert scores == {"personal/own/val"}
 
 

@@ -6,8 +6,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fednorms.papers.analysis.picture import head, png_of
-from fednorms.papers.tables.ladder import lines_of, steps_of
-from fednorms.papers.tables.summary import APART, MISS, Entry, Section, Summary, ours_of, print_of
+from fednorms.papers.tables.cell import APART, MISS, Entry, ours_of, print_of
+from fednorms.papers.tables.summary import Section, Summary, lines_of, steps_of
 from fednorms.runs.report import COLOURS, DASHES, MARKERS
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Plan: which runs a table consists of, which of them are finished, and where their files lie."""
+"""Plan: which runs a table consists of, and which of them are finished, here or in another table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from fednorms.core.errors import BadInput
+from fednorms.core.errors import BadInput, RunFailed
 from fednorms.core.options import nearest
 from fednorms.papers.tables.record import Values, read_record, same_run, tested_alike
 from fednorms.papers.tables.table import Row, Setting, Table, merged
@@ -180,3 +180,53 @@ def _named(table: Table, what: str, entries: Sequence[Any], names: Sequence[str]
             raise BadInput(f'{table.name} has no {what} "{name}": {nearest(name, known)}')
         wanted |= set(same)
     return [e for e in entries if not names or e.name in wanted]
+
+
+# What the report of a table that takes over a run reads of it.
+_NEEDED = {"table", "setting", "row", "status", "recipe", "hardware", "jobs", "data", "date", "version", "torch"}
+_OF_SCORES = {"headline", "last", "best", "bytes", "seconds"}
+
+
+class Neighbours:
+    """The finished runs in the output folders beside one.
+
+    A run is the same if its recipe and its data are; how often it was tested only matters to those who need every
+    round. A file that cannot be read is another table's trouble: it is named and left out.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.known: dict[tuple[str, str], list[Values]] = {}  # by seed and method
+        self.broken: list[str] = []
+        beside = out.resolve().parent
+        for file in sorted(beside.glob("*/results/*/*/seed-*.json")):
+            if file.is_relative_to(out.resolve()):
+                continue
+            try:
+                values = read_record(file)
+            except RunFailed:
+                values = {}
+            if values is None:
+                continue
+            if not _whole(values):
+                self.broken.append(str(file.relative_to(beside)))
+            elif values["status"] in ("done", "diverged"):
+                key = str(values["recipe"]["seed"]), str(values["recipe"]["method"])
+                self.known.setdefault(key, []).append(values)
+
+    def lend(self, recipe: Recipe, *, curve: bool, same_tests: bool, about: Mapping[str, Any]) -> Values | None:
+        """A neighbour's record of this run under the name `about` gives it, None if nobody has it."""
+        for values in self.known.get((str(recipe.seed), recipe.method), []):
+            stored = values["recipe"]
+            same = stored["fingerprint"] == recipe.fingerprint and same_run(stored, recipe)
+            whole = not same_tests or tested_alike(stored, recipe)
+            if same and whole and (not curve or "curve" in values or values["status"] == "diverged"):
+                origin = " / ".join(str(values[k]) for k in ("table", "setting", "row"))
+                lent = {k: v for k, v in values.items() if k != "analysis"}  # which is that table's own
+                return {**lent, **about, "from": values.get("from", origin)}
+        return None
+
+
+def _whole(values: Values) -> bool:
+    """Whether a record has all that another table's report needs; `read_record` only asks for what every file has."""
+    needed = _NEEDED | _OF_SCORES if values.get("status") == "done" else _NEEDED
+    return needed <= set(values)

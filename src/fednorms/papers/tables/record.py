@@ -18,6 +18,7 @@ import torch
 from fednorms._version import __version__
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.methods.registry import method as read_method
+from fednorms.papers.analysis.findings import Findings
 from fednorms.runs.cells import Outcome
 from fednorms.runs.facts import SiteFacts
 from fednorms.runs.identity import own_parts
@@ -236,3 +237,13 @@ def read_record(path: Path) -> Values | None:
     if not isinstance(values, dict) or "status" not in values or not _names_its_run(values.get("recipe")):
         raise RunFailed(f"{path} is no result of a run: remove it and run again")
     return values
+
+
+def stored(name: str, findings: Findings) -> Values:
+    """What a result keeps of an analysis."""
+    return {"analysis": {"name": name, **findings.plain()}}
+
+
+def is_analysed(record: Values, name: str) -> bool:
+    """Whether a result has all that a figure with this analysis (none: "") shows; a run that diverged has nothing."""
+    return not name or record["status"] != "done" or record.get("analysis", {}).get("name") == name

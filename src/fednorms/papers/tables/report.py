@@ -9,22 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fednorms.papers.analysis.measures import ANALYSES
-from fednorms.papers.tables.analyses import numbers_of
-from fednorms.papers.tables.entry import UNJUDGED
-from fednorms.papers.tables.estimate import duration
-from fednorms.papers.tables.ladder import lines_of, steps_of
-from fednorms.papers.tables.summary import (
-    APART,
-    MISS,
-    Entry,
-    Section,
-    Summary,
-    number,
-    order_of,
-    ours_of,
-    print_of,
-    winners_of,
-)
+from fednorms.papers.tables.cell import APART, MISS, UNJUDGED, Entry, number, ours_of, print_of
+from fednorms.papers.tables.preflight import duration
+from fednorms.papers.tables.summary import Section, Summary, lines_of, numbers_of, order_of, steps_of, winners_of
 from fednorms.runs.store.atomic import clear_errors, write_atomic
 
 NO_PICTURE = "no picture: matplotlib is missing; get it with `pip install 'fednorms[report]'`"

@@ -1,4 +1,4 @@
-"""reproduce: run what is left of a published table, and set what came out beside what was printed."""
+"""reproduce: run what is left of a published table, and compare the results with the published numbers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,11 @@ from fednorms.core.options import few
 from fednorms.engines.devices import pick_device
 from fednorms.papers.analysis.kept import Kept
 from fednorms.papers.analysis.measures import ANALYSES
-from fednorms.papers.tables.analyses import is_analysed, stored
-from fednorms.papers.tables.checks import Checked, checked
-from fednorms.papers.tables.estimate import duration, estimate
-from fednorms.papers.tables.folders import open_table
-from fednorms.papers.tables.lending import Neighbours
-from fednorms.papers.tables.observer import Observer
+from fednorms.papers.tables.catalog import default_out, open_table
 from fednorms.papers.tables.plan import (
     Found,
     Job,
+    Neighbours,
     Shelf,
     chosen_rows,
     chosen_settings,
@@ -31,7 +27,8 @@ from fednorms.papers.tables.plan import (
     pairs,
     recipe_for,
 )
-from fednorms.papers.tables.record import Values, record, shortened, write_record
+from fednorms.papers.tables.preflight import Checked, checked, duration, estimate
+from fednorms.papers.tables.record import Values, is_analysed, record, shortened, stored, write_record
 from fednorms.papers.tables.search import (
     Point,
     Search,
@@ -52,6 +49,28 @@ from fednorms.runs.store.atomic import check_folder
 
 Fingerprint = Callable[[Setting, Recipe], str | None]
 Choices = dict[tuple[str, str], dict[str, Any]]  # by setting and row: what a search on validation images has chosen
+
+
+class Observer:
+    """Takes in remarks and progress, and does nothing with them.
+
+    >>> Observer().say("nothing is printed")
+    """
+
+    wants_estimate = False
+    """Whether it is worth timing a round of runs that nobody has timed yet."""
+
+    def say(self, text: str) -> None:
+        """A remark."""
+
+    def begin(self, title: str, rounds: int) -> None:
+        """Runs of so many rounds in all start."""
+
+    def watch(self, event: CellEvent) -> None:
+        """A round or a run is done."""
+
+    def end(self) -> None:
+        """Those runs are over, or were interrupted."""
 
 
 @dataclass
@@ -137,11 +156,6 @@ def reproduce(
         work.report(interrupted=True)
         left = f"{work.finished} of {work.planned} runs finished"
         raise KeyboardInterrupt(f"Interrupted with {left}; continue with the same command.") from None
-
-
-def default_out(table: Table) -> Path:
-    """Where results go if nobody says: runs/reproduce-NAME."""
-    return Path("runs") / f"reproduce-{table.name}"
 
 
 def _folder(root: str | Path) -> Path:
@@ -339,7 +353,10 @@ class _Work:
             if files:
                 self.observer.say(f"{len(files)} results are {what}: not used ({few(files)})")
         pending: list[Job] = []
-        total, neighbours = 0, Neighbours(self.shelf.out, self.observer)
+        total, neighbours = 0, Neighbours(self.shelf.out)
+        if broken := neighbours.broken:
+            left = f"{len(broken)} results of tables beside this one cannot be read"
+            self.observer.say(f"{left}: not taken over ({few(broken)})")
         for setting, row in self._pairs():
             done = self._done(found, setting, row)
             if setting.name in self.skipped:

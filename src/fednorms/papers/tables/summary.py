@@ -1,4 +1,4 @@
-"""Summary: the numbers of a table, ours beside print, with a verdict on each."""
+"""Summary: the numbers of a table next to the published ones, with a verdict on each."""
 
 from __future__ import annotations
 
@@ -6,16 +6,27 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from statistics import fmean, stdev
 from typing import Any
 
 from fednorms.papers.analysis.findings import Findings
-from fednorms.papers.tables.analyses import findings_of
-from fednorms.papers.tables.averages import average, averages_apart, averages_setting
-from fednorms.papers.tables.entry import APART, BETTER, DIVERGED, FAILED, MISS, MISSING, Entry, judge
+from fednorms.papers.tables.cell import (
+    BETTER,
+    FAILED,
+    MISS,
+    MISSING,
+    Entry,
+    average,
+    averages_apart,
+    averages_setting,
+    judge,
+    number,
+    said,
+)
 from fednorms.papers.tables.plan import Found
 from fednorms.papers.tables.record import Values
 from fednorms.papers.tables.selectors import Selector
-from fednorms.papers.tables.table import Printed, Row, Setting, Table
+from fednorms.papers.tables.table import Row, Setting, Table
 
 
 @dataclass(frozen=True)
@@ -324,40 +335,63 @@ def order_of(section: Section) -> str:
     return f'order of rows on "{section.main}": {same} of {every} pairs as printed'
 
 
-def number(value: float, selector: Selector) -> str:
-    """A number in the unit of its column.
+Lines = dict[str, dict[str, Entry]]
+"""By what a line is of, by step: the cell of the ladder's column."""
 
-    >>> number(98.76, Selector("mean")), number(0.0123, Selector("seconds")), number(14219210, Selector("bytes"))
-    ('98.8', '0.012', '14,219,210')
+
+def lines_of(summary: Summary) -> Lines:
+    """The lines over the ladder's steps that have run: one per row over settings, or one per setting over rows."""
+    ladder = summary.table.ladder
+    if ladder is None:
+        return {}
+    shown = {section.setting.name: section for section in summary.sections if section.shown}
+    if ladder.settings:
+        steps = [(shown[name], step) for name, step in ladder.settings.items() if name in shown]
+        lines = {
+            row.name: {
+                step: section.rows[row.name][ladder.column] for section, step in steps if row.name in section.rows
+            }
+            for row in summary.table.rows
+        }
+    else:
+        lines = {
+            section.title: {
+                step: section.rows[row][ladder.column] for row, step in ladder.rows.items() if row in section.rows
+            }
+            for section in shown.values()
+            if ladder.column in section.columns
+        }
+    return {name: line for name, line in lines.items() if any(e.ours is not None for e in line.values())}
+
+
+def steps_of(summary: Summary) -> list[str]:
+    """The steps at which any line has a number, in the ladder's order."""
+    ladder = summary.table.ladder
+    lines = lines_of(summary).values()
+    names = [] if ladder is None else (ladder.settings or ladder.rows).values()
+    return [step for step in names if any(step in line and line[step].ours is not None for line in lines)]
+
+
+def findings_of(records: Sequence[Values], name: str) -> dict[str, list[Findings]]:
+    """By row, what an analysis showed in each seed's run; rows without any are left out."""
+    found: dict[str, list[Findings]] = {}
+    for record in records:
+        if name and record.get("analysis", {}).get("name") == name:
+            found.setdefault(record["row"], []).append(Findings.of(record["analysis"]))
+    return found
+
+
+def numbers_of(found: dict[str, list[Findings]]) -> dict[str, dict[str, tuple[float, float | None, int]]]:
+    """By row and name of a number: its mean, sample standard deviation and the number of seeds that have one.
+
+    >>> numbers_of({"FedAvg": [Findings({"gap": 1.0}), Findings({"gap": 3.0})]})
+    {'FedAvg': {'gap': (2.0, 1.4142135623730951, 2)}}
     """
-    if selector.kind == "seconds":
-        return f"{value:.3f}"
-    return f"{value:,.0f}" if selector.is_cost else f"{value:.1f}"
-
-
-def print_of(printed: Printed, selector: Selector) -> str:
-    """What the paper has: a number, or that training failed.
-
-    >>> print_of(Printed(81.02, 0.3), Selector("mean")), print_of(Printed(-math.inf), Selector("mean"))
-    ('81.0', 'failed')
-    """
-    return "failed" if printed.failed else number(printed.mean, selector)
-
-
-def ours_of(entry: Entry, selector: Selector) -> str:
-    """What came out, in words."""
-    if entry.ours is None:
-        return DIVERGED if entry.diverged else FAILED if entry.verdict == FAILED else "-"
-    text = number(entry.ours, selector) + ("" if entry.std is None else f" ± {number(entry.std, selector)}")
-    text += f" ({entry.diverged} diverged)" if entry.diverged else ""
-    return text + (f" ({entry.never} never)" if entry.never else "")
-
-
-def said(entry: Entry, selector: Selector) -> str:
-    """A cell in one line: ours, print, difference and a mark for a miss."""
-    text = ours_of(entry, selector)
-    if entry.printed is not None:
-        text += f" | {print_of(entry.printed, selector)}"
-        if entry.difference is not None:
-            text += f" | {entry.difference:+.1f}"
-    return text + (" ✗" if entry.verdict == MISS else " †" if entry.verdict == APART else "")
+    return {
+        row: {
+            name: (fmean(v), stdev(v) if len(v) > 1 else None, len(v))
+            for name in dict.fromkeys(n for f in seeds for n in f.scalars)
+            if (v := [f.scalars[name] for f in seeds if math.isfinite(f.scalars.get(name, math.nan))])
+        }
+        for row, seeds in found.items()
+    }

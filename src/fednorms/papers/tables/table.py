@@ -15,7 +15,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
 from fednorms.papers.analysis.measures import analysis_named
 from fednorms.papers.tables.selectors import Selector
-from fednorms.papers.tables.tested import may_test, missing_mode
+from fednorms.papers.tables.validation import may_test, missing_mode
 from fednorms.runs.compare import slug
 from fednorms.runs.recipe import Recipe
 

@@ -1,4 +1,4 @@
-"""Whether a run can have the number of a column, as far as its recipe alone tells."""
+"""Check a table: whether a column can have a number, as far as recipes tell."""
 
 from __future__ import annotations
 
