@@ -1,10 +1,11 @@
-"""Train a client's round in which it diverged once more, step by step, in three precisions: what the notes here tell.
+"""Repeat, step by step and in three precisions, the round in which a client of FedWon diverged.
 
-python recipes/beyond/fedwon-table-21-trace.py RESULT.json RUN ROOT trace.json
+python recipes/beyond/fedwon-table-21-trace.py RESULTS RUN ROOT OUT
 
-RESULT.json is the result of a run that diverged (results/participation-0.4/fedwon/seed-1.json), ROOT the folder of
-Digits-Five. The run is repeated in the folder RUN until it diverges again, and its last rounds from the newest
-checkpoint; then the client trains alone from the model that the server had sent it. On the device of the result.
+RESULTS is the results.json of a table with a run that diverged (recipes/results/beyond-fedwon-table-21/results.json),
+ROOT the folder of Digits-Five, OUT the JSON file to write (fedwon-table-21-trace.json). The run is repeated in the
+folder RUN until it diverges again, then its last rounds from the newest checkpoint. Finally the client trains on its
+own from the model that the server had sent. Use the device of the stored result.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fednorms import core
 from fednorms.core.errors import Diverged
+from fednorms.core.round import base_phases, begin, broadcast, draws, initial_state, server_update, step
+from fednorms.core.states import Broadcast
 from fednorms.core.tree import Tree
 from fednorms.engines.devices import numerics
 from fednorms.runs.driver import execute
@@ -24,11 +26,11 @@ from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session
 from fednorms.runs.store.checkpoint import load
 
-_OTHERS = 8  # clients of the same round that are looked at beside it
+_OTHERS = 8  # more clients of the same round that are traced
 
 
-def sent_to_the_diverging(recipe: Recipe, run: Path) -> tuple[core.Broadcast, str, list[str]]:
-    """What the server sent in the round of the divergence, the client that diverged, and all that took part."""
+def sent_to_the_diverging(recipe: Recipe, run: Path) -> tuple[Broadcast, str, list[str]]:
+    """What the server sent in the round that diverged, the client that diverged, and all clients of the round."""
     try:
         execute(recipe, out=run)
     except Diverged as error:
@@ -36,31 +38,31 @@ def sent_to_the_diverging(recipe: Recipe, run: Path) -> tuple[core.Broadcast, st
     session = Session.open(recipe)
     task, engine = session.task, session.engine
     found = load(run / "checkpoints", task.like.device)
-    state = found.server if found else engine.setup(core.initial_state(task))
+    state = found.server if found else engine.setup(initial_state(task))
     with numerics(recipe.precision, deterministic=recipe.deterministic):
         while state.round < recipe.rounds:
             cohort = session.participation.cohort(engine.clients, recipe.seed, state.round)
-            sent = core.broadcast(task, state)
+            sent = broadcast(task, state)
             try:
                 done = engine.train(sent, cohort)
             except Diverged as error:
                 return sent, str(error).split('"')[1], cohort
-            state = core.server_update(task, state, done.combined or done.uploads)
-    raise SystemExit("no client diverged")
+            state = server_update(task, state, done.combined or done.uploads)
+    raise SystemExit("No client diverged.")
 
 
-def steps_of(recipe: Recipe, sent: core.Broadcast, client: str) -> list[tuple[float, float]]:
-    """Loss and norm of the gradient in every step of a client's round (SGD: the gradient is the move over the rate)."""
+def steps_of(recipe: Recipe, sent: Broadcast, client: str) -> list[tuple[float, float]]:
+    """Loss and gradient norm in every step of a client's round (with SGD, the gradient is the step over the rate)."""
     session = Session.open(recipe.model_copy(update={"engine": "loop"}))
     task = session.task
     model = Tree({k: v.to(task.like.dtype) if v.is_floating_point() else v for k, v in sent.model.items()})
     steps: list[tuple[float, float]] = []
     with numerics(recipe.precision, deterministic=True):
-        carry, _ = core.begin(task, core.Broadcast(sent.round, model, sent.parts), session.engine.client(client))
+        carry, _ = begin(task, Broadcast(sent.round, model, sent.parts), session.engine.client(client))
         summed = 0.0
-        for batches, phase in core.draws(task, carry, core.base_phases(task, carry.context)):
+        for batches, phase in draws(task, carry, base_phases(task, carry.context)):
             before = carry.params.detach().clone()
-            core.step(task, carry, batches, phase)
+            step(task, carry, batches, phase)
             moved = sum(float((before[k] - v.detach()).square().sum()) for k, v in carry.params.items())
             steps.append((float(carry.loss_sum) - summed, moved**0.5 / carry.context.lr))
             summed = float(carry.loss_sum)
@@ -73,9 +75,10 @@ def _plain(x: float) -> float | None:
     return float(f"{x:.6g}") if math.isfinite(x) else None  # JSON has no infinity
 
 
-def main(result: str, run: str, root: str, out: str) -> None:
-    """Trace, and write the figures."""
-    values: dict[str, Any] = json.loads(Path(result).read_text())["recipe"]
+def main(results: str, run: str, root: str, out: str) -> None:
+    """Trace the client and write the figures."""
+    runs = json.loads(Path(results).read_text())["runs"]
+    values: dict[str, Any] = next(run["recipe"] for run in runs if run["status"] == "diverged")
     values.pop("own_parts", None)
     recipe = Recipe.make(values | {"data": values["data"] | {"root": root}})
     sent, client, cohort = sent_to_the_diverging(recipe, Path(run))

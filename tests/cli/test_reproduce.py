@@ -14,7 +14,7 @@ from fednorms.cli import main
 from fednorms.cli.reproduce import _blocks
 from fednorms.papers.tables.cell import said
 from tests.cli.conftest import fednorms, start
-from tests.support.tables import MINI, fails_while_running, stored, table
+from tests.support.tables import MINI, fails_while_running, results, stored, table
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -40,7 +40,7 @@ def test_interrupted_and_continued_by_the_same_command(tmp_path):
 
     said = fednorms(*command, "--jobs", "2")  # now in processes
     assert said.code == 0, said.err
-    assert (out / "results/shift/fedavg/seed-0.json").read_bytes() == first
+    assert results(out)["shift", "FedAvg", 0] == json.loads(first)
     assert "Digits that look different" in said.out
     assert "of 2 printed cells within 3 points" in said.out
     assert 'setting "pictures" is skipped: it needs pacs' in said.err

@@ -8,13 +8,7 @@ import pytest
 
 from fednorms.papers.tables.reproduce import reproduce
 from tests.papers.tables.test_runs import Heard
-from tests.support.tables import table
-
-
-def results(folder):
-    return {
-        file.relative_to(folder): json.loads(file.read_text()) for file in sorted(folder.glob("results/*/*/*.json"))
-    }
+from tests.support.tables import results, table
 
 
 def test_a_run_of_another_table_is_taken_over(tmp_path):
@@ -24,10 +18,10 @@ def test_a_run_of_another_table_is_taken_over(tmp_path):
     second = reproduce(two, settings=["shift"], out=tmp_path / "out" / "two", device="cpu")
     assert second.ran == 1  # FedProx; FedAvg is there
     lent, own = (results(tmp_path / "out" / name) for name in ("two", "one"))
-    file = next(f for f in lent if "fedavg" in str(f).lower())
-    assert lent[file]["from"] == "one / shift / FedAvg"
-    assert lent[file]["table"] == "two"
-    assert lent[file]["last"] == own[file]["last"]
+    run = ("shift", "FedAvg", 0)
+    assert lent[run]["from"] == "one / shift / FedAvg"
+    assert lent[run]["table"] == "two"
+    assert lent[run]["last"] == own[run]["last"]
     assert reproduce(two, settings=["shift"], out=tmp_path / "out" / "two", device="cpu").ran == 0
 
 
@@ -37,7 +31,7 @@ def test_a_report_takes_over_and_runs_nothing(tmp_path):
     reproduce(one, settings=["shift"], out=tmp_path / "out" / "one", device="cpu")
     second = reproduce(two, settings=["shift"], out=tmp_path / "out" / "two", device="cpu", report=True)
     assert second.ran == 0
-    assert [f.parent.name for f in results(tmp_path / "out" / "two")] == ["fedavg"]
+    assert [row for _, row, _ in results(tmp_path / "out" / "two")] == ["FedAvg"]
     assert (tmp_path / "out" / "two" / "RESULTS.md").exists()
 
 
@@ -46,10 +40,12 @@ def test_a_report_takes_over_and_runs_nothing(tmp_path):
 )
 def test_a_broken_file_of_another_table_is_named_and_left_out(tmp_path, text):
     one, ears = table(tmp_path / "one"), Heard()
-    file = tmp_path / "out/one/results/shift/fedavg/seed-0.json"
+    file = tmp_path / "out/one/results.json"
     if text is None:  # right, but for what the report needs
         reproduce(one, only=["FedAvg"], out=tmp_path / "out" / "one", device="cpu")
-        text = json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != "data"})
+        [values] = results(tmp_path / "out" / "one").values()
+        del values["data"]
+        text = json.dumps({"runs": [values]})
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     done = reproduce(one, only=["FedAvg"], out=tmp_path / "out" / "two", device="cpu", observer=ears)

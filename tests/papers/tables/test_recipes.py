@@ -22,6 +22,7 @@ from fednorms.papers.tables.plan import pairs, recipe_for
 from fednorms.papers.tables.record import plain, record, same_run, shortened
 from fednorms.papers.tables.search import Search
 from fednorms.papers.tables.sources import check_columns, look, needs
+from fednorms.papers.tables.store import ResultStore
 from fednorms.papers.tables.table import Table
 from fednorms.runs.cells import Outcome
 from fednorms.runs.driver import execute
@@ -194,7 +195,7 @@ def _one_round(name, tiny):
         if not selector.mode and not selector.needs_curve:
             assert selector.value(stored, table.selection) is not None, f"{name}, {row.name}: {column}"
     if row.search:
-        search = Search(table, setting, row, home())
+        search = Search(table, setting, row, ResultStore(home()))
         tried = shrunk(search.recipe(search.points[0], 0), small.data.root)
         assert look(tried).validated, "a search needs validation images"
 

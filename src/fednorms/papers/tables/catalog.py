@@ -8,9 +8,10 @@ from typing import Any
 
 from fednorms.core.errors import BadInput, FednormsError
 from fednorms.core.options import did_you_mean
-from fednorms.papers.tables.plan import Shelf, found_in, pairs
+from fednorms.papers.tables.plan import found_in, pairs
 from fednorms.papers.tables.search import open_search, tree
 from fednorms.papers.tables.sources import needs
+from fednorms.papers.tables.store import RUNS, SEARCHES, ResultStore
 from fednorms.papers.tables.table import FILE, Table
 
 
@@ -107,13 +108,13 @@ def listed(table: Table) -> Listed:
 
 
 def _finished(table: Table, out: Path) -> int:
-    shelf = Shelf(out)
-    if not shelf.results.is_dir() and not shelf.searches.is_dir():
+    store = ResultStore(out)
+    if not store.files(RUNS) and not store.files(SEARCHES):
         return 0
     try:
-        searches = {(s.name, r.name): open_search(shelf, table, s, r) for s, r in pairs(table) if r.search}
+        searches = {(s.name, r.name): open_search(store, table, s, r) for s, r in pairs(table) if r.search}
         chosen = {key: tree(s.chosen) for key, s in searches.items() if s.chosen is not None}
-        found = found_in(shelf, table, chosen)
+        found = found_in(store, table, chosen)
     except FednormsError:
         return 0  # broken files: reproducing the table says which
     diverged = sum(s.diverged for s in searches.values())  # whose rows have nothing to run

@@ -10,48 +10,12 @@ from typing import Any
 
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.core.options import nearest
-from fednorms.papers.tables.record import Values, read_record, same_run, tested_alike
+from fednorms.papers.tables.record import Values, same_run, tested_alike
+from fednorms.papers.tables.store import ResultStore, read_records
 from fednorms.papers.tables.table import Row, Setting, Table, merged
 from fednorms.runs.recipe import Recipe
 
 PARTS = 5  # checkpoints of a run, and tests where only the last one is reported
-
-
-@dataclass(frozen=True)
-class Shelf:
-    """The files of a table's runs in one output folder.
-
-    >>> Shelf(Path("out")).results
-    PosixPath('out/results')
-    """
-
-    out: Path
-
-    @property
-    def results(self) -> Path:
-        """The finished runs."""
-        return self.out / "results"
-
-    def result(self, setting: Setting, row: Row, seed: int) -> Path:
-        """The file of a finished run."""
-        return self.results / setting.slug / row.slug / f"seed-{seed}.json"
-
-    def run(self, setting: Setting, row: Row, seed: int) -> Path:
-        """The directory of a run while it lasts."""
-        return self.out / "runs" / setting.slug / row.slug / f"seed-{seed}"
-
-    @property
-    def searches(self) -> Path:
-        """The searches."""
-        return self.out / "search"
-
-    def search(self, setting: Setting, row: Row) -> Path:
-        """The file of a search."""
-        return self.searches / setting.slug / f"{row.slug}.json"
-
-    def search_run(self, setting: Setting, row: Row, name: str) -> Path:
-        """The directory of one run of a search while it lasts."""
-        return self.out / "runs" / "search" / setting.slug / row.slug / name
 
 
 @dataclass(frozen=True)
@@ -110,7 +74,7 @@ class Found:
 
 
 def found_in(
-    shelf: Shelf,
+    store: ResultStore,
     table: Table,
     chosen: Mapping[tuple[str, str], Mapping[str, Any]],
     fingerprint: Callable[[Setting, Recipe], str | None] = lambda setting, recipe: None,
@@ -119,30 +83,27 @@ def found_in(
 
     `fingerprint` tells that of the data at hand, or None where they are not.
     """
-    found = Found()
+    found, stored = Found(), store.runs()
     for setting, row in pairs(table):
         key = (setting.name, row.name)
-        files = shelf.result(setting, row, 0).parent.glob("seed-*.json")
-        for file in sorted(files, key=lambda p: (len(p.name), p.name)):
-            values = read_record(file)
-            if values is None:
-                continue
-            recipe = None
+        for values in stored.get((setting.slug, row.slug), []):
+            recipe, seed = None, int(values["recipe"]["seed"])
+            name = f"{setting.slug}/{row.slug}/seed-{seed}"
             if not row.search or key in chosen:
-                recipe = recipe_for(table, setting, row, int(values["recipe"]["seed"]), chosen.get(key, {}))
+                recipe = recipe_for(table, setting, row, seed, chosen.get(key, {}))
             tests = counts_tests(table, setting)
             if (
                 recipe is None
                 or not same_run(values["recipe"], recipe)
                 or (tests and not tested_alike(values["recipe"], recipe))
             ):
-                found.stale.append(f"{setting.slug}/{row.slug}/{file.name}")
+                found.stale.append(name)
             elif (here := fingerprint(setting, recipe)) and here != values["recipe"]["fingerprint"]:
-                found.foreign.append(f"{setting.slug}/{row.slug}/{file.name}")
+                found.foreign.append(name)
             elif values["status"] == "failed":
                 found.failed.setdefault(key, []).append(values)
             elif setting.keeps_curve and values["status"] == "done" and "curve" not in values:
-                found.stale.append(f"{setting.slug}/{row.slug}/{file.name}")
+                found.stale.append(name)
             else:
                 found.done.setdefault(key, []).append(values)
     return found
@@ -182,51 +143,52 @@ def _named(table: Table, what: str, entries: Sequence[Any], names: Sequence[str]
     return [e for e in entries if not names or e.name in wanted]
 
 
-# What the report of a table that takes over a run reads of it.
+# What a report reads of a run that it takes over from another table.
 _NEEDED = {"table", "setting", "row", "status", "recipe", "hardware", "jobs", "data", "date", "version", "torch"}
 _OF_SCORES = {"headline", "last", "best", "bytes", "seconds"}
 
 
-class Neighbours:
-    """The finished runs in the output folders beside one.
+class OtherTables:
+    """The finished runs of other tables, in the output folders next to one.
 
-    A run is the same if its recipe and its data are; how often it was tested only matters to those who need every
-    round. A file that cannot be read is another table's trouble: it is named and left out.
+    A run is the same if its recipe and its data are. How often it was tested matters only to a table that needs every
+    round. Files that cannot be used are listed in `broken` and left out.
     """
 
     def __init__(self, out: Path) -> None:
         self.known: dict[tuple[str, str], list[Values]] = {}  # by seed and method
         self.broken: list[str] = []
-        beside = out.resolve().parent
-        for file in sorted(beside.glob("*/results/*/*/seed-*.json")):
-            if file.is_relative_to(out.resolve()):
-                continue
-            try:
-                values = read_record(file)
-            except RunFailed:
-                values = {}
-            if values is None:
-                continue
-            if not _whole(values):
-                self.broken.append(str(file.relative_to(beside)))
+        here = out.resolve()
+        for folder in sorted(here.parent.iterdir()) if here.parent.is_dir() else []:
+            for file in ResultStore(folder).files() if folder != here else []:
+                self._read(file, str(file.relative_to(here.parent)))
+
+    def _read(self, file: Path, name: str) -> None:
+        try:
+            records = read_records(file)
+        except RunFailed:
+            records = [{}]
+        for values in records:
+            if not _is_complete(values):
+                self.broken += [name] if name not in self.broken else []
             elif values["status"] in ("done", "diverged"):
                 key = str(values["recipe"]["seed"]), str(values["recipe"]["method"])
                 self.known.setdefault(key, []).append(values)
 
-    def lend(self, recipe: Recipe, *, curve: bool, same_tests: bool, about: Mapping[str, Any]) -> Values | None:
-        """A neighbour's record of this run under the name `about` gives it, None if nobody has it."""
+    def find(self, recipe: Recipe, *, curve: bool, same_tests: bool, about: Mapping[str, Any]) -> Values | None:
+        """Another table's record of this run, under the name that `about` gives it; None if there is none."""
         for values in self.known.get((str(recipe.seed), recipe.method), []):
             stored = values["recipe"]
             same = stored["fingerprint"] == recipe.fingerprint and same_run(stored, recipe)
-            whole = not same_tests or tested_alike(stored, recipe)
-            if same and whole and (not curve or "curve" in values or values["status"] == "diverged"):
+            tested = not same_tests or tested_alike(stored, recipe)
+            if same and tested and (not curve or "curve" in values or values["status"] == "diverged"):
                 origin = " / ".join(str(values[k]) for k in ("table", "setting", "row"))
-                lent = {k: v for k, v in values.items() if k != "analysis"}  # which is that table's own
-                return {**lent, **about, "from": values.get("from", origin)}
+                shared = {k: v for k, v in values.items() if k != "analysis"}  # an analysis belongs to its table
+                return {**shared, **about, "from": values.get("from", origin)}
         return None
 
 
-def _whole(values: Values) -> bool:
-    """Whether a record has all that another table's report needs; `read_record` only asks for what every file has."""
+def _is_complete(values: Values) -> bool:
+    """Whether a record has everything that another table's report needs."""
     needed = _NEEDED | _OF_SCORES if values.get("status") == "done" else _NEEDED
     return needed <= set(values)

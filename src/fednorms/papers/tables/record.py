@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from fednorms._version import __version__
-from fednorms.core.errors import BadInput, RunFailed
+from fednorms.core.errors import BadInput
 from fednorms.methods.registry import method as read_method
 from fednorms.papers.analysis.findings import Findings
 from fednorms.runs.cells import Outcome
@@ -24,7 +23,6 @@ from fednorms.runs.facts import SiteFacts
 from fednorms.runs.identity import own_parts
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
-from fednorms.runs.store.atomic import clear_errors, write_atomic
 
 MOST_SITES = 20  # with more, a file keeps domains only
 # What decides where and how a run is made, and not what comes out.
@@ -212,31 +210,6 @@ def error_of(outcome: Outcome, recipe: Recipe) -> str:
     """Why a run failed, without the path of its data: no file holds a path of the machine."""
     root = recipe.data.root
     return outcome.error.replace(root, "ROOT") if root else outcome.error
-
-
-def write_record(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a record, all of it or nothing; one line per key, so that differences between two files are readable."""
-    with clear_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [f"{json.dumps(key)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for key, v in values.items()]
-    write_atomic(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
-
-
-def _names_its_run(recipe: object) -> bool:
-    return isinstance(recipe, dict) and {"seed", "method", "fingerprint", "evaluate_every"} <= set(recipe)
-
-
-def read_record(path: Path) -> Values | None:
-    """A record, None if there is none."""
-    try:
-        values = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise RunFailed(f"cannot read the result {path} ({error}): repair it, or remove it and run again") from error
-    if not isinstance(values, dict) or "status" not in values or not _names_its_run(values.get("recipe")):
-        raise RunFailed(f"{path} is no result of a run: remove it and run again")
-    return values
 
 
 def stored(name: str, findings: Findings) -> Values:

@@ -18,8 +18,7 @@ from fednorms.papers.tables.catalog import default_out, open_table
 from fednorms.papers.tables.plan import (
     Found,
     Job,
-    Neighbours,
-    Shelf,
+    OtherTables,
     chosen_rows,
     chosen_settings,
     counts_tests,
@@ -28,7 +27,7 @@ from fednorms.papers.tables.plan import (
     recipe_for,
 )
 from fednorms.papers.tables.preflight import Checked, checked, duration, estimate
-from fednorms.papers.tables.record import Values, is_analysed, record, shortened, stored, write_record
+from fednorms.papers.tables.record import Values, is_analysed, record, shortened, stored
 from fednorms.papers.tables.search import (
     Point,
     Search,
@@ -40,6 +39,7 @@ from fednorms.papers.tables.search import (
     without_validation,
 )
 from fednorms.papers.tables.sources import Source, check_columns, find_root, look, missing_data, needs
+from fednorms.papers.tables.store import ResultStore, remove
 from fednorms.papers.tables.summary import Summary, summarise
 from fednorms.papers.tables.table import Row, Setting, Table
 from fednorms.runs.cells import Cell, CellEvent, Outcome, run_cells
@@ -143,7 +143,7 @@ def reproduce(
         settings=chosen_settings(table, settings),
         rows=chosen_rows(table, only),
         seeds=list(range(seeds or table.seeds)),
-        shelf=Shelf(folder),
+        store=ResultStore(folder),
         given=[_folder(root) for root in given],
         jobs=jobs,
         device=pick_device(device),
@@ -173,7 +173,7 @@ class _Work:
     settings: list[Setting]
     rows: list[Row]
     seeds: list[int]
-    shelf: Shelf
+    store: ResultStore
     given: list[Path]
     jobs: int
     device: str
@@ -189,7 +189,7 @@ class _Work:
     def carry_out(self, search_only: bool, report_only: bool) -> Reproduction:
         self.observer.say(self.table.heading)
         searches = self._searches()
-        found = found_in(self.shelf, self.table, self._chosen(searches))
+        found = found_in(self.store, self.table, self._chosen(searches))
         self._find_data(with_searches(found, searches))
         searches = self._searches(self._fingerprint)
         if foreign := [" / ".join(key) for key, search in searches.items() if search.foreign]:
@@ -200,6 +200,7 @@ class _Work:
             self._run_searches(searches)
         if not search_only:
             self._run_rows(searches, run=not report_only)
+        self.store.fold()
         return self.report()
 
     # -- what there is --------------------------------------------------------------------------------------------
@@ -212,7 +213,7 @@ class _Work:
 
     def _searches(self, fingerprint: Fingerprint = lambda setting, recipe: None) -> dict[tuple[str, str], Search]:
         return {
-            (setting.name, row.name): open_search(self.shelf, self.table, setting, row, fingerprint)
+            (setting.name, row.name): open_search(self.store, self.table, setting, row, fingerprint)
             for setting, row in pairs(self.table)
             if row.search
         }
@@ -276,7 +277,7 @@ class _Work:
     def _pending(self, searches: dict[tuple[str, str], Search], search_only: bool) -> list[Job]:
         """What has not run yet, with the data at hand: every value of a search, then every seed of a row."""
         chosen = self._chosen(searches)
-        found = found_in(self.shelf, self.table, chosen, self._fingerprint)
+        found = found_in(self.store, self.table, chosen, self._fingerprint)
         jobs = []
         for setting, row in self._pairs():
             key = (setting.name, row.name)
@@ -324,7 +325,7 @@ class _Work:
                 if not self._source(recipe).validated:
                     raise without_validation(setting, row, recipe)
                 search.about = self._about(setting, row, recipe)
-                path = self.shelf.search_run(setting, row, point_slug(point, seed))
+                path = self.store.search_directory(setting, row, point_slug(point, seed))
                 label = f"{setting.name} / {row.name}, {shown(point)}"
                 cells.append(self._cell(label, recipe, path))
                 pending.append(Job(setting, row, recipe))
@@ -348,13 +349,13 @@ class _Work:
     # -- the table's own runs -------------------------------------------------------------------------------------
     def _run_rows(self, searches: dict[tuple[str, str], Search], run: bool) -> None:
         chosen = self._chosen(searches)
-        found = found_in(self.shelf, self.table, chosen, self._fingerprint)
+        found = found_in(self.store, self.table, chosen, self._fingerprint)
         for files, what in ((found.stale, "of another recipe than the table's"), (found.foreign, "of other data")):
             if files:
                 self.observer.say(f"{len(files)} results are {what}: not used ({few(files)})")
         pending: list[Job] = []
-        total, neighbours = 0, Neighbours(self.shelf.out)
-        if broken := neighbours.broken:
+        total, others = 0, OtherTables(self.store.out)
+        if broken := others.broken:
             left = f"{len(broken)} results of tables beside this one cannot be read"
             self.observer.say(f"{left}: not taken over ({few(broken)})")
         for setting, row in self._pairs():
@@ -367,14 +368,14 @@ class _Work:
             total += len(self.seeds)
             for recipe in self._left(setting, row, done, chosen):
                 job = Job(setting, row, self._final(setting, recipe))
-                if not self._borrowed(job, neighbours):
+                if not self._taken_over(job, others):
                     pending.append(job)
         self.observer.say(f"{total} runs: {total - len(pending)} finished, {len(pending)} to go")
         if not pending or not run:
             return
         self._say_time(pending, found)
         by_name = {(job.label, job.seed): job for job in pending}
-        cells = [self._cell(j.label, j.recipe, self.shelf.run(j.setting, j.row, j.seed)) for j in pending]
+        cells = [self._cell(j.label, j.recipe, self.store.directory(j.setting, j.row, j.seed)) for j in pending]
 
         def keep(cell: Cell, outcome: Outcome) -> bool:
             job = by_name[cell.label, cell.recipe.seed]
@@ -383,7 +384,7 @@ class _Work:
             values = record(outcome, cell.recipe, sites, curve=job.setting.keeps_curve, about=about)
             if self.table.analysis and outcome.status == "done":
                 values |= self._analysed(cell)
-            write_record(self.shelf.result(job.setting, job.row, job.seed), values)
+            self.store.save_run(job.setting, job.row, job.seed, values)
             if values["status"] == "failed":
                 self.failed[f"{cell.label}, seed {job.seed}"] = values["error"]
             return values["status"] != "failed" and not job.setting.keeps_run
@@ -403,15 +404,15 @@ class _Work:
             self.observer.say(f"{cell.label}, seed {cell.recipe.seed}: {why}")
             return {"status": "failed", "error": why.replace(str(cell.path), "RUN")}  # no path of the machine
 
-    def _borrowed(self, job: Job, neighbours: Neighbours) -> bool:
+    def _taken_over(self, job: Job, others: OtherTables) -> bool:
         """Take over what another table has run already; a model that is kept or analysed must be trained here."""
         if job.setting.keeps_run or self.table.analysis:
             return False
         about = {"table": self.table.name, "setting": job.setting.name, "row": job.row.name}
         curve, same_tests = job.setting.keeps_curve, counts_tests(self.table, job.setting)
-        values = neighbours.lend(job.recipe, curve=curve, same_tests=same_tests, about=about)
+        values = others.find(job.recipe, curve=curve, same_tests=same_tests, about=about)
         if values is not None:
-            write_record(self.shelf.result(job.setting, job.row, job.seed), values)
+            self.store.save_run(job.setting, job.row, job.seed, values)
         return values is not None
 
     def _say_time(self, pending: list[Job], found: Found) -> None:
@@ -441,7 +442,7 @@ class _Work:
             if event.outcome is not None:
                 cell = by_name[event.label, event.seed]
                 if keep(cell, event.outcome) and cell.path is not None:
-                    _remove(cell.path, self.shelf.out)
+                    remove(cell.path, self.store.out)
                 self.finished += 1
             self.observer.watch(event)
 
@@ -467,23 +468,14 @@ class _Work:
 
         fingerprint = self._seen_fingerprint if interrupted else self._fingerprint
         searches = self._searches(fingerprint)
-        found = with_searches(found_in(self.shelf, self.table, self._chosen(searches), fingerprint), searches)
+        found = with_searches(found_in(self.store, self.table, self._chosen(searches), fingerprint), searches)
         said = [s.sentence() for s in searches.values() if s.begun]
         summary = summarise(self.table, found, said)
-        done = Reproduction(self.table, self.shelf.out, summary, self.finished, dict(self.skipped), dict(self.failed))
+        done = Reproduction(self.table, self.store.out, summary, self.finished, dict(self.skipped), dict(self.failed))
         if found.every or found.failed:
-            done.files = write(summary, self.shelf.out)
+            done.files = write(summary, self.store.out)
         return done
 
 
 def _key(recipe: Recipe) -> str:
     return recipe.federation + recipe.data.model_copy(update={"augment": "auto"}).model_dump_json()
-
-
-def _remove(path: Path, top: Path) -> None:
-    """Remove a run's directory, and the folders above it that are then empty."""
-    shutil.rmtree(path, ignore_errors=True)
-    for folder in path.parents:
-        if folder == top or any(folder.iterdir()):
-            return
-        folder.rmdir()

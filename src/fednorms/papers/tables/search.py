@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from itertools import product
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -14,8 +13,9 @@ from fednorms.core.errors import BadInput, RunFailed
 from fednorms.data.pack import SUFFIX
 from fednorms.data.readers import READERS
 from fednorms.evaluation.scores import judged_by
-from fednorms.papers.tables.plan import Found, Shelf, recipe_for
-from fednorms.papers.tables.record import Values, error_of, made, plain, read_record, same_run, write_record
+from fednorms.papers.tables.plan import Found, recipe_for
+from fednorms.papers.tables.record import Values, error_of, made, plain, same_run
+from fednorms.papers.tables.store import ResultStore
 from fednorms.papers.tables.table import Row, Setting, Table, merged, nested
 from fednorms.runs.cells import Outcome
 from fednorms.runs.compare import slug
@@ -31,7 +31,7 @@ class Search:
     table: Table
     setting: Setting
     row: Row
-    path: Path
+    store: ResultStore
     runs: list[Values] = field(default_factory=list)
     failed: list[Values] = field(default_factory=list)
     about: Values = field(default_factory=dict)
@@ -140,7 +140,7 @@ class Search:
             "recipe_of": point,
             "recipe": plain(recipe),
         }
-        write_record(self.path, self.stored)
+        self.store.save_search(self.setting, self.row, self.stored)
 
     def sentence(self) -> str:
         """What the search found, for the table's notes."""
@@ -176,7 +176,7 @@ class Search:
 
 
 def open_search(
-    shelf: Shelf,
+    store: ResultStore,
     table: Table,
     setting: Setting,
     row: Row,
@@ -186,12 +186,12 @@ def open_search(
 
     `fingerprint` tells that of the data at hand, or None where they are not: a search on other data does not count.
     """
-    search = Search(table, setting, row, shelf.search(setting, row))
-    places = [search.path]
-    if table.results and table.results != shelf.out.resolve():
-        places.append(Shelf(table.results).search(setting, row))
-    for place in places:
-        values = read_record(place)
+    search = Search(table, setting, row, store)
+    stores = [store]
+    if table.results and table.results != store.out.resolve():
+        stores.append(ResultStore(table.results))
+    for place in stores:
+        values = place.search(setting, row)
         if values is None or values.get("grid") != row.search:
             continue
         recipe = search.recipe(values["recipe_of"], values["recipe"]["seed"])
@@ -201,7 +201,7 @@ def open_search(
                 continue
             failed = values.get("failed", [])
             found = replace(search, runs=values["runs"], failed=failed, metric=values["metric"], stored=values)
-            if found.ended or place == search.path:
+            if found.ended or place == store:
                 return found
     return search
 
