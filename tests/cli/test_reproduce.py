@@ -12,7 +12,7 @@ import pytest
 import fednorms as fn
 from fednorms.cli import main
 from fednorms.cli.reproduce import _blocks
-from fednorms.papers.tables.cell import said
+from fednorms.papers.tables.cell import cell_text
 from tests.cli.conftest import fednorms, start
 from tests.support.tables import MINI, fails_while_running, results, stored, table
 
@@ -34,7 +34,7 @@ def test_interrupted_and_continued_by_the_same_command(tmp_path):
     assert "runs finished; continue with the same command" in err
     assert "Traceback" not in err
     assert "2 runs: 0 finished, 2 to go" in err
-    assert "about " in err  # the time it will take
+    assert "About " in err  # the time it will take
     first = (out / "results/shift/fedavg/seed-0.json").read_bytes()
     assert (out / "RESULTS.md").exists()
 
@@ -42,8 +42,8 @@ def test_interrupted_and_continued_by_the_same_command(tmp_path):
     assert said.code == 0, said.err
     assert results(out)["shift", "FedAvg", 0] == json.loads(first)
     assert "Digits that look different" in said.out
-    assert "of 2 printed cells within 3 points" in said.out
-    assert 'setting "pictures" is skipped: it needs pacs' in said.err
+    assert "of 2 published cells are within 3 points" in said.out
+    assert '"pictures" is skipped: it needs pacs' in said.err
     assert main([*map(str, command[:2]), "--out", str(tmp_path / "alone" / "out"), *command[4:], "--quiet"]) == 0
     assert stored(out) == stored(tmp_path / "alone" / "out")  # interrupted or not, one process or several
 
@@ -126,7 +126,7 @@ def test_a_run_of_a_search_that_diverges_is_not_said_to_have_failed(tmp_path, ca
     ("args", "words"),
     [
         ([], "--list"),
-        (["no-such-table"], 'no table "no-such-table"'),
+        (["no-such-table"], 'No table "no-such-table"'),
         (["TABLE", "--only", "FedBM"], 'did you mean "FedBN"'),
         (["TABLE", "--settings", "shfit"], 'did you mean "shift"'),
         (["TABLE", "--settings", "pictures"], "--data ROOT"),
@@ -177,6 +177,6 @@ def test_a_table_wider_than_the_terminal_comes_in_blocks_with_the_rows_names(tmp
     names = ["Clean", "Avg", "Worst"]
     assert _blocks(found, 200) == [names]
     assert _blocks(found, 10) == [[name] for name in names]  # never none
-    widest = max(len(said(row["Clean"], found.selectors["Clean"])) for row in found.rows.values())
-    second = max(len(said(row["Avg"], found.selectors["Avg"])) for row in found.rows.values())
+    widest = max(len(cell_text(row["Clean"], found.selectors["Clean"])) for row in found.rows.values())
+    second = max(len(cell_text(row["Avg"], found.selectors["Avg"])) for row in found.rows.values())
     assert _blocks(found, len("FedAvg") + 2 + widest + 2 + second) == [["Clean", "Avg"], ["Worst"]]

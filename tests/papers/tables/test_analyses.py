@@ -27,7 +27,7 @@ def test_every_run_is_analysed_and_the_report_shows_what_was_found(tmp_path):
     numbers = [r["analysis"]["scalars"]["mean over pairs"] for r in stored]
     assert numbers[0] != numbers[1]
     text = (out / "RESULTS.md").read_text()
-    assert "The figure's own analysis is divergence" in text
+    assert "shows the analysis divergence: " in text
     assert f"| FedAvg | {sum(numbers) / 2:.4g} ± " in text
     assert "](analysis-shift.png)" in text
     assert (out / "analysis-shift.png").read_bytes().startswith(b"\x89PNG")

@@ -15,8 +15,8 @@ from fednorms.papers.tables.catalog import open_table
 from fednorms.papers.tables.record import plain, same_run
 from fednorms.papers.tables.reproduce import Observer
 from fednorms.papers.tables.store import ResultStore
-from fednorms.papers.tables.summary import order, standing, winners_of
-from fednorms.papers.tables.table import Printed
+from fednorms.papers.tables.summary import order, rank, winners_of
+from fednorms.papers.tables.table import Published
 from tests.support.tables import MINI, copy_results, fails_while_running, put, results, stored, table
 
 
@@ -98,7 +98,7 @@ def test_verdicts_in_markdown_and_csv(finished):
     row = next(r for r in lines if (r["row"], r["column"]) == ("FedAvg", "Avg"))
     assert float(row["difference"]) == pytest.approx(float(row["ours"]) - 100.0, abs=1e-3)
     text = (out / "RESULTS.md").read_text()
-    assert "1 of 2 printed cells within 3 points of print or better, 1 of them better by more than 3" in text
+    assert "1 of 2 published cells are within 3 points of the paper, or better (1 by more than 3 points)" in text
     assert "drawn by hand" in text
     assert "A note of the table." in text
     assert "Not run yet: pictures" in text
@@ -149,11 +149,11 @@ def test_results_of_another_recipe_are_named_not_used_and_run_anew(finished, tmp
     )
     done, ears = heard(changed, out, only=["FedAvg"])
     assert done.ran == 0
-    assert any("1 results are of another recipe" in t and "shift/fedbn/seed-0" in t for t in ears.said)
+    assert any("recipe has changed" in t and "1 run" in t and "shift/fedbn/seed-0" in t for t in ears.said)
     [section, _] = done.summary.sections
     assert section.rows["FedBN"]["Avg"].ours is None
     assert section.rows["FedAvg"]["Avg"].ours is not None
-    assert "of another recipe" in (out / "RESULTS.md").read_text()
+    assert "recipe has changed" in (out / "RESULTS.md").read_text()
     done, _ = heard(changed, out)
     assert done.ran == 1
     assert results(out)["shift", "FedBN", 0]["recipe"]["training"]["lr"] == 0.01
@@ -221,7 +221,7 @@ def test_a_run_that_diverges_is_a_result_and_one_that_fails_is_tried_again(finis
     assert "the disk is full" in (tmp_path / "o2" / "RESULTS.md").read_text()
     again, ears = heard(folder, tmp_path / "o2")
     assert again.ran == 1
-    assert "2 runs: 1 finished, 1 to go" in ears.said
+    assert "2 runs: 1 finished, 1 to go." in ears.said
 
 
 def test_a_broken_result_file_is_named(finished, tmp_path):
@@ -265,7 +265,7 @@ def test_a_cell_that_stays_empty_is_said_before_the_first_run(tmp_path):
     text = 'Avg = "mean"\nOwn = "mean@personal"\nSeconds = "seconds"\n[settings.incomparable]'
     folder = table(tmp_path / "mini", change=('Avg = "mean"\n[settings.incomparable]', text))
     done, ears = heard(folder, tmp_path / "out")
-    assert 'shift, column "Own": not tested as "personal", so that there is no number: FedAvg' in ears.said
+    assert any('column "Own": no number for FedAvg' in text and '"personal"' in text for text in ears.said)
     assert done.summary.sections[0].rows["FedAvg"]["Own"].ours is None
     assert done.summary.sections[0].rows["FedBN"]["Own"].ours is not None
 
@@ -275,10 +275,10 @@ def test_the_report_of_a_table_that_nobody_printed_does_not_explain_print(tmp_pa
     folder = table(tmp_path / "mini", **{f"{i}": (line, "") for i, line in enumerate(published)})
     done, _ = heard(folder, tmp_path / "out")
     text = (tmp_path / "out" / "RESULTS.md").read_text()
-    assert "**Ours alone: the table has no printed numbers.**" in text
-    assert "Every cell: ours (mean ± sample standard deviation over seeds). † is not comparable." in text
+    assert "**The table has no published numbers, only ours.**" in text
+    assert "our mean ± sample standard deviation over seeds. † marks what is not comparable." in text
     assert "✗" not in text
-    assert repr(done).endswith("ours alone: the table has no printed numbers")
+    assert repr(done).endswith("The table has no published numbers, only ours.")
 
 
 def test_models_and_curves_are_kept_where_a_setting_asks_for_them(tmp_path):
@@ -351,7 +351,7 @@ def test_results_of_other_data_are_named_and_run_again(finished, tmp_path):
     shown, ears = heard(folder, out, report=True)
     assert shown.summary.foreign == ["shift/fedbn/seed-0"]
     assert shown.summary.sections[0].rows["FedBN"]["Avg"].verdict == "missing"
-    assert any("1 results are of other data" in text for text in ears.said)
+    assert any("made with other data" in text and "1 run" in text for text in ears.said)
     assert heard(folder, out)[0].ran == 1
     assert heard(folder, out)[0].ran == 0
 
@@ -392,7 +392,7 @@ def test_what_has_not_run_stands_in_the_headline(finished, tmp_path):
     folder, out = table(tmp_path / "more", change=shown), tmp_path / "out"
     copy_results(finished[1], out)
     assert heard(folder, out, report=True)[0].summary.verdict == (
-        "0 of 1 printed cells within 3 points of print or better; 1 more have not run"
+        "0 of 1 published cells are within 3 points of the paper, or better; 1 more have not run."
     )
 
 
@@ -411,13 +411,13 @@ def test_order_counts_pairs_of_rows_that_stand_as_printed(finished):
     entry = section.rows["FedAvg"]["Avg"]
 
     def rows(*pairs):
-        return {str(i): {"Avg": replace(entry, printed=Printed(p), ours=o)} for i, (p, o) in enumerate(pairs)}
+        return {str(i): {"Avg": replace(entry, published=Published(p), ours=o)} for i, (p, o) in enumerate(pairs)}
 
     selector = section.selectors["Avg"]
     assert order(rows((1, 10), (2, 20), (3, 15)), "Avg", selector) == (2, 3)
     assert order(rows((1, 10), (1, 20)), "Avg", selector) is None
     assert order(rows((1, 10), (2, None), (3, 9)), "Avg", selector) == (0, 1)
-    lost = {"x": {"Avg": replace(entry, printed=Printed(2), ours=None, diverged=3)}}
+    lost = {"x": {"Avg": replace(entry, published=Published(2), ours=None, diverged=3)}}
     assert order(rows((1, 10), (3, 30)) | lost, "Avg", selector) == (2, 3)  # a row that diverged stands last
 
 
@@ -434,11 +434,11 @@ def test_a_ranked_setting_has_its_best_row_first_and_says_what_wins(finished, sw
     }
     rows["FixBN"]["Avg"] = replace(rows["FixBN"]["Avg"], diverged=2)
     setting = section.setting.model_copy(update={"ranked": "Avg"})
-    places = sorted(rows, key=lambda name: standing(rows[name]["Avg"], setting))
+    places = sorted(rows, key=lambda name: rank(rows[name]["Avg"], setting))
     assert places == ["FedBN", "FedWon", "FedAvg", "FixBN", "FedProx"]
     text = winners_of(replace(section, setting=setting, rows={name: rows[name] for name in places}))
-    assert text.startswith('ranked by "Avg": FedBN (70.0), FedWon (40.0), FedAvg (30.0); ')
-    assert text.endswith("first elsewhere: Clean: FedWon and FixBN (90.0)")
+    assert text.startswith('Ranked by "Avg": FedBN (70.0), FedWon (40.0), FedAvg (30.0); ')
+    assert text.endswith("best in other columns: Clean: FedWon and FixBN (90.0).")
 
 
 def test_a_ranked_table_numbers_the_rows_that_ran(finished, tmp_path):
@@ -454,4 +454,4 @@ def test_a_ranked_table_numbers_the_rows_that_ran(finished, tmp_path):
     text = (tmp_path / "out/RESULTS.md").read_text()
     assert f"| 1. {first} |" in text
     assert f"| 2. {second} |" in text
-    assert f'- ranked by "Avg": {first} (' in text
+    assert f'- Ranked by "Avg": {first} (' in text

@@ -9,21 +9,21 @@ from typing import Any
 from fednorms.core.errors import BadInput, FednormsError
 from fednorms.core.options import did_you_mean
 from fednorms.papers.tables.plan import found_in, pairs
-from fednorms.papers.tables.search import open_search, tree
+from fednorms.papers.tables.search import open_search
 from fednorms.papers.tables.sources import needs
 from fednorms.papers.tables.store import RUNS, SEARCHES, ResultStore
-from fednorms.papers.tables.table import FILE, Table
+from fednorms.papers.tables.table import FILE, Table, as_recipe
 
 
 def home() -> Path:
-    """The folder of the tables that come with the library: inside an installed package, else beside its sources."""
+    """The folder of the tables that come with the library: in the installed package, or in the repository."""
     package = Path(__file__).resolve().parents[2]
     places = (package / "recipes", package.parents[1] / "recipes")
     return next((place for place in places if place.is_dir()), places[0])
 
 
 def known() -> list[str]:
-    """The names of the tables that come with the library, by paper, tables before figures, in the papers' order."""
+    """The names of all tables: by paper, tables before figures, in the papers' order."""
     return sorted((f"{file.parent.name}-{file.stem}" for file in home().glob("*/*.toml")), key=_order)
 
 
@@ -38,25 +38,25 @@ def open_table(name: str | Path) -> Table:
 
     >>> open_table("no-such-table")
     Traceback (most recent call last):
-    fednorms.BadInput: no table "no-such-table": ...
+    fednorms.BadInput: No table "no-such-table": ...
     """
     path = Path(name).expanduser()
     for file in (path, path / FILE, file_of(str(name))):
         if file.suffix == ".toml" and file.is_file():
             return Table.read(file)
     if path.is_dir():
-        raise BadInput(f"{path} is no table: it has no {FILE}")
+        raise BadInput(f"{path} is not a table: it has no {FILE}.")
     hint = f"{did_you_mean(str(name), known())}`fednorms reproduce --list` shows all {len(known())}"
-    raise BadInput(f'no table "{name}": {hint}; the path of a folder with a {FILE} is a table, too')
+    raise BadInput(f'No table "{name}": {hint}. The path of a folder with a {FILE} is a table, too.')
 
 
 def default_out(table: Table) -> Path:
-    """Where results go if nobody says: runs/reproduce-NAME."""
+    """The default output folder: runs/reproduce-NAME."""
     return Path("runs") / f"reproduce-{table.name}"
 
 
 def _order(name: str) -> tuple[object, ...]:
-    """Numbers in names as numbers: table-2 before table-11.
+    """Sort numbers in names as numbers: table-2 before table-11.
 
     >>> sorted(["a-table-11", "a-table-2", "a-figure-1", "a-appendix-table-3"], key=_order)
     ['a-table-2', 'a-table-11', 'a-figure-1', 'a-appendix-table-3']
@@ -69,7 +69,7 @@ def _order(name: str) -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class Listed:
-    """A table in the list: `done` of its `runs` have results, in the recipe's own folder or under ./runs."""
+    """A table in the list: `done` of its `runs` have results, among those of the library or under ./runs."""
 
     name: str
     paper: str
@@ -113,9 +113,9 @@ def _finished(table: Table, out: Path) -> int:
         return 0
     try:
         searches = {(s.name, r.name): open_search(store, table, s, r) for s, r in pairs(table) if r.search}
-        chosen = {key: tree(s.chosen) for key, s in searches.items() if s.chosen is not None}
+        chosen = {key: as_recipe(s.chosen) for key, s in searches.items() if s.chosen is not None}
         found = found_in(store, table, chosen)
     except FednormsError:
-        return 0  # broken files: reproducing the table says which
-    diverged = sum(s.diverged for s in searches.values())  # whose rows have nothing to run
+        return 0  # `reproduce` says which file is broken
+    diverged = sum(s.diverged for s in searches.values())  # nothing to run in their rows
     return diverged * table.seeds + sum(int(r["recipe"]["seed"]) < table.seeds for r in found.every)

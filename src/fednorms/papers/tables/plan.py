@@ -15,7 +15,7 @@ from fednorms.papers.tables.store import ResultStore, read_records
 from fednorms.papers.tables.table import Row, Setting, Table, merged
 from fednorms.runs.recipe import Recipe
 
-PARTS = 5  # checkpoints of a run, and tests where only the last one is reported
+PARTS = 5  # checkpoints per run, and tests if only the last one is reported
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Job:
 
     @property
     def label(self) -> str:
-        """What progress calls it."""
+        """Its name in progress reports."""
         return f"{self.setting.name} / {self.row.name}"
 
 
 def recipe_for(table: Table, setting: Setting, row: Row, seed: int, chosen: Mapping[str, Any]) -> Recipe:
-    """The recipe of a run; `chosen` are the searched values. What only costs time is set as sparingly as it can be.
+    """The recipe of a run; `chosen` are the searched values.
 
-    Without a curve only the last round is reported, so that a run is tested a few times, not after every round; the one
-    with the best validation accuracy is found all the same and recorded beside (not where rounds are timed).
+    Without a curve only the last round is reported, so a run is tested a few times and not after every round. The round
+    with the best validation accuracy is still found and recorded, except where rounds are timed.
     """
     recipe = table.recipe_of(setting, row, merged({"seed": seed}, chosen))
     every = ceil(recipe.rounds / PARTS)
@@ -56,15 +56,15 @@ def recipe_for(table: Table, setting: Setting, row: Row, seed: int, chosen: Mapp
 
 @dataclass
 class Found:
-    """What an output folder holds of a table."""
+    """The results of a table in an output folder."""
 
     done: dict[tuple[str, str], list[Values]] = field(default_factory=dict)  # by setting and row
     failed: dict[tuple[str, str], list[Values]] = field(default_factory=dict)
     stale: list[str] = field(default_factory=list)  # of another recipe
-    foreign: list[str] = field(default_factory=list)  # of other data than those at hand
+    foreign: list[str] = field(default_factory=list)  # made with other data
 
     def records(self, setting: Setting, row: Row) -> list[Values]:
-        """The finished (also: diverged) runs of a row in a setting, by seed."""
+        """The finished or diverged runs of a row in a setting, by seed."""
         return self.done.get((setting.name, row.name), [])
 
     @property
@@ -79,9 +79,9 @@ def found_in(
     chosen: Mapping[tuple[str, str], Mapping[str, Any]],
     fingerprint: Callable[[Setting, Recipe], str | None] = lambda setting, recipe: None,
 ) -> Found:
-    """Read the results of an output folder; those of another recipe or of other data are named and left out.
+    """Read the results of a table; those of another recipe or of other data are listed and not used.
 
-    `fingerprint` tells that of the data at hand, or None where they are not.
+    `fingerprint` gives that of a setting's data, or None if the data are not available.
     """
     found, stored = Found(), store.runs()
     for setting, row in pairs(table):
@@ -110,15 +110,15 @@ def found_in(
 
 
 def counts_tests(table: Table, setting: Setting) -> bool:
-    """Whether it matters after which rounds a run was tested: where one of them is chosen or all are shown."""
+    """Whether it matters after which rounds a run was tested: one of them is chosen, or all are shown."""
     return table.selection == "best-val" or setting.keeps_curve
 
 
 def pairs(table: Table, settings: Sequence[Setting] = (), rows: Sequence[Row] = ()) -> Iterator[tuple[Setting, Row]]:
-    """Every row in every setting it stands in."""
+    """Every row with each of its settings."""
     for setting in settings or table.settings:
         for row in rows or table.rows:
-            if row.stands_in(setting):
+            if row.runs_in(setting):
                 yield setting, row
 
 

@@ -25,14 +25,14 @@ _PATIENCE = 60.0  # seconds for all timing
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds until all is done (None: unknown), and what that is based on."""
+    """Seconds until all runs are done (None: unknown), and what the estimate is based on."""
 
     seconds: float | None
     basis: str
 
 
 def recorded(job: Job, records: Sequence[Mapping[str, Any]], hardware: str) -> tuple[float, str] | None:
-    """Seconds that runs like this one took: the same row if there is one, the same hardware if there is any."""
+    """Seconds that similar runs took: of the same row and on the same hardware, if there are any."""
     setting = [r for r in records if r["setting"] == job.setting.name and r["status"] == "done"]
     for here in (True, False):
         of = [r for r in setting if (r["hardware"] == hardware) == here]
@@ -45,7 +45,7 @@ def recorded(job: Job, records: Sequence[Mapping[str, Any]], hardware: str) -> t
 def estimate(
     jobs: Sequence[Job], records: Sequence[Mapping[str, Any]], hardware: str, parallel: int, *, measure: bool
 ) -> Estimate:
-    """The time of all these runs, `parallel` at a time; `measure` allows to time one run per setting, for a minute."""
+    """Estimate the time of these runs, `parallel` at a time; `measure` allows a minute to time one run per setting."""
     began, total, bases = time.monotonic(), 0.0, []
     timed: dict[str, float | None] = {}
     for job in jobs:
@@ -53,12 +53,12 @@ def estimate(
         if known is None and name not in timed:
             if measure and time.monotonic() - began < _PATIENCE:
                 timed[name] = measured(job.recipe)
-            else:  # as long as the others, for want of a better guess
+            else:  # assume as long as the others
                 others = [seconds for seconds in timed.values() if seconds is not None]
                 timed[name] = fmean(others) if others else None
         seconds, basis = known or (timed[name], "a few timed rounds")
         if seconds is None:
-            return Estimate(None, "nothing like it has run here")
+            return Estimate(None, "no similar run")
         total += seconds
         bases.append(basis)
     cores = parallel if jobs and jobs[0].recipe.device != "cpu" else min(parallel, os.cpu_count() or 1)
@@ -70,9 +70,9 @@ class _Enough(Exception):
 
 
 def measured(recipe: Recipe) -> float | None:
-    """Seconds that a run will take: opening it, rounds without and with a test, times how many it has.
+    """Seconds that a run will take, from a few rounds with and without a test.
 
-    It is tested as the run will be, so that timing a search looks at validation images only.
+    These rounds are tested like the run itself, so timing a search uses validation images only.
     """
     short = recipe.model_copy(update={"rounds": min(3, recipe.rounds), "evaluate_every": 3, "validate_every": None})
     seconds: list[float] = []
@@ -97,7 +97,7 @@ def measured(recipe: Recipe) -> float | None:
     plain = seconds[min(1, len(seconds) - 1)]
     test = max(0.0, seconds[-1] - plain)
     tests = recipe.rounds / recipe.evaluate_every
-    if recipe.validate_every:  # a test looks at validation images, too: by their share of it, in all the rounds between
+    if recipe.validate_every:  # validation alone costs its share of a test
         tests += recipe.rounds / recipe.validate_every * _share_of_validation(federation)
     return opening + seconds[0] + plain * (recipe.rounds - 1) + test * tests
 
@@ -122,33 +122,33 @@ def duration(seconds: float) -> str:
 
 @dataclass
 class Checked:
-    """What was found in the runs that are to come."""
+    """What is wrong with the runs that are planned."""
 
-    problems: dict[str, list[str]] = field(default_factory=dict)  # what is wrong, and the rows in which it is
+    problems: dict[str, list[str]] = field(default_factory=dict)  # message, and the rows that it concerns
     untested: dict[tuple[str, str, str], list[str]] = field(default_factory=dict)  # setting, column, mode: rows
 
     def refuse(self, name: str, columns: Sequence[str]) -> None:
-        """Raise one error that names everything, also what is wrong with `columns`; nothing has been written yet."""
+        """Raise one error with all problems, including those of `columns`; nothing has been written yet."""
         lines = [*columns, *(f"{', '.join(rows)}: {what}" for what, rows in self.problems.items())]
         if not lines:
             return
         listed = "\n".join(f"  - {line}" for line in lines)
         raise BadInput(
-            f"{name}: nothing was started, because this can never run:\n{listed}\n"
-            "Mend it in the table, or choose what runs by only (rows) and settings."
+            f"{name}: nothing was started, because some runs cannot work:\n{listed}\n"
+            "Fix the table, or restrict the run with only= and settings= (--only, --settings)."
         )
 
     @property
     def notes(self) -> list[str]:
         """Which cells will stay empty, and why."""
         return [
-            f'{setting}, column "{column}": not tested as "{mode}", so that there is no number: {", ".join(rows)}'
+            f'{setting}, column "{column}": no number for {", ".join(rows)}, which is not tested as "{mode}"'
             for (setting, column, mode), rows in self.untested.items()
         ]
 
 
 def checked(jobs: Iterable[Job]) -> Checked:
-    """Open every run as it would be opened, and close it again; runs that differ in seed and rate alone, once."""
+    """Open every run and close it again; runs that differ only in seed and learning rate are opened once."""
     found, seen = Checked(), set()
     for job in jobs:
         key = (job.label, _essence(job.recipe))
@@ -160,7 +160,7 @@ def checked(jobs: Iterable[Job]) -> Checked:
         except BadInput as error:
             rows = found.problems.setdefault(str(error), [])
             rows += [job.label] if job.label not in rows else []
-        except Exception:  # an error in code of the user's own: the run itself says where, and the others go on
+        except Exception:  # an error in custom code: the run itself reports it, and the others continue
             continue
         else:
             _note_untested(found, job, session)
@@ -176,7 +176,7 @@ def _note_untested(found: Checked, job: Job, session: Session) -> None:
 
 
 def _light(recipe: Recipe) -> Recipe:
-    """The recipe where opening it moves nothing to a device and starts no process; what fits there fits anywhere."""
+    """The same recipe on the CPU in one process; what can be opened there can be opened anywhere."""
     return recipe.model_copy(update={"engine": "loop", "device": "cpu"})
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from fednorms.core.errors import BadInput
 from fednorms.papers.tables.report import markdown
-from fednorms.papers.tables.summary import lines_of, steps_of, summarise
+from fednorms.papers.tables.summary import axis_lines, axis_steps, summarize
 from fednorms.papers.tables.table import Table
 from tests.support.tables import found
 
@@ -42,28 +42,28 @@ def table(ladder=CLIENTS, **values):
 
 
 def means(summary):
-    return {name: {step: entry.ours for step, entry in line.items()} for name, line in lines_of(summary).items()}
+    return {name: {step: entry.ours for step, entry in line.items()} for name, line in axis_lines(summary).items()}
 
 
 def test_over_settings_every_row_that_ran_is_a_line_in_the_order_of_the_ladder():
-    summary = summarise(table(), found(OURS))
+    summary = summarize(table(), found(OURS))
     assert means(summary) == {"FedAvg": {"5": 52.0, "50": 80.0}, "FedProx": {"5": 61.0, "50": None}}
-    assert list(lines_of(summary)["FedAvg"]) == ["5", "50"]
-    assert steps_of(summary) == ["5", "50"]
+    assert list(axis_lines(summary)["FedAvg"]) == ["5", "50"]
+    assert axis_steps(summary) == ["5", "50"]
 
 
 def test_over_rows_every_setting_that_ran_is_a_line():
-    summary = summarise(table(METHODS), found(OURS))
+    summary = summarize(table(METHODS), found(OURS))
     assert means(summary) == {
         "many": {"0.1": None, "0": 80.0},
         "few": {"0.1": 61.0, "0": 52.0},
         "apart": {"0": 10.0},
     }
-    assert steps_of(summary) == ["0.1", "0"]
+    assert axis_steps(summary) == ["0.1", "0"]
 
 
 def test_the_report_has_it_as_one_table_with_print_beside_ours():
-    text = markdown(summarise(table(), found(OURS)))
+    text = markdown(summarize(table(), found(OURS)))
     head = text.index("## Avg over clients")
     assert head < text.index("## many")
     rows = text[head:].split("\n\n")[1].splitlines()
@@ -73,9 +73,9 @@ def test_the_report_has_it_as_one_table_with_print_beside_ours():
 
 
 def test_without_runs_or_with_one_setting_there_is_no_such_table():
-    assert lines_of(summarise(table(), found({}))) == {}
-    assert " over clients" not in markdown(summarise(table(), found({})))
-    assert " over mu" not in markdown(summarise(table(METHODS), found({("few", "FedAvg"): [50.0]})))
+    assert axis_lines(summarize(table(), found({}))) == {}
+    assert " over clients" not in markdown(summarize(table(), found({})))
+    assert " over mu" not in markdown(summarize(table(METHODS), found({("few", "FedAvg"): [50.0]})))
 
 
 @pytest.mark.parametrize("ladder", [CLIENTS, METHODS])
@@ -83,13 +83,13 @@ def test_the_picture_has_the_lines_over_all_steps_and_panels_for_the_rest(ladder
     pytest.importorskip("matplotlib")
     from fednorms.papers.tables.picture import figure
 
-    axes = figure(summarise(table(ladder), found(OURS))).axes
+    axes = figure(summarize(table(ladder), found(OURS))).axes
     assert axes[0].get_xlabel() == ladder["label"]
     steps = list((ladder.get("settings") or ladder["rows"]).values())
     assert [tick.get_text() for tick in axes[0].get_xticklabels()] == steps
     drawn = {c.get_label(): c.lines[0].get_xydata().tolist() for c in axes[0].containers}
     where = {step: at for at, step in enumerate(steps)}
-    for name, line in lines_of(summarise(table(ladder), found(OURS))).items():
+    for name, line in axis_lines(summarize(table(ladder), found(OURS))).items():
         assert drawn[name] == [[where[step], e.ours] for step, e in line.items() if e.ours is not None]
     panels = [axis.get_title().partition(":")[0] for axis in axes[1:]]
     assert panels == (["few", "apart"] if ladder is CLIENTS else ["few"])  # "few" has print, "apart" is no step
@@ -99,7 +99,7 @@ def test_one_step_alone_is_no_line():
     pytest.importorskip("matplotlib")
     from fednorms.papers.tables.picture import figure
 
-    axes = figure(summarise(table(), found({("many", "FedAvg"): [80.0]}))).axes
+    axes = figure(summarize(table(), found({("many", "FedAvg"): [80.0]}))).axes
     assert [axis.get_title() for axis in axes] == ["many: ours (%)"]
 
 
@@ -113,7 +113,7 @@ def test_a_ranking_is_drawn_beside_its_heat_map_in_the_same_order():
         {"name": "GN", "method": "gn"},
     ]
     ours = {("few", "FedAvg"): [50.0, 54.0], ("few", "GN"): [70.0, 72.0]}
-    heat, ranking = figure(summarise(table(None, settings=settings, rows=rows), found(ours))).axes
+    heat, ranking = figure(summarize(table(None, settings=settings, rows=rows), found(ours))).axes
     assert [tick.get_text() for tick in heat.get_yticklabels()] == ["GN", "FedAvg"]
     assert ranking.get_ylim() == heat.get_ylim()
     assert [c.lines[0].get_xydata().tolist() for c in ranking.containers] == [[[71.0, 0.0]], [[52.0, 1.0]]]

@@ -51,7 +51,7 @@ def test_a_broken_file_of_another_table_is_named_and_left_out(tmp_path, text):
     done = reproduce(one, only=["FedAvg"], out=tmp_path / "out" / "two", device="cpu", observer=ears)
     assert (done.ran, done.failed) == (1, {})
     name = file.relative_to(tmp_path / "out")
-    assert f"1 results of tables beside this one cannot be read: not taken over ({name})" in ears.said
+    assert any("cannot be read" in text and f"({name})" in text for text in ears.said)
 
 
 def test_another_recipe_is_not(tmp_path):
