@@ -106,5 +106,5 @@ def test_any_error_of_an_analysis_is_that_of_its_run_alone(tmp_path, monkeypatch
 
 
 def test_an_unknown_analysis_is_named(tmp_path):
-    with pytest.raises(BadInput, match='no analysis "divergense": did you mean "divergence"'):
+    with pytest.raises(BadInput, match='No analysis "divergense": did you mean "divergence"'):
         made(tmp_path, ("tolerance = 3.0", 'tolerance = 3.0\nanalysis = "divergense"'))

@@ -232,13 +232,15 @@ class Table(BaseModel):
         """Read a table's file; every problem is reported at once."""
         try:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
+            notes = _notes_in(file.with_suffix(".md"))
         except tomllib.TOMLDecodeError as error:
             raise BadInput(f"{file} is not valid TOML: {error}.") from None
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(f"Cannot read the table {file}: {error}.") from None
         if "path" in values:
             raise BadInput(f'{file}: unknown key "path": {nearest("path", cls._keys())}')
-        values["notes"] = values.get("notes", []) + _notes_beside(file)
+        if notes and isinstance(values.setdefault("notes", []), list):
+            values["notes"] += notes
         return cls.make(values | {"path": file.resolve()}, str(file))
 
     @classmethod
@@ -269,12 +271,11 @@ class Table(BaseModel):
         return self.recipe_of(setting, row, as_recipe(point))
 
 
-def _notes_beside(file: Path) -> list[str]:
-    """The list items of the Markdown file of the same name, if there is one."""
-    try:
-        _, *items = f"\n{file.with_suffix('.md').read_text(encoding='utf-8')}".split("\n- ")
-    except OSError:
+def _notes_in(page: Path) -> list[str]:
+    """The list items of a Markdown page, one note each; none if there is no such page."""
+    if not page.is_file():
         return []
+    _, *items = f"\n{page.read_text(encoding='utf-8')}".split("\n- ")
     return [" ".join(item.split()) for item in items]
 
 
