@@ -40,9 +40,9 @@ def test_json(run, capsys):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["divergense"], 'no analysis "divergense": did you mean "divergence"'),
-        (["norms"], "has kept no round but its last"),
-        (["divergence", "nonsense"], 'no analysis "nonsense"'),
+        (["divergense"], 'No analysis "divergense": did you mean "divergence"'),
+        (["norms"], "only its last round"),
+        (["divergence", "nonsense"], 'No analysis "nonsense"'),
     ],
 )
 def test_mistakes_are_exit_code_2_and_nothing_is_written(run, tmp_path, capsys, args, words):

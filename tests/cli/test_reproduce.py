@@ -11,9 +11,9 @@ import pytest
 import fednorms as fn
 from fednorms.cli import main
 from fednorms.cli.reproduce import _blocks
-from fednorms.papers.tables.summary import said
+from fednorms.papers.tables.cell import cell_text
 from tests.cli.conftest import fednorms, held
-from tests.support.tables import MINI, fails_while_running, stored, table
+from tests.support.tables import MINI, fails_while_running, results, stored, table
 from tests.support.waiting import HANG
 
 
@@ -29,16 +29,16 @@ def test_interrupted_and_continued_by_the_same_command(tmp_path):
     assert "runs finished; continue with the same command" in err
     assert "Traceback" not in err
     assert "2 runs: 0 finished, 2 to go" in err
-    assert "about " in err  # the time it will take
+    assert "About " in err  # the time it will take
     first = (out / "results/shift/fedavg/seed-0.json").read_bytes()
     assert (out / "RESULTS.md").exists()
 
     said = fednorms(*command, "--jobs", "2")  # now in processes
     assert said.code == 0, said.err
-    assert (out / "results/shift/fedavg/seed-0.json").read_bytes() == first
+    assert results(out)["shift", "FedAvg", 0] == json.loads(first)
     assert "Digits that look different" in said.out
-    assert "of 2 printed cells within 3 points" in said.out
-    assert 'setting "pictures" is skipped: it needs pacs' in said.err
+    assert "of 2 published cells are within 3 points" in said.out
+    assert '"pictures" is skipped: it needs pacs' in said.err
     assert main([*map(str, command[:2]), "--out", str(tmp_path / "alone" / "out"), *command[4:], "--quiet"]) == 0
     assert stored(out) == stored(tmp_path / "alone" / "out")  # interrupted or not, one process or several
 
@@ -121,7 +121,7 @@ def test_a_run_of_a_search_that_diverges_is_not_said_to_have_failed(tmp_path, ca
     ("args", "words"),
     [
         ([], "--list"),
-        (["no-such-table"], 'no table "no-such-table"'),
+        (["no-such-table"], 'No table "no-such-table"'),
         (["TABLE", "--only", "FedBM"], 'did you mean "FedBN"'),
         (["TABLE", "--settings", "shfit"], 'did you mean "shift"'),
         (["TABLE", "--settings", "pictures"], "--data ROOT"),
@@ -143,13 +143,12 @@ def test_a_mistake_is_exit_code_2_and_one_message(tmp_path, capsys, args, words)
 
 
 def test_the_list_shows_every_table_and_what_has_run(tmp_path, capsys, monkeypatch):
-    import fednorms.papers.tables.listing as listing
-    from fednorms.papers.tables import folders
+    from fednorms.papers.tables import catalog
 
-    table(tmp_path / "recipes" / "own-table-2")
-    table(tmp_path / "recipes" / "own-table-11", change=('label = "Mini"', 'label = "Maxi"'))
-    for module in (folders, listing):
-        monkeypatch.setattr(module, "home", lambda: tmp_path / "recipes")
+    (tmp_path / "recipes/own").mkdir(parents=True)
+    (tmp_path / "recipes/own/table-2.toml").write_text(MINI)
+    (tmp_path / "recipes/own/table-11.toml").write_text(MINI.replace("Mini", "Maxi"))
+    monkeypatch.setattr(catalog, "home", lambda: tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce", "own-table-2", "--quiet", "--device", "cpu", "--only", "FedAvg"]) == 0
     capsys.readouterr()
@@ -173,6 +172,6 @@ def test_a_table_wider_than_the_terminal_comes_in_blocks_with_the_rows_names(tmp
     names = ["Clean", "Avg", "Worst"]
     assert _blocks(found, 200) == [names]
     assert _blocks(found, 10) == [[name] for name in names]  # never none
-    widest = max(len(said(row["Clean"], found.selectors["Clean"])) for row in found.rows.values())
-    second = max(len(said(row["Avg"], found.selectors["Avg"])) for row in found.rows.values())
+    widest = max(len(cell_text(row["Clean"], found.selectors["Clean"])) for row in found.rows.values())
+    second = max(len(cell_text(row["Avg"], found.selectors["Avg"])) for row in found.rows.values())
     assert _blocks(found, len("FedAvg") + 2 + widest + 2 + second) == [["Clean", "Avg"], ["Worst"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 from fednorms.core.errors import RunFailed
 from fednorms.papers.tables.plan import Found
@@ -71,15 +72,39 @@ def fails_while_running(monkeypatch, method="fedbn"):
     monkeypatch.setattr(cells, "execute", execute)
 
 
+def results(out, file="results.json", key="runs"):
+    """The stored runs of a finished table by (setting, row, seed)."""
+    found = json.loads((out / file).read_text())
+    assert list(found) == [key]
+    return {(r["setting"], r["row"], r["recipe"]["seed"]): r for r in found[key]}
+
+
+def searches(out):
+    """The stored searches of a table that is not running, by row."""
+    return {row: values for (_, row, _), values in results(out, "searches.json", "searches").items()}
+
+
+def put(out, *records, file="results.json", key="runs"):
+    """Write such a file."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / file).write_text(json.dumps({key: list(records)}))
+
+
+def copy_results(source, out):
+    """Copy what is stored, and not the report."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("results.json", "searches.json"):
+        if (source / name).exists():
+            shutil.copy(source / name, out / name)
+
+
 def stored(out):
-    """The results of an output folder by file, without what differs between two runs of the same recipe."""
-    found = {}
-    for file in sorted((out / "results").rglob("*.json")):
-        values = json.loads(file.read_text())
+    """The stored runs without what differs between two runs of the same recipe."""
+    found = results(out)
+    for values in found.values():
         for key in ("seconds", "date", "jobs"):
             values.pop(key, None)
         values["recipe"].pop("engine")
-        found[str(file.relative_to(out))] = values
     return found
 
 

@@ -1,4 +1,4 @@
-"""`fednorms analyse`: what the papers' figures measure, in a run of one's own."""
+"""`fednorms analyse`: measure in any run what the papers' figures show."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ from fednorms.runs.store.atomic import check_folder, clear_errors, write_atomic
 
 @dataclass
 class Analyse:
-    """Measure in a run what a figure of the papers shows; `fednorms list analyses` names all.
+    """Measure in a run what a figure of the papers shows; `fednorms list analyses` lists all analyses.
 
-    The run is left as it is. Its data must be there. Analyses by round have a point for every round that the run has
-    kept (keep_checkpoints="all"); test-gap needs a run tested with both kinds of statistics instead.
+    The run is not changed, and its data must be available. Analyses by round have a point per stored round
+    (keep_checkpoints="all"); test-gap needs a run that was tested with both kinds of statistics.
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The run's directory."""
     names: Annotated[tyro.conf.Positional[list[str]], tyro.conf.arg(metavar="ANALYSIS [ANALYSIS ...]")]
-    """What to measure, as "four-factors" or "embedding"."""
+    """What to measure, such as "four-factors" or "embedding"."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: numbers only)")] = None
-    """Write everything that was found (JSON), and a picture, here."""
-    device: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: as in the run, if it is here)")] = None
-    """Where models run."""
+    """Folder for all findings (JSON) and a picture."""
+    device: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: the run's, if available)")] = None
+    """The device that runs the models."""
     json: bool = False
     """Print one JSON object and nothing else."""
 
 
 def analyse(args: Sequence[str]) -> int:
-    """The command."""
+    """Run the command."""
     given = parse(Analyse, "analyse", args)
     if not given.names:
-        raise BadInput(f"analyse: name what to measure. Known: {', '.join(ANALYSES)}")
+        raise BadInput(f"Name what to measure. Known: {', '.join(ANALYSES)}.")
     chosen = [analysis_named(name) for name in dict.fromkeys(given.names)]
     if given.out is not None:
         check_folder(given.out)
     found: dict[str, Findings] = {}
-    for analysis in chosen:  # each is shown and written as soon as it is there
+    for analysis in chosen:  # each is shown and written at once
         found[analysis.name] = measured(given.run, analysis.name, device=given.device)
         if not given.json:
             _show(analysis.name, found[analysis.name])
         if given.out is not None:
             files = _write(given.out, analysis, found[analysis.name], given.run.name)
             if not given.json:
-                stdout().print("written: " + ", ".join(map(str, files)), markup=False, soft_wrap=True)
+                stdout().print("Written: " + ", ".join(map(str, files)), markup=False, soft_wrap=True)
     if given.json:
         print_json({"run": str(given.run), "analyses": {name: f.plain() for name, f in found.items()}})
     return 0
@@ -67,7 +67,7 @@ def _show(name: str, found: Findings) -> None:
         rows = [[what, f"{value:.4g}"] for what, value in found.scalars.items()]
         stdout().print(grid([name, "value"], rows, numbers_from=1))
     else:
-        stdout().print(f"{name}: no single number; --out DIR writes what was found, and a picture", markup=False)
+        stdout().print(f"{name}: no single number. --out DIR writes the findings and a picture.", markup=False)
 
 
 def _write(out: Path, analysis: Analysis, found: Findings, run: str) -> list[Path]:

@@ -159,12 +159,12 @@ def published(reader: Reader) -> dict[str, list[str]]:
     >>> all(protocol in READERS["pacs"].protocols for protocol in published(READERS["pacs"]))
     True
     """
-    from fednorms.papers.tables.folders import home, known
-    from fednorms.papers.tables.table import FILE, merged
+    from fednorms.papers.tables.catalog import file_of, known
+    from fednorms.papers.tables.table import merged
 
     first, serves = next(iter(reader.protocols)), dict[str, dict[str, None]]()
     for name in known():
-        values = tomllib.loads((home() / name / FILE).read_text(encoding="utf-8"))
+        values = tomllib.loads(file_of(name).read_text(encoding="utf-8"))
         for setting in values.get("settings", []):
             recipe = merged(values.get("recipe", {}), setting.get("recipe", {}))
             if recipe.get("federation") == reader.name:

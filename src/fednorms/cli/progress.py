@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from fednorms.cli.output import domains_line, per_cent, stderr
-from fednorms.papers.tables.estimate import duration
+from fednorms.papers.tables.preflight import duration
 from fednorms.runs.cells import CellEvent
 
 LINES = 10  # lines that a run prints where there is no terminal

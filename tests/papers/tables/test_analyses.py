@@ -10,7 +10,7 @@ import pytest
 import fednorms as fn
 from fednorms.core.errors import BadInput
 from fednorms.papers.analysis import measures
-from tests.support.tables import table
+from tests.support.tables import results, table
 
 ANALYSED = ("tolerance = 3.0", 'tolerance = 3.0\nanalysis = "divergence"')
 
@@ -23,11 +23,11 @@ def made(folder, analysis=ANALYSED, **options):
 def test_every_run_is_analysed_and_the_report_shows_what_was_found(tmp_path):
     done = made(tmp_path, seeds=2)
     out = tmp_path / "out"
-    stored = [json.loads((out / f"results/shift/fedavg/seed-{s}.json").read_text()) for s in (0, 1)]
+    stored = [results(out)["shift", "FedAvg", seed] for seed in (0, 1)]
     numbers = [r["analysis"]["scalars"]["mean over pairs"] for r in stored]
     assert numbers[0] != numbers[1]
     text = (out / "RESULTS.md").read_text()
-    assert "The figure's own analysis is divergence" in text
+    assert "shows the analysis divergence: " in text
     assert f"| FedAvg | {sum(numbers) / 2:.4g} ± " in text
     assert "](analysis-shift.png)" in text
     assert (out / "analysis-shift.png").read_bytes().startswith(b"\x89PNG")
@@ -51,14 +51,14 @@ def test_a_run_whose_analysis_fails_is_kept_and_analysed_next_time(tmp_path, mon
     [(name, why)] = done.failed.items()
     assert name == "shift / FedAvg, seed 0"
     assert "its analysis failed: no luck with RUN" in why
-    stored = json.loads((tmp_path / "out/results/shift/fedavg/seed-0.json").read_text())
+    stored = results(tmp_path / "out")["shift", "FedAvg", 0]
     assert stored["status"] == "failed"
     assert str(tmp_path) not in json.dumps({k: v for k, v in stored.items() if k != "recipe"})
     assert (tmp_path / "out/runs/shift/fedavg/seed-0").exists()
     monkeypatch.setitem(measures.ANALYSES, "divergence", good)
     again = made(tmp_path)
     assert not again.failed
-    assert "analysis" in json.loads((tmp_path / "out/results/shift/fedavg/seed-0.json").read_text())
+    assert "analysis" in results(tmp_path / "out")["shift", "FedAvg", 0]
 
 
 def test_an_analysis_stays_with_its_table(tmp_path):
@@ -67,7 +67,7 @@ def test_an_analysis_stays_with_its_table(tmp_path):
         table(tmp_path / "mini"), settings=["shift"], only=["FedAvg"], device="cpu", out=tmp_path / "b"
     )
     assert plain.ran == 0  # taken over
-    assert "analysis" not in json.loads((tmp_path / "b/results/shift/fedavg/seed-0.json").read_text())
+    assert "analysis" not in results(tmp_path / "b")["shift", "FedAvg", 0]
     assert not (tmp_path / "b/analysis-shift.png").exists()
 
 
@@ -78,9 +78,7 @@ def test_results_without_this_analysis_are_made_again(tmp_path, before):
     made(tmp_path, before)
     done = made(tmp_path)
     assert done.ran == 1
-    assert (
-        json.loads((tmp_path / "out/results/shift/fedavg/seed-0.json").read_text())["analysis"]["name"] == "divergence"
-    )
+    assert results(tmp_path / "out")["shift", "FedAvg", 0]["analysis"]["name"] == "divergence"
 
 
 def test_a_run_that_was_kept_is_analysed_without_training_it_again(tmp_path):
@@ -92,7 +90,7 @@ def test_a_run_that_was_kept_is_analysed_without_training_it_again(tmp_path):
     folder = table(tmp_path / "mini", change=store, analysis=ANALYSED)
     fn.reproduce(folder, settings=["shift"], only=["FedAvg"], device="cpu", out=tmp_path / "out")
     assert metrics.read_bytes() == before
-    assert "analysis" in json.loads((tmp_path / "out/results/shift/fedavg/seed-0.json").read_text())
+    assert "analysis" in results(tmp_path / "out")["shift", "FedAvg", 0]
 
 
 def test_any_error_of_an_analysis_is_that_of_its_run_alone(tmp_path, monkeypatch):
@@ -108,5 +106,5 @@ def test_any_error_of_an_analysis_is_that_of_its_run_alone(tmp_path, monkeypatch
 
 
 def test_an_unknown_analysis_is_named(tmp_path):
-    with pytest.raises(BadInput, match='no analysis "divergense": did you mean "divergence"'):
+    with pytest.raises(BadInput, match='No analysis "divergense": did you mean "divergence"'):
         made(tmp_path, ("tolerance = 3.0", 'tolerance = 3.0\nanalysis = "divergense"'))

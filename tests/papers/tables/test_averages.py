@@ -12,7 +12,7 @@ from fednorms.cli.reproduce import show
 from fednorms.core.errors import BadInput
 from fednorms.papers.tables.report import csv_table, markdown
 from fednorms.papers.tables.reproduce import Reproduction
-from fednorms.papers.tables.summary import summarise
+from fednorms.papers.tables.summary import summarize
 from fednorms.papers.tables.table import Table
 from tests.support.tables import found
 
@@ -46,7 +46,7 @@ def averages(summary):
 
 
 def test_a_row_is_averaged_seed_by_seed_over_the_settings_in_which_it_stands():
-    cells = averages(summarise(table(), found({**OURS, ("a", "Alone"): [50.0, 52.0]})))
+    cells = averages(summarize(table(), found({**OURS, ("a", "Alone"): [50.0, 52.0]})))
     entry = cells["FedAvg"]
     each = [fmean((80, 60)), fmean((84, 58))]
     assert (entry.ours, entry.std) == (pytest.approx(fmean(each)), pytest.approx(stdev(each)))
@@ -56,26 +56,26 @@ def test_a_row_is_averaged_seed_by_seed_over_the_settings_in_which_it_stands():
 
 
 def test_only_seeds_that_ran_everywhere_go_in():
-    cells = averages(summarise(table(), found({("a", "FedAvg"): [80.0, 84.0, 99.0], ("b", "FedAvg"): [60.0]})))
+    cells = averages(summarize(table(), found({("a", "FedAvg"): [80.0, 84.0, 99.0], ("b", "FedAvg"): [60.0]})))
     assert (cells["FedAvg"].ours, cells["FedAvg"].seeds, cells["FedAvg"].std) == (pytest.approx(70), 1, None)
 
 
 def test_a_seed_that_diverged_anywhere_is_a_miss():
     better = {("a", "FedAvg"): [90.0, 90.0], ("b", "FedAvg"): [90.0, 90.0]}
-    entry = averages(summarise(table(), found(better, diverged={("b", "FedAvg", 1)})))["FedAvg"]
+    entry = averages(summarize(table(), found(better, diverged={("b", "FedAvg", 1)})))["FedAvg"]
     assert (entry.ours, entry.diverged, entry.verdict) == (pytest.approx(90), 1, "miss")
 
 
 def test_an_average_with_a_column_that_is_not_comparable_is_not_either():
     settings = table().model_dump()["settings"]
     settings[0]["incomparable"] = {"A": "drawn by hand"}
-    summary = summarise(table(settings=settings), found(OURS))
+    summary = summarize(table(settings=settings), found(OURS))
     assert averages(summary)["FedAvg"].verdict == "not comparable"
-    assert summary.sections[-1].apart == {"All": "contains A: drawn by hand"}
+    assert summary.sections[-1].not_comparable == {"All": "contains A: drawn by hand"}
 
 
 def test_averages_are_shown_once_there_are_any_and_counted_never(capsys):
-    whole, half = (summarise(table(), found(ours)) for ours in (OURS, {("a", "FedAvg"): [80.0]}))
+    whole, half = (summarize(table(), found(ours)) for ours in (OURS, {("a", "FedAvg"): [80.0]}))
     assert whole.score == half.score == (1, 1)
     assert "## Averages over settings" in markdown(whole)
     assert "70.5 ± 0.7 ✗<br>75.0 (−4.5)" in markdown(whole)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fednorms.core.errors import BadInput
-from fednorms.papers.tables.folders import open_table
+from fednorms.papers.tables.catalog import open_table
 from fednorms.papers.tables.plan import chosen_rows, recipe_for
 from fednorms.papers.tables.table import Row, Setting, Table
 from tests.support.tables import MINI, table
@@ -87,10 +87,10 @@ def test_printed_numbers_have_a_deviation_or_not(tmp_path):
         ('method = "fedbn"', 'method = "fedbm"', ['row "FedBN"', "fedbm", "fedbn"]),
         ("rounds = 2", "round = 2", ['unknown key "round"', '"rounds"']),
         ("rounds = 2", "rounds = 0", ["rounds", "got 0"]),
-        ("rounds = 2", "rounds = 2\nseed = 1", ['"seed" is not the table\'s to say']),
+        ("rounds = 2", "rounds = 2\nseed = 1", ['"seed" cannot be set in a table']),
         ("size = 8,", 'size = 8, root = "/x",', ["data.root", "--data"]),
         ('name = "FedBN"', 'name = "Fedavg"', ['share the folder "fedavg"']),
-        ('method = "fedbn"', 'method = "fedbn"\nsettings = ["pictures"]', ['does not stand in setting "shift"']),
+        ('method = "fedbn"', 'method = "fedbn"\nsettings = ["pictures"]', ['not part of setting "shift"']),
         ('method = "fedbn"', 'method = "fedbn"\nsearch = { "training.rl" = [1] }', ["training.rl", '"lr"']),
         ('method = "fedbn"', 'method = "fedbn"\nsearch = { "training.lr" = [] }', ['"training.lr" has no values']),
         (
@@ -134,7 +134,7 @@ def test_an_incomparable_column_may_depend_on_the_layout_of_the_data():
     setting = {"name": "s", "columns": {"Avg": "mean"}, "incomparable": {"Avg": reason}}
     made = Table.make({**values, "settings": [setting]})
     assert made.settings[0].incomparable["Avg"].when == "image sheets"
-    with pytest.raises(BadInput, match="expected why, as text"):
+    with pytest.raises(BadInput, match="expected a reason, as text"):
         Table.make({**values, "settings": [{**setting, "incomparable": {"Avg": {"wy": "x"}}}]})
 
 
@@ -158,6 +158,6 @@ def test_the_example_of_the_documentation_is_a_table():
 def test_a_folder_without_a_table_and_a_name_that_nobody_knows(tmp_path):
     with pytest.raises(BadInput, match=r"has no table\.toml"):
         open_table(tmp_path)
-    with pytest.raises(BadInput, match='no table "fedwon-tabel-1": did you mean "fedwon-table-1"'):
+    with pytest.raises(BadInput, match='No table "fedwon-tabel-1": did you mean "fedwon-table-1"'):
         open_table("fedwon-tabel-1")
     assert open_table(table(tmp_path / "t", MINI) / "table.toml").label == "Mini"

@@ -17,11 +17,13 @@ from fednorms.models import build
 from fednorms.papers.analysis.kept import Kept
 from fednorms.papers.analysis.measures import ANALYSES
 from fednorms.papers.analysis.picture import png
-from fednorms.papers.tables.folders import home, known, open_table
+from fednorms.papers.tables.catalog import file_of, home, known
 from fednorms.papers.tables.plan import pairs, recipe_for
 from fednorms.papers.tables.record import plain, record, same_run, shortened
 from fednorms.papers.tables.search import Search
 from fednorms.papers.tables.sources import check_columns, look, needs
+from fednorms.papers.tables.store import ResultStore
+from fednorms.papers.tables.table import Table
 from fednorms.runs.cells import Outcome
 from fednorms.runs.driver import execute
 from tests.support.data_sets import MAKERS
@@ -41,7 +43,7 @@ def sample(names, most):
 
 @cache
 def read(name):
-    return open_table(home() / name)
+    return Table.read(file_of(name))
 
 
 @lru_cache(maxsize=1)
@@ -64,7 +66,7 @@ def test_a_table_is_complete(name):
     table = read(name)  # every recipe is checked here
     assert table.title
     for setting in table.settings:
-        assert any(row.stands_in(setting) for row in table.rows), f"{setting.name} has no row"
+        assert any(row.runs_in(setting) for row in table.rows), f"{setting.name} has no row"
         federation = str(setting.recipe.get("federation", table.recipe.get("federation", "")))
         assert federation, f"{setting.name} names no federation"
         assert needs(setting, table) in (*MAKERS, ""), "tests/support/data_sets.py has no tiny copy"
@@ -72,7 +74,7 @@ def test_a_table_is_complete(name):
         if needs(setting, table):
             assert protocol in READERS[federation].protocols, f"{setting.name}: {federation} has no {protocol!r}"
         modes = {s.mode for s in setting.selectors.values() if s.mode}
-        tested = {m for row in table.rows if row.stands_in(setting) for m in _tested(table, setting, row)}
+        tested = {m for row in table.rows if row.runs_in(setting) for m in _tested(table, setting, row)}
         assert modes <= tested, f"{setting.name}: no row is tested as {modes - tested}"
     for row in table.rows:
         for setting in table.settings:
@@ -88,7 +90,7 @@ def test_printed_averages_are_those_of_the_printed_columns(name):
     checked = 0
     for row in table.rows:
         for average, printed in row.averages.items():
-            of = {s: c for s, c in table.averages[average].items() if row.stands_in(named[s])}
+            of = {s: c for s, c in table.averages[average].items() if row.runs_in(named[s])}
             cells = [row.published[s][c].mean for s, c in of.items() if c in row.published.get(s, {})]
             if len(cells) == len(of):  # a cell that contradicts print's own average is left out (register 39)
                 assert printed.mean == pytest.approx(fmean(cells), abs=0.06), row.name
@@ -192,7 +194,7 @@ def _one_round(name, tiny):
         if not selector.mode and not selector.needs_curve:
             assert selector.value(stored, table.selection) is not None, f"{name}, {row.name}: {column}"
     if row.search:
-        search = Search(table, setting, row, home())
+        search = Search(table, setting, row, ResultStore(home()))
         tried = shrunk(search.recipe(search.points[0], 0), small.data.root)
         assert look(tried).validated, "a search needs validation images"
 
@@ -241,6 +243,6 @@ def test_every_figure_is_analysed_on_tiny_data(name, tiny, tmp_path):
 def test_every_column_names_what_the_data_have(name, tiny):
     table = read(name)
     for setting in table.settings:
-        row = next(row for row in table.rows if row.stands_in(setting))
+        row = next(row for row in table.rows if row.runs_in(setting))
         source = look(shrunk(recipe_for(table, setting, row, 0, {}), tiny(needs(setting, table))))
         assert not check_columns(setting, source)

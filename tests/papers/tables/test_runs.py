@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
+import re
 from dataclasses import replace
 
 import pytest
 
 import fednorms as fn
 from fednorms.core.errors import BadInput, RunFailed
-from fednorms.papers.tables.observer import Observer
+from fednorms.papers.tables.catalog import open_table
 from fednorms.papers.tables.record import plain, same_run
-from fednorms.papers.tables.summary import order, standing, winners_of
-from fednorms.papers.tables.table import Printed
-from tests.support.tables import MINI, fails_while_running, stored, table
+from fednorms.papers.tables.reproduce import Observer
+from fednorms.papers.tables.store import ResultStore
+from fednorms.papers.tables.summary import order, rank, winners_of
+from fednorms.papers.tables.table import Published
+from tests.support.tables import MINI, copy_results, fails_while_running, put, results, stored, table
 
 
 class Heard(Observer):
@@ -48,11 +50,11 @@ def finished(tmp_path_factory):
     return folder, root / "out", done, ears
 
 
-def test_every_run_is_one_file_and_its_directory_is_gone(finished):
+def test_a_finished_table_is_one_file_and_the_directories_of_its_runs_are_gone(finished):
     _, out, done, ears = finished
     files = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
-    results = {f"results/shift/{row}/seed-0.json" for row in ("fedavg", "fedbn")}
-    assert files == results | {"RESULTS.md", "results.csv", "results.png"}
+    assert files == {"results.json", "RESULTS.md", "results.csv", "results.png"}
+    assert list(results(out)) == [("shift", "FedAvg", 0), ("shift", "FedBN", 0)]
     assert done.ran == 2
     assert done.files == [out / name for name in ("RESULTS.md", "results.csv", "results.png")]
     assert [r for *_, r in ears.rounds] == [1, 2, 1, 2]
@@ -66,7 +68,7 @@ def test_a_setting_without_its_data_is_skipped_and_named(finished):
 
 def test_the_result_is_that_of_a_plain_run_with_the_same_recipe(finished):
     _, out, *_ = finished
-    values = json.loads((out / "results/shift/fedbn/seed-0.json").read_text())
+    values = results(out)["shift", "FedBN", 0]
     alone = fn.run(recipe=fn.Recipe.make(values["recipe"]))
     kept = values["last"][values["headline"]]
     assert kept["clients"]["accuracy"]["mean"] == pytest.approx(alone.accuracy, abs=1e-6)
@@ -96,7 +98,7 @@ def test_verdicts_in_markdown_and_csv(finished):
     row = next(r for r in lines if (r["row"], r["column"]) == ("FedAvg", "Avg"))
     assert float(row["difference"]) == pytest.approx(float(row["ours"]) - 100.0, abs=1e-3)
     text = (out / "RESULTS.md").read_text()
-    assert "1 of 2 printed cells within 3 points of print or better, 1 of them better by more than 3" in text
+    assert "1 of 2 published cells are within 3 points of the paper, or better (1 by more than 3 points)" in text
     assert "drawn by hand" in text
     assert "A note of the table." in text
     assert "Not run yet: pictures" in text
@@ -139,10 +141,7 @@ def test_side_by_side_equals_one_after_the_other(finished, tmp_path):
 def test_results_of_another_recipe_are_named_not_used_and_run_anew(finished, tmp_path):
     _, whole, *_ = finished
     out = tmp_path / "out"
-    for file in (whole / "results").rglob("*.json"):
-        copy = out / file.relative_to(whole)
-        copy.parent.mkdir(parents=True)
-        copy.write_bytes(file.read_bytes())
+    copy_results(whole, out)
     changed = table(
         tmp_path / "mini",
         change=('method = "fedbn"', 'method = "fedbn"\nrecipe.training.lr = 0.01'),
@@ -150,14 +149,44 @@ def test_results_of_another_recipe_are_named_not_used_and_run_anew(finished, tmp
     )
     done, ears = heard(changed, out, only=["FedAvg"])
     assert done.ran == 0
-    assert any("1 results are of another recipe" in t and "shift/fedbn/seed-0.json" in t for t in ears.said)
+    assert any("recipe has changed" in t and "1 run" in t and "shift/fedbn/seed-0" in t for t in ears.said)
     [section, _] = done.summary.sections
     assert section.rows["FedBN"]["Avg"].ours is None
     assert section.rows["FedAvg"]["Avg"].ours is not None
-    assert "of another recipe" in (out / "RESULTS.md").read_text()
+    assert "recipe has changed" in (out / "RESULTS.md").read_text()
     done, _ = heard(changed, out)
     assert done.ran == 1
-    assert json.loads((out / "results/shift/fedbn/seed-0.json").read_text())["recipe"]["training"]["lr"] == 0.01
+    assert results(out)["shift", "FedBN", 0]["recipe"]["training"]["lr"] == 0.01
+
+
+def test_results_of_single_runs_are_read_next_to_the_one_file_and_folded_into_it(finished, tmp_path):
+    folder, whole, *_ = finished
+    out, records = tmp_path / "out", results(whole)
+    older = records["shift", "FedAvg", 0] | {"hardware": "an older one"}
+    put(out, older)
+    for values in records.values():  # as an interrupted table leaves them, and version 0.1 left all of them
+        single = out / "results/shift" / values["row"].lower() / "seed-0.json"
+        single.parent.mkdir(parents=True)
+        single.write_text(json.dumps(values))
+    kept = results(whole)["shift", "FedBN", 0] | {"row": "A row that is gone"}
+    single = out / "results/shift/a-row-that-is-gone/seed-0.json"
+    single.parent.mkdir()
+    single.write_text(json.dumps(kept))
+    assert heard(folder, out)[0].ran == 0
+    assert results(out) == {**records, ("shift", "A row that is gone", 0): kept}  # the single file is the newer one
+    assert not (out / "results").exists()
+
+
+def test_numbers_survive_folding_bit_for_bit(tmp_path):
+    made = open_table(table(tmp_path / "mini"))
+    values = {"setting": "shift", "row": "FedBN", "status": "done", "é": [0.1 + 0.2, 1e-17, 5e-324, None, 2**60]}
+    values["recipe"] = {"seed": 3, "method": "fedbn", "fingerprint": "", "evaluate_every": 1}
+    store = ResultStore(tmp_path / "out")
+    store.save_run(made.settings[0], made.rows[1], 3, values)
+    single = (tmp_path / "out/results/shift/fedbn/seed-3.json").read_text()
+    store.fold()
+    assert single.strip() in (tmp_path / "out/results.json").read_text()
+    assert store.runs() == {("shift", "fedbn"): [values]}
 
 
 def test_what_the_machine_decides_does_not_make_a_result_stale():
@@ -177,7 +206,7 @@ def test_a_run_that_diverges_is_a_result_and_one_that_fails_is_tried_again(finis
     out = tmp_path / "out"
     done, _ = heard(folder, out, only=["FedBN"])
     assert not done.failed
-    assert json.loads((out / "results/shift/fedbn/seed-0.json").read_text())["status"] == "diverged"
+    assert results(out)["shift", "FedBN", 0]["status"] == "diverged"
     assert done.summary.sections[0].rows["FedBN"]["Avg"].verdict == "miss"
     assert "diverged" in (out / "RESULTS.md").read_text()
     assert not (out / "runs").exists()
@@ -192,17 +221,18 @@ def test_a_run_that_diverges_is_a_result_and_one_that_fails_is_tried_again(finis
     assert "the disk is full" in (tmp_path / "o2" / "RESULTS.md").read_text()
     again, ears = heard(folder, tmp_path / "o2")
     assert again.ran == 1
-    assert "2 runs: 1 finished, 1 to go" in ears.said
+    assert "2 runs: 1 finished, 1 to go." in ears.said
 
 
 def test_a_broken_result_file_is_named(finished, tmp_path):
     folder, *_ = finished
-    file = tmp_path / "out" / "results" / "shift" / "fedavg" / "seed-0.json"
-    file.parent.mkdir(parents=True)
-    for text in ("{", "[]", "{}"):
-        file.write_text(text)
-        with pytest.raises(RunFailed, match=r"seed-0\.json"):
-            heard(folder, tmp_path / "out")
+    for number, name in enumerate(("results.json", "results/shift/fedavg/seed-0.json")):
+        file = tmp_path / f"out-{number}" / name
+        file.parent.mkdir(parents=True)
+        for text in ("{", "[]", "{}", '{"runs": [{}]}', '{"runs": 3}'):
+            file.write_text(text)
+            with pytest.raises(RunFailed, match=re.escape(str(file))):
+                heard(folder, tmp_path / f"out-{number}")
 
 
 def test_no_data_at_all_is_bad_input_that_says_what_is_needed(finished, tmp_path):
@@ -235,7 +265,7 @@ def test_a_cell_that_stays_empty_is_said_before_the_first_run(tmp_path):
     text = 'Avg = "mean"\nOwn = "mean@personal"\nSeconds = "seconds"\n[settings.incomparable]'
     folder = table(tmp_path / "mini", change=('Avg = "mean"\n[settings.incomparable]', text))
     done, ears = heard(folder, tmp_path / "out")
-    assert 'shift, column "Own": not tested as "personal", so that there is no number: FedAvg' in ears.said
+    assert any('column "Own": no number for FedAvg' in text and '"personal"' in text for text in ears.said)
     assert done.summary.sections[0].rows["FedAvg"]["Own"].ours is None
     assert done.summary.sections[0].rows["FedBN"]["Own"].ours is not None
 
@@ -245,10 +275,10 @@ def test_the_report_of_a_table_that_nobody_printed_does_not_explain_print(tmp_pa
     folder = table(tmp_path / "mini", **{f"{i}": (line, "") for i, line in enumerate(published)})
     done, _ = heard(folder, tmp_path / "out")
     text = (tmp_path / "out" / "RESULTS.md").read_text()
-    assert "**Ours alone: the table has no printed numbers.**" in text
-    assert "Every cell: ours (mean ± sample standard deviation over seeds). † is not comparable." in text
+    assert "**The table has no published numbers, only ours.**" in text
+    assert "our mean ± sample standard deviation over seeds. † marks what is not comparable." in text
     assert "✗" not in text
-    assert repr(done).endswith("ours alone: the table has no printed numbers")
+    assert repr(done).endswith("The table has no published numbers, only ours.")
 
 
 def test_models_and_curves_are_kept_where_a_setting_asks_for_them(tmp_path):
@@ -256,7 +286,7 @@ def test_models_and_curves_are_kept_where_a_setting_asks_for_them(tmp_path):
     folder = table(tmp_path / "mini", change=change)
     out = tmp_path / "out"
     heard(folder, out, only=["FedAvg"])
-    values = json.loads((out / "results/shift/fedavg/seed-0.json").read_text())
+    values = results(out)["shift", "FedAvg", 0]
     curve = values["curve"][values["headline"]]
     assert [t for t, *_ in curve] == [1, 2]
     last = values["last"][values["headline"]]["clients"]["accuracy"]
@@ -269,12 +299,12 @@ def test_models_and_curves_are_kept_where_a_setting_asks_for_them(tmp_path):
 def judged(folder, tmp_path, *change_of):
     """The report of a finished folder after its files were changed by functions of a record."""
     out = tmp_path / "changed"
-    shutil.copytree(folder[1] / "results", out / "results")
+    records = [results(folder[1])["shift", "FedAvg", 0]]
     for number, change in enumerate(change_of):
-        file = out / "results/shift/fedbn" / f"seed-{number}.json"
-        values = json.loads((folder[1] / "results/shift/fedbn/seed-0.json").read_text())
+        values = results(folder[1])["shift", "FedBN", 0]
         values["recipe"]["seed"] = values["seed"] = number
-        file.write_text(json.dumps(change(values)))
+        records.append(change(values))
+    put(out, *records)
     return heard(folder[0], out, report=True)[0].summary
 
 
@@ -314,22 +344,21 @@ def test_print_that_failed_is_met_by_divergence_and_by_guessing(finished, tmp_pa
 def test_results_of_other_data_are_named_and_run_again(finished, tmp_path):
     folder, *_ = finished
     out = tmp_path / "out"
-    shutil.copytree(finished[1] / "results", out / "results")
-    file = out / "results/shift/fedbn/seed-0.json"
-    values = json.loads(file.read_text())
+    stored = results(finished[1])
+    values = stored["shift", "FedBN", 0]
     values["recipe"]["fingerprint"] = values["data"]["fingerprint"] = "0" * 32
-    file.write_text(json.dumps(values))
+    put(out, *stored.values())
     shown, ears = heard(folder, out, report=True)
-    assert shown.summary.foreign == ["shift/fedbn/seed-0.json"]
+    assert shown.summary.foreign == ["shift/fedbn/seed-0"]
     assert shown.summary.sections[0].rows["FedBN"]["Avg"].verdict == "missing"
-    assert any("1 results are of other data" in text for text in ears.said)
+    assert any("made with other data" in text and "1 run" in text for text in ears.said)
     assert heard(folder, out)[0].ran == 1
     assert heard(folder, out)[0].ran == 0
 
 
 def test_ctrl_c_while_data_are_opened_reports_what_is_there_and_opens_nothing_more(finished, tmp_path, monkeypatch):
     out, opened = tmp_path / "out", []
-    shutil.copytree(finished[1] / "results", out / "results")
+    copy_results(finished[1], out)
 
     def interrupted(recipe):
         opened.append(recipe)
@@ -349,7 +378,7 @@ def test_rows_and_columns_that_print_does_not_have_are_judged_and_not_counted(fi
     counted = {}
     for folder in (finished[0], row, column, beside):
         out = tmp_path / "out" / folder.name
-        shutil.copytree(finished[1] / "results", out / "results")
+        copy_results(finished[1], out)
         summary = heard(folder, out, report=True)[0].summary
         assert summary.sections[0].rows["FedBN"]["Avg"].verdict == "better"
         counted[folder.name] = summary.score, summary.sections[0].order
@@ -361,15 +390,15 @@ def test_rows_and_columns_that_print_does_not_have_are_judged_and_not_counted(fi
 def test_what_has_not_run_stands_in_the_headline(finished, tmp_path):
     shown = ("published.shift = { Clean = 2.0, Avg = 0.1 }", "published.pictures = { Avg = 80.0 }")
     folder, out = table(tmp_path / "more", change=shown), tmp_path / "out"
-    shutil.copytree(finished[1] / "results", out / "results")
+    copy_results(finished[1], out)
     assert heard(folder, out, report=True)[0].summary.verdict == (
-        "0 of 1 printed cells within 3 points of print or better; 1 more have not run"
+        "0 of 1 published cells are within 3 points of the paper, or better; 1 more have not run."
     )
 
 
 def test_a_result_says_which_files_of_the_library_made_it(finished):
     _, out, *_ = finished
-    values = json.loads((out / "results/shift/fedbn/seed-0.json").read_text())
+    values = results(out)["shift", "FedBN", 0]
     assert len(values["sources"]) == 10
     text = (out / "RESULTS.md").read_text()
     assert f"(sources {values['sources']})" in text
@@ -382,13 +411,13 @@ def test_order_counts_pairs_of_rows_that_stand_as_printed(finished):
     entry = section.rows["FedAvg"]["Avg"]
 
     def rows(*pairs):
-        return {str(i): {"Avg": replace(entry, printed=Printed(p), ours=o)} for i, (p, o) in enumerate(pairs)}
+        return {str(i): {"Avg": replace(entry, published=Published(p), ours=o)} for i, (p, o) in enumerate(pairs)}
 
     selector = section.selectors["Avg"]
     assert order(rows((1, 10), (2, 20), (3, 15)), "Avg", selector) == (2, 3)
     assert order(rows((1, 10), (1, 20)), "Avg", selector) is None
     assert order(rows((1, 10), (2, None), (3, 9)), "Avg", selector) == (0, 1)
-    lost = {"x": {"Avg": replace(entry, printed=Printed(2), ours=None, diverged=3)}}
+    lost = {"x": {"Avg": replace(entry, published=Published(2), ours=None, diverged=3)}}
     assert order(rows((1, 10), (3, 30)) | lost, "Avg", selector) == (2, 3)  # a row that diverged stands last
 
 
@@ -405,26 +434,24 @@ def test_a_ranked_setting_has_its_best_row_first_and_says_what_wins(finished, sw
     }
     rows["FixBN"]["Avg"] = replace(rows["FixBN"]["Avg"], diverged=2)
     setting = section.setting.model_copy(update={"ranked": "Avg"})
-    places = sorted(rows, key=lambda name: standing(rows[name]["Avg"], setting))
+    places = sorted(rows, key=lambda name: rank(rows[name]["Avg"], setting))
     assert places == ["FedBN", "FedWon", "FedAvg", "FixBN", "FedProx"]
     text = winners_of(replace(section, setting=setting, rows={name: rows[name] for name in places}))
-    assert text.startswith('ranked by "Avg": FedBN (70.0), FedWon (40.0), FedAvg (30.0); ')
-    assert text.endswith("first elsewhere: Clean: FedWon and FixBN (90.0)")
+    assert text.startswith('Ranked by "Avg": FedBN (70.0), FedWon (40.0), FedAvg (30.0); ')
+    assert text.endswith("best in other columns: Clean: FedWon and FixBN (90.0).")
 
 
 def test_a_ranked_table_numbers_the_rows_that_ran(finished, tmp_path):
     _, out, *_ = finished
     folder = table(tmp_path / "mini", change=('title = "Digits', 'ranked = "Avg"\ntitle = "Digits'))
-    shutil.copytree(out, tmp_path / "out")
-    for row, mean in (("fedavg", 0.2), ("fedbn", 0.9)):  # the file has FedAvg first
-        path = tmp_path / f"out/results/shift/{row}/seed-0.json"
-        values = json.loads(path.read_text())
-        next(iter(values["last"].values()))["clients"]["accuracy"]["mean"] = mean
-        path.write_text(json.dumps(values))
+    stored = results(out)
+    for row, mean in (("FedAvg", 0.2), ("FedBN", 0.9)):  # the file has FedAvg first
+        next(iter(stored["shift", row, 0]["last"].values()))["clients"]["accuracy"]["mean"] = mean
+    put(tmp_path / "out", *stored.values())
     done, _ = heard(folder, tmp_path / "out")
     first, second = done.summary.sections[0].rows
     assert (first, second) == ("FedBN", "FedAvg")
     text = (tmp_path / "out/RESULTS.md").read_text()
     assert f"| 1. {first} |" in text
     assert f"| 2. {second} |" in text
-    assert f'- ranked by "Avg": {first} (' in text
+    assert f'- Ranked by "Avg": {first} (' in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import numpy as np
@@ -11,16 +10,14 @@ import pytest
 import fednorms as fn
 from fednorms.core.errors import BadInput
 from fednorms.data.readers import READERS
-from fednorms.papers.tables import estimate
-from fednorms.papers.tables.folders import open_table
-from fednorms.papers.tables.listing import listed
-from fednorms.papers.tables.plan import Shelf
-from fednorms.papers.tables.reproduce import default_out
+from fednorms.papers.tables import preflight
+from fednorms.papers.tables.catalog import default_out, listed, open_table
 from fednorms.papers.tables.search import open_search, without_validation
+from fednorms.papers.tables.store import ResultStore
 from fednorms.runs.cells import Outcome
 from fednorms.runs.driver import execute
 from tests.papers.tables.test_runs import Heard, heard
-from tests.support.tables import fails_while_running, table
+from tests.support.tables import copy_results, fails_while_running, put, results, searches, table
 
 GRID = 'method = "fedbn"\nsearch = { "training.lr" = [1e-9, 0.1, 1e-8] }'
 
@@ -35,13 +32,13 @@ def searched(tmp_path_factory):
 
 def test_the_best_value_on_validation_images_is_what_the_table_runs(searched):
     _, out, *_ = searched
-    found = json.loads((out / "search/shift/fedbn.json").read_text())
+    found = searches(out)["FedBN"]
     assert found["chosen"] == {"training.lr": 0.1}  # the others learn nothing
     assert found["grid"] == {"training.lr": [1e-9, 0.1, 1e-8]}
     best = max(found["scores"], key=lambda entry: entry["mean"])
     assert best["values"] == found["chosen"]
     assert found["at_edge"] == ["training.lr"]  # the largest of them, wherever it stands
-    result = json.loads((out / "results/shift/fedbn/seed-0.json").read_text())
+    result = results(out)["shift", "FedBN", 0]
     assert result["recipe"]["training"]["lr"] == 0.1
     text = (out / "RESULTS.md").read_text()
     assert "lr 0.1 was chosen by accuracy on validation images" in text
@@ -51,7 +48,7 @@ def test_the_best_value_on_validation_images_is_what_the_table_runs(searched):
 
 def test_a_search_never_looks_at_test_images(searched):
     _, out, *_ = searched
-    found = json.loads((out / "search/shift/fedbn.json").read_text())
+    found = searches(out)["FedBN"]
     assert found["recipe"]["evaluate"] == []
     recipe = fn.Recipe.make(found["recipe"])
     history = fn.run(recipe=recipe).history
@@ -64,7 +61,9 @@ def test_a_search_never_looks_at_test_images(searched):
 def test_a_search_ranks_by_the_metric_of_the_recipe(searched):
     folder, out, *_ = searched
     shown = open_table(folder)
-    search = open_search(Shelf(out / "elsewhere"), shown, shown.settings[0], next(r for r in shown.rows if r.search))
+    search = open_search(
+        ResultStore(out / "elsewhere"), shown, shown.settings[0], next(r for r in shown.rows if r.search)
+    )
     for metric, by_metric in (("accuracy", 0.7), ("balanced_accuracy", 0.4)):
         point = search.points[0]
         recipe = search.recipe(point, 0).model_copy(update={"metric": metric})
@@ -75,38 +74,36 @@ def test_a_search_ranks_by_the_metric_of_the_recipe(searched):
 
 def test_a_finished_search_is_not_repeated_with_any_number_of_seeds(searched, tmp_path):
     folder, out, *_ = searched
-    before = (out / "search/shift/fedbn.json").read_bytes()
+    before = (out / "searches.json").read_bytes()
     done, _ = heard(folder, out, search=True, seeds=2)
     assert done.ran == 0
-    assert (out / "search/shift/fedbn.json").read_bytes() == before
+    assert (out / "searches.json").read_bytes() == before
     assert heard(folder, tmp_path / "out", search=True, seeds=2)[0].ran == 3  # nor does a new one have more
 
 
 def test_a_search_has_ended_when_every_value_has_every_seed_of_a_search(searched, tmp_path):
     _, whole, *_ = searched
     folder = table(tmp_path / "mini", a=('method = "fedbn"', GRID), b=("seeds = 1", "seeds = 1\nsearch_seeds = 2"))
-    shutil.copytree(whole / "search", tmp_path / "out/search")  # every value with seed 0
+    copy_results(whole, tmp_path / "out")  # every value with seed 0
     shown = open_table(folder)
-    search = open_search(Shelf(tmp_path / "out"), shown, shown.settings[0], shown.rows[1])
+    search = open_search(ResultStore(tmp_path / "out"), shown, shown.settings[0], shown.rows[1])
     assert search.chosen is None
     assert [seed for _, seed in search.missing] == [1, 1, 1]
     done, _ = heard(folder, tmp_path / "out", search=True)
     assert done.ran == 3
     assert any("lr 0.1 was chosen" in text and "2 seeds" in text for text in done.summary.searches)
-    assert json.loads((tmp_path / "out/search/shift/fedbn.json").read_text())["chosen"] == {"training.lr": 0.1}
+    assert searches(tmp_path / "out")["FedBN"]["chosen"] == {"training.lr": 0.1}
 
 
 def test_a_search_on_other_data_is_named_and_made_again(searched, tmp_path):
     folder, whole, *_ = searched
     out = tmp_path / "out"
-    for what in ("search", "results"):
-        shutil.copytree(whole / what, out / what)
-    file = out / "search/shift/fedbn.json"
-    values = json.loads(file.read_text())
+    copy_results(whole, out)
+    values = searches(out)["FedBN"]
     values["recipe"]["fingerprint"] = values["data"]["fingerprint"] = "0" * 32
-    file.write_text(json.dumps(values))
+    put(out, values, file="searches.json", key="searches")
     shown, ears = heard(folder, out, report=True)
-    assert any("1 searches are of other data: not used (shift / FedBN)" in text for text in ears.said)
+    assert any("other data" in text and "shift / FedBN" in text for text in ears.said)
     assert not any("was chosen" in text for text in shown.summary.searches)
     again, _ = heard(folder, out, search=True)
     assert again.ran == 3
@@ -123,15 +120,15 @@ def test_a_run_of_a_search_that_fails_is_recorded_and_tried_again(tmp_path, monk
     assert done.summary.sections[0].rows["FedAvg"]["Avg"].ours is not None
     text = (tmp_path / "out/RESULTS.md").read_text()
     assert "FedBN (shift), seed 0 failed: in the search, lr 0.1: " in text
-    assert "the search of training.lr has not ended: 3 of its runs failed." in text
+    assert "the search over training.lr has not ended; 3 of its runs failed." in text
     assert any("3 of its runs failed" in said for said in ears.said)
     assert heard(folder, tmp_path / "out", search=True)[0].ran == 3
-    assert len(json.loads((tmp_path / "out/search/shift/fedbn.json").read_text())["failed"]) == 3
+    assert len(searches(tmp_path / "out")["FedBN"]["failed"]) == 3
 
 
 def test_a_search_whose_failed_runs_succeed_forgets_them(tmp_path):
     made = open_table(table(tmp_path / "mini", change=('method = "fedbn"', GRID)))
-    search = open_search(Shelf(tmp_path / "out"), made, made.settings[0], made.rows[1])
+    search = open_search(ResultStore(tmp_path / "out"), made, made.settings[0], made.rows[1])
     row = {"round": 1, "seconds": 1.0, "scores": {"personal/own/val": {"mean": 0.7}}}
     for point in search.points:
         recipe = search.recipe(point, 0).model_copy(update={"metric": "accuracy"})
@@ -155,7 +152,7 @@ def test_a_row_all_of_whose_values_diverge_stands_in_the_table_as_diverged(tmp_p
     assert "has not ended" not in text
     assert "| FedBN | " in text
     assert "diverged ✗<br>0.1" in text
-    search = json.loads((out / "search/shift/fedbn.json").read_text())
+    search = searches(out)["FedBN"]
     assert search["status"] == "diverged"
     assert all(run["error"].startswith("Client ") for run in search["runs"])  # who, and in which round
     assert heard(folder, out, only=["FedBN"])[0].ran == 0
@@ -171,7 +168,7 @@ def test_a_row_all_of_whose_values_diverge_stands_in_the_table_as_diverged(tmp_p
 
 def test_the_time_of_a_search_is_measured_without_test_images(tmp_path, monkeypatch):
     made = open_table(table(tmp_path / "mini", change=('method = "fedbn"', GRID)))
-    search = open_search(Shelf(tmp_path), made, made.settings[0], made.rows[1])
+    search = open_search(ResultStore(tmp_path), made, made.settings[0], made.rows[1])
     scores = set()
 
     def watched(recipe, *, callback, **options):
@@ -181,8 +178,8 @@ def test_the_time_of_a_search_is_measured_without_test_images(tmp_path, monkeypa
 
         return execute(recipe, callback=after_round, **options)
 
-    monkeypatch.setattr(estimate, "execute", watched)
-    assert estimate.measured(search.recipe(search.points[0], 0)) > 0
+    monkeypatch.setattr(preflight, "execute", watched)
+    assert preflight.measured(search.recipe(search.points[0], 0)) > 0
     assert scores == {"personal/own/val"}
 
 
@@ -191,9 +188,9 @@ def test_another_grid_or_recipe_starts_anew(searched, tmp_path):
     wider = table(tmp_path / "wider", change=('method = "fedbn"', GRID.replace("1e-8", "1e-8, 0.2")))
     longer = table(tmp_path / "longer", a=('method = "fedbn"', GRID), b=("rounds = 2", "rounds = 3"))
     same = open_table(folder)
-    assert open_search(Shelf(out), same, same.settings[0], same.rows[1]).chosen == {"training.lr": 0.1}
+    assert open_search(ResultStore(out), same, same.settings[0], same.rows[1]).chosen == {"training.lr": 0.1}
     for other in (open_table(wider), open_table(longer)):
-        assert open_search(Shelf(out), other, other.settings[0], other.rows[1]).chosen is None
+        assert open_search(ResultStore(out), other, other.settings[0], other.rows[1]).chosen is None
 
 
 def test_an_interrupted_search_goes_on_and_rows_wait_for_it(searched, tmp_path):
@@ -202,25 +199,24 @@ def test_an_interrupted_search_goes_on_and_rows_wait_for_it(searched, tmp_path):
         fn.reproduce(folder, out=tmp_path / "out", device="cpu", observer=Heard(stop_at=3))
     done, _ = heard(folder, tmp_path / "out", search=True)
     assert done.ran == 2
-    assert not (tmp_path / "out" / "results").exists()  # search=True stops before them
-    one, two = (json.loads((o / "search/shift/fedbn.json").read_text()) for o in (whole, tmp_path / "out"))
+    assert not (tmp_path / "out" / "results.json").exists()  # search=True stops before them
+    one, two = (searches(o)["FedBN"] for o in (whole, tmp_path / "out"))
     assert one["scores"] == two["scores"]
 
 
 def test_a_choice_stored_beside_the_table_is_used(searched, tmp_path):
     _, out, *_ = searched
     folder = table(tmp_path / "mini", change=('method = "fedbn"', GRID))
-    (folder / "search/shift").mkdir(parents=True)
-    (folder / "search/shift/fedbn.json").write_bytes((out / "search/shift/fedbn.json").read_bytes())
+    shutil.copy(out / "searches.json", folder)
     done, _ = heard(folder, tmp_path / "out", only=["FedBN"])
     assert done.ran == 1
-    assert not (tmp_path / "out" / "search").exists()
+    assert not (tmp_path / "out" / "searches.json").exists()
 
 
 def test_without_validation_images_there_is_no_search(tmp_path):
     change = ("val = 0.1", "val = 0.0")
     folder = table(tmp_path / "mini", a=('method = "fedbn"', GRID), b=change)
-    with pytest.raises(BadInput, match=r'row "FedBN".*needs validation images.*Give the setting data\.val above 0'):
+    with pytest.raises(BadInput, match=r'Row "FedBN".*needs validation images.*Give the setting data\.val above 0'):
         heard(folder, tmp_path / "out")
 
 
@@ -285,5 +281,5 @@ def test_a_search_on_digits_five_takes_the_validation_protocol(tmp_path):
     search = { "training.lr" = [0.1] }
     """
     made = open_table(table(tmp_path / "t", text))
-    search = open_search(Shelf(tmp_path), made, made.settings[0], made.rows[0])
+    search = open_search(ResultStore(tmp_path), made, made.settings[0], made.rows[0])
     assert search.recipe({"training.lr": 0.1}, 0).data.protocol == "fedwon-val"

@@ -154,7 +154,7 @@ def test_a_domain_is_scored_as_its_images_at_one_site_would_be():
     ("text", "words"),
     [
         ("avg", "Known: bytes"),
-        ("domain:", "behind a colon"),
+        ("domain:", "after a colon"),
         ("domain:a,b", "domains:"),
         ("mean:a", "takes no name"),
         ("rounds-to:80", "between 0 and 1"),
@@ -166,8 +166,8 @@ def test_a_domain_is_scored_as_its_images_at_one_site_would_be():
         ("peak:mean,pooled", "takes one name"),
         ("balanced peak:mean", "no balanced form"),
         ("balanced pooled", "no balanced form"),
-        ("seconds@global", "behind @"),
-        ("mean@", "behind @"),
+        ("seconds@global", "evaluation mode"),
+        ("mean@", "evaluation mode"),
         ("mean@own", "Unknown evaluation mode"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Measure something of the papers' figures in a run of one's own."""
+"""Measure in any run what the papers' figures show."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def analyse(
     loss: Loss | None = None,
     device: str | None = None,
 ) -> Findings:
-    """What an analysis finds in a run's directory, as plain numbers, curves and arrays; the run is left as it is.
+    """Apply an analysis to a run's directory and return plain numbers, curves and arrays; the run is not changed.
 
-    Analyses by round read the rounds that the run kept (its recipe's keep_checkpoints = "all" and checkpoint_every) and
-    train the next round of each once more, since models right after local training are not stored. `fednorms list
-    analyses` shows all. A run with a model or a loss of your own needs the same again.
+    Analyses by round use the stored rounds (keep_checkpoints = "all" and checkpoint_every in the recipe) and train the
+    next round of each again, because models right after local training are not stored. `fednorms list analyses` lists
+    all. A run with a custom model or loss needs them again here.
 
     >>> import tempfile
     >>> from fednorms.runs.driver import run

@@ -1,4 +1,4 @@
-"""How much normalisation statistics differ between clients, channel by channel."""
+"""How much normalization statistics differ between clients, channel by channel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def variance_across(statistics: Sequence[Tensor]) -> float:
-    """The variance over clients (population) of one statistic per channel, mean over channels.
+    """The population variance over clients of one statistic per channel, averaged over channels.
 
     Var = mean_c var_k(s_c^k), of running means or of running variances. GReg, Figure 1.
 

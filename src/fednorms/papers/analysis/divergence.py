@@ -1,4 +1,4 @@
-"""How far the features of two clients' images lie apart, as normal distributions per channel."""
+"""The divergence between the features of two clients' images, as normal distributions per channel."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 def divergence(a: Tensor, b: Tensor, eps: float = 1e-5) -> float:
-    """KL(a||b) + KL(b||a) of normal distributions fitted to each channel of two sets of features, mean over channels.
+    """KL(a||b) + KL(b||a) of normal distributions fitted to each channel of two sets of features, averaged.
 
     D = mean_c [(v_a + d^2) / (2 v_b) + (v_b + d^2) / (2 v_a) - 1], d = m_a - m_b, with `eps` added to variances, so
-    that channels that fire in neither count nothing. GReg, Figure 6.
+    channels that are constant in both contribute nothing. GReg, Figure 6.
 
     >>> wide, far = torch.tensor([[-1.0], [1.0]]), torch.tensor([[1.0], [3.0]])
     >>> round(divergence(wide, far, eps=0.0), 6), round(divergence(wide, 2 * wide, eps=0.0), 6)
@@ -33,7 +33,7 @@ def divergences(features: Sequence[Tensor], eps: float = 1e-5) -> np.ndarray:
 
 
 def of_moments(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], eps: float) -> float:
-    """The same from means and variances.
+    """The same, from means and variances.
 
     >>> one = torch.ones(1)
     >>> round(of_moments((0 * one, one), (one, 4 * one), 0.0), 6)

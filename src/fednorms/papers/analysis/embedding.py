@@ -1,4 +1,4 @@
-"""Features in two dimensions: t-SNE of the same images under one model or several, in one map."""
+"""Features in two dimensions: one t-SNE map of the same images under one or several models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fednorms.core.noise import permutation
 
 
 def balanced_rows(groups: Tensor, n: int) -> Tensor:
-    """About n row numbers, equally many of every group (all of it where it has fewer), chosen by a fixed key.
+    """About n row numbers, equally many of every group (all of a smaller one), chosen by a fixed key.
 
     >>> rows = balanced_rows(torch.tensor([0] * 50 + [1] * 3), 8)
     >>> [int((torch.tensor([0] * 50 + [1] * 3)[rows] == g).sum()) for g in (0, 1)]
@@ -30,7 +30,7 @@ def balanced_rows(groups: Tensor, n: int) -> Tensor:
 def embedding(features: Sequence[Tensor], *, perplexity: float = 30.0, seed: int = 0) -> list[np.ndarray]:
     """t-SNE of several sets of features together (scikit-learn; PCA start): for each set, its points (N x 2).
 
-    FedNN, Figures 6 and 7. Few images take a smaller perplexity, as t-SNE demands.
+    FedNN, Figures 6 and 7. With few images the perplexity is reduced, as t-SNE requires.
 
     >>> f = torch.rand(20, 5, generator=torch.Generator().manual_seed(0))
     >>> [points.shape for points in embedding([f, f + 1])]

@@ -1,4 +1,4 @@
-"""How alike two models see the same images: cosines of their feature maps."""
+"""How similar two models' feature maps of the same images are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 def map_similarity(a: Tensor, b: Tensor, *, flatten: bool = False) -> float:
     """The mean cosine of two models' maps (N x C x H x W) of the same images, over images and channels.
 
-    Channels in which one of the two shows nothing are left out; `flatten` takes an image's maps as one vector. FedWon,
-    Figure 5. NaN if nothing is left.
+    Channels in which one of the two is zero are left out; `flatten` takes an image's maps as one vector. NaN if nothing
+    is left. FedWon, Figure 5.
 
     >>> maps = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     >>> round(map_similarity(maps, 2 * maps), 6)
@@ -20,7 +20,7 @@ def map_similarity(a: Tensor, b: Tensor, *, flatten: bool = False) -> float:
 
 
 def map_cosines(a: Tensor, b: Tensor, *, flatten: bool = False) -> Tensor:
-    """The cosines themselves, of all pairs that both show something.
+    """The cosines themselves, of all pairs in which neither map is zero.
 
     >>> map_cosines(torch.eye(2).view(1, 2, 1, 2), torch.ones(1, 2, 1, 2) * torch.tensor([1.0, 0.0])).tolist()
     [1.0, 0.0]
@@ -33,7 +33,7 @@ def map_cosines(a: Tensor, b: Tensor, *, flatten: bool = False) -> Tensor:
 
 
 def drawn_maps(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """Maps as they are drawn: mean over channels, enlarged to the image, from 0 to 1.
+    """Maps for drawing: mean over channels, resized to the image, scaled to [0, 1].
 
     >>> drawn_maps(torch.tensor([[[[0.0, 2.0]], [[0.0, 4.0]]]]), (1, 2)).tolist()
     [[[0.0, 1.0]]]

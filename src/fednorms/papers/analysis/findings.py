@@ -1,4 +1,4 @@
-"""What an analysis finds in a run, as plain values that a JSON file can hold."""
+"""The findings of an analysis, as plain values for a JSON file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Series = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Findings:
-    """Numbers, numbers by round, arrays, and words about them.
+    """Numbers, numbers by round, arrays, and words that describe them.
 
     >>> found = Findings({"gap": 0.25}, {"loss": [(1, 0.5)]}, {"points": np.zeros((1, 2))}, {"client": "a"})
     >>> Findings.of(found.plain()).plain() == found.plain()
@@ -27,7 +27,7 @@ class Findings:
     words: dict[str, str | list[str]] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """As values of JSON; what is not finite is null."""
+        """Values for JSON; numbers that are not finite become null."""
         return {
             "scalars": {k: _number(v) for k, v in self.scalars.items()},
             "series": {k: [[t, _number(v)] for t, v in s] for k, s in self.series.items()},
@@ -37,7 +37,7 @@ class Findings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Findings:
-        """From what `plain` wrote."""
+        """Read what `plain` returned."""
         return cls(
             {k: _back(v) for k, v in values["scalars"].items()},
             {k: [(int(t), _back(v)) for t, v in s] for k, s in values["series"].items()},

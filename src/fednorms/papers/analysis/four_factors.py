@@ -1,4 +1,4 @@
-"""Four factors of a classifier: how its rows and the features of classes lie to each other."""
+"""Four factors of a classifier: the angles between its rows and the features of classes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class FourFactors:
-    """Cosines: between rows of the classifier, between classes' mean features, of features to the mean of their class,
-    and of each class's mean feature to its row. NaN for classes without images.
+    """Cosines between rows of the classifier, between classes' mean features, between features and the mean of their
+    class, and between each class's mean feature and its row. NaN for classes without images.
     """
 
     weights: Array  # classes x classes
@@ -25,7 +25,7 @@ class FourFactors:
 
     @property
     def scalars(self) -> dict[str, float]:
-        """One number for each: the mean off the diagonal, or over classes."""
+        """One number per factor: the mean off the diagonal, or over classes."""
         off = ~np.eye(len(self.within), dtype=bool)
         values = {
             "weight similarity": self.weights[off],
@@ -40,8 +40,8 @@ def four_factors(features: Tensor, labels: Tensor, weight: Tensor, *, normalise_
     """The four factors of features (N x D) of labelled images under a classifier (C x D).
 
     m_c = mean of f over class c; cos(W_i, W_j), cos(m_i, m_j), mean over class c of cos(f, m_c), cos(m_c, W_c).
-    `normalise_first` takes features of length 1, as FedFN's classifier sees them. Kim et al., FedFN, Figures 1 and 5,
-    whose appendix writes inner products for two of them where the text says cosine: cosines.
+    `normalise_first` scales features to length 1, as FedFN's classifier does. Kim et al., FedFN, Figures 1 and 5. Its
+    appendix writes inner products for two factors where the text says cosine; these are cosines.
 
     >>> f = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0], [0.0, 2.0]])
     >>> found = four_factors(f, torch.tensor([0, 0, 1, 1]), torch.eye(2))
@@ -51,7 +51,7 @@ def four_factors(features: Tensor, labels: Tensor, weight: Tensor, *, normalise_
     f, unit = features.double(), normalize(features.double())
     f = unit if normalise_first else f
     each = [labels == c for c in range(len(weight))]
-    m = normalize(torch.stack([f[own].mean(0) for own in each]))  # NaN where there are none
+    m = normalize(torch.stack([f[own].mean(0) for own in each]))  # NaN for classes without images
     rows = normalize(weight.double())
     within = torch.stack([(unit[own] @ mean).mean() for own, mean in zip(each, m, strict=True)])
     found = rows @ rows.T, m @ m.T, within, (m * rows).sum(1)

@@ -1,4 +1,4 @@
-"""A run's directory as analyses read it: its last state, the rounds that it kept, its metrics."""
+"""A run's directory as analyses read it: its last state, its stored rounds, its metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fednorms.runs.use.opened import Which, open_run
 
 @dataclass
 class Kept:
-    """What is left of a run on disk."""
+    """A finished run on disk."""
 
     path: Path
     federation: Federation | None = None
@@ -35,23 +35,23 @@ class Kept:
         return self._open("last", self.federation)
 
     def at(self, round: int) -> Subject:
-        """The run after a round of which it kept a checkpoint."""
-        return self._open(round, self.last.run.session.federation)  # read once
+        """The run after a round with a stored checkpoint."""
+        return self._open(round, self.last.run.session.federation)  # which is read only once
 
     def _open(self, which: Which, federation: Federation | None) -> Subject:
         return Subject(open_run(self.path, which, federation, self.model, self.loss, self.device))
 
     def rounds(self) -> Iterator[Subject]:
-        """The run after every round that it kept, but the last: what follows that one never happened."""
+        """The run after every stored round except the last, which has no next round."""
         usable = [t for t in kept_rounds(RunDirectory(self.path).checkpoints) if t < self.last.run.recipe.rounds]
         if not usable:
             raise BadInput(
-                f'Run {self.path} has kept no round but its last. Put keep_checkpoints = "all" in its recipe, and '
+                f'Run {self.path} has stored only its last round. Set keep_checkpoints = "all" in its recipe, and '
                 "checkpoint_every = N for a point of the curve every N rounds."
             )
         return map(self.at, usable)
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """The run's metrics, a row per round."""
+        """The run's metrics, one row per round."""
         return RunDirectory(self.path).metrics()

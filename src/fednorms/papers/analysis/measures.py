@@ -32,7 +32,7 @@ Picture = Literal["matrices", "curves", "channels", "points", "maps"]
 
 @dataclass(frozen=True)
 class Analysis:
-    """Something that is measured in a run: of which figures it is, what it says, how it is drawn."""
+    """Something that can be measured in a run: the figures it belongs to, what it says, how it is drawn."""
 
     name: str
     figures: str
@@ -59,16 +59,16 @@ def analysis_named(name: str) -> Analysis:
 
     >>> analysis_named("norm")
     Traceback (most recent call last):
-    fednorms.BadInput: no analysis "norm": did you mean "norms"? ...
+    fednorms.BadInput: No analysis "norm": did you mean "norms"? ...
     """
     if name not in ANALYSES:
-        raise BadInput(f'no analysis "{name}": {nearest(name, ANALYSES)}')
+        raise BadInput(f'No analysis "{name}": {nearest(name, ANALYSES)}')
     return ANALYSES[name]
 
 
 @_analysis("four-factors", "FedFN Figures 1 and 5", "matrices")
 def _four_factors(kept: Kept) -> Findings:
-    """Similarity of classifier rows, of classes, within classes, and of classes with their rows, on all test images."""
+    """Similarity of classifier rows, between and within classes, and of classes with their rows, on all test images."""
     last = kept.last
     seen = last.outputs(last.server)
     found = four_factors(seen.features, seen.labels, last.rows_of_classifier(last.server))
@@ -78,7 +78,7 @@ def _four_factors(kept: Kept) -> Findings:
 
 @_analysis("norms", "FedFN Figures 2 to 4, appendix Figures 1 and 2", "curves")
 def _norms(kept: Kept) -> Findings:
-    """Norms of classifier rows (W) and raw features (F): of clients after training, classes they saw or not; global."""
+    """Norms of classifier rows (W) and raw features (F): clients after training, seen and unseen classes; global."""
     series: dict[str, Series] = {}
     for subject in kept.rounds():
         clients = [_client_norms(subject, name, model) for name, model in subject.next_round.models.items()]
@@ -110,25 +110,25 @@ def _last(series: dict[str, Series]) -> dict[str, float]:
 
 @_analysis("bn-variance", "GReg Figure 1", "curves")
 def _bn_variance(kept: Kept) -> Findings:
-    """Variance across clients of the statistics of the first and the last normalisation layer after local training."""
+    """Variance across clients of the statistics of the first and the last normalization layer after local training."""
     series: dict[str, Series] = {}
     for subject in kept.rounds():
         layers = _layers(subject)
         if len(subject.run.next_cohort) < 2:
-            continue  # one client has no variance
+            continue  # no variance over one client
         models = list(subject.next_round.models.values())
         for layer in dict.fromkeys((layers[0], layers[-1])):
             for what, name in zip(("mean", "variance"), _leaves(subject, layer), strict=True):
                 value = variance_across([model[name] for model in models])
                 series.setdefault(f"{what}, {layer}", []).append((subject.round + 1, value))
     if not series:
-        raise BadInput(f"Run {kept.path} never trained two clients in the round after one that it kept.")
+        raise BadInput(f"Run {kept.path} has no stored round after which two clients trained.")
     return Findings(_last(series), series)
 
 
 @_analysis("bn-statistics", "FedWon Figures 1b and 12", "channels")
 def _bn_statistics(kept: Kept) -> Findings:
-    """Statistics per channel of every normalisation layer: two clients after one more local round, and the server."""
+    """Statistics per channel of every normalization layer: two clients after one more local round, and the server."""
     last = kept.last
     layers, clients = _layers(last), last.next_round.models
     models = {f"client {name}": clients[name] for name in sorted(clients)[:2]}
@@ -144,7 +144,7 @@ def _bn_statistics(kept: Kept) -> Findings:
 def _layers(subject: Subject) -> list[str]:
     layers = list(statistics_layers(subject.run.task.net))
     if not layers:
-        raise BadInput(f'Model "{subject.run.task.net.name}" has no layer with stored statistics to analyse.')
+        raise BadInput(f'Model "{subject.run.task.net.name}" has no layer with stored statistics.')
     return layers
 
 
@@ -154,7 +154,7 @@ def _leaves(subject: Subject, layer: str) -> list[str]:
 
 @_analysis("test-gap", "GReg Figure 2", "curves")
 def _test_gap(kept: Kept) -> Findings:
-    """Loss on test images with stored statistics minus that with the test batch's, mean over clients; by round."""
+    """Loss on test images with stored statistics minus loss with the test batch's, mean over clients; by round."""
     series: dict[str, Series] = {}
     for row in kept.metrics:
         scores = {name.removesuffix("/test"): s for name, s in row["scores"].items() if name.endswith("/test")}
@@ -169,15 +169,15 @@ def _test_gap(kept: Kept) -> Findings:
         series = {"no layer with statistics": [(int(row["round"]), 0.0) for row in kept.metrics if row["scores"]]}
     if not series:
         raise BadInput(
-            f"Run {kept.path} was not tested with both kinds of statistics: run it with "
-            'evaluate = ["global", "global/batch"], or "personal" where clients keep layers of their own.'
+            f"Run {kept.path} was not tested with both kinds of statistics. Run it with "
+            'evaluate = ["global", "global/batch"], or "personal" if clients keep their own layers.'
         )
     return Findings(_last(series), series)
 
 
 @_analysis("training-gap", "GReg Figure 3", "curves")
 def _training_gap(kept: Kept) -> Findings:
-    """Loss on training batches with the statistics received minus that with the batch's own, mean over a round."""
+    """Loss on training batches with the received statistics minus loss with the batch's own, mean over a round."""
     series: Series = []
     for subject in kept.rounds():
         loss = subject.run.task.loss
@@ -219,8 +219,8 @@ def _divergence(kept: Kept) -> Findings:
 def _feature_maps(kept: Kept) -> Findings:
     """Cosine of the last convolution's maps between clients after training, and with the server; and some maps.
 
-    Drawn are those of one image: of the server and two clients at the first site, of the server alone at one site of
-    every other domain.
+    The drawn maps are those of one image: of the server and two clients at the first site, and of the server at one
+    site of every other domain.
     """
     last = kept.last
     by_domain: dict[str, Site] = {}
@@ -232,10 +232,10 @@ def _feature_maps(kept: Kept) -> Findings:
         raise BadInput(f'Model "{last.run.task.net.name}" has no convolution.')
     clients = {f"client {name}": model for name, model in last.next_round.models.items()}
     if len(clients) < 2:
-        raise BadInput(f"Round {last.round + 1} has one client alone, which is all that the server averages.")
+        raise BadInput(f"Round {last.round + 1} has only one client, so its model is the server's.")
     models: dict[str, Model] = {"server": last.server_after, **clients}
     cosines: dict[tuple[str, str], list[Tensor]] = {}
-    for at in last.sites:  # one site's maps at a time: those of all may not fit
+    for at in last.sites:  # one site at a time, to limit memory
         maps = {name: last.outputs(model, [at], layers[-1:]).maps[layers[-1]] for name, model in models.items()}
         for a, b in combinations(models, 2):
             cosines.setdefault((a, b), []).append(map_cosines(maps[a], maps[b]))
@@ -254,8 +254,8 @@ def _feature_maps(kept: Kept) -> Findings:
     return Findings(scalars, arrays=arrays, words={"layer": layers[-1], "lines": drawn, "layers": layers})
 
 
-_PIXELS = 32  # of drawn maps
-_DOMAINS = 5  # beside the first, of which maps are drawn
+_PIXELS = 32  # size of drawn maps
+_DOMAINS = 5  # more domains of which maps are drawn
 
 
 def _image(subject: Subject, site: Site) -> np.ndarray:
@@ -272,7 +272,7 @@ def _grey(x: Tensor) -> np.ndarray:
 
 @_analysis("embedding", "FedNN Figure 7", "points")
 def _embedding(kept: Kept) -> Findings:
-    """t-SNE of the server's features of 2,000 test images, as many of every site."""
+    """t-SNE of the server's features of 2,000 test images, equally many of every site."""
     return _points(kept.last, {"server": kept.last.outputs(kept.last.server)})
 
 
@@ -280,15 +280,15 @@ def _embedding(kept: Kept) -> Findings:
 def _drift_embedding(kept: Kept) -> Findings:
     """t-SNE of the features of a client right after training in round 10 and of the server after it, together.
 
-    Where one client alone trained in round 10 it is what the server averages, and the two are one model: the next round
-    of several clients stands in. "Shift of features" is the mean over images of |client's - server's| / |server's|.
+    If only one client trained in round 10, its model is the server's; then the next round with several clients is used.
+    "Shift of features" is the mean over images of |client's - server's| / |server's|.
     """
     for t in range(10, kept.last.run.recipe.rounds + 1):
         before = kept.at(t - 1)
         if len(before.run.next_cohort) > 1:
             break
     else:
-        raise BadInput(f"Run {kept.path} has no round from the tenth on in which several clients trained.")
+        raise BadInput(f"Run {kept.path} has no round from 10 on in which several clients trained.")
     models = before.next_round.models
     client = min(models)
     server, moved = before.outputs(before.server_after), before.outputs(models[client])

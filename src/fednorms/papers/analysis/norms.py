@@ -1,4 +1,4 @@
-"""Norms of classifier rows and of features, of classes that a client has seen and of those it has not."""
+"""Norms of classifier rows and features, for classes that a client has seen and for the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def seen_and_unseen(values: Tensor, classes: Tensor, seen: Collection[int]) -> tuple[float, float]:
-    """The mean of values whose class is among `seen`, and of the others; NaN where there are none.
+    """The mean of values whose class is in `seen`, and of the others; NaN if there are none.
 
     With the norms of a classifier's rows and classes 0, 1, ...: W_ID and W_OOD of FedFN; with the norms of test
     images' raw features and their labels: F_ID and F_OOD. Kim et al., FedFN, Figures 2 to 4.

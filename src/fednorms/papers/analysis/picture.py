@@ -1,4 +1,4 @@
-"""Pictures of what analyses find, one per setting of a figure: rows are methods."""
+"""Pictures of the findings of an analysis, one per setting of a figure; rows are methods."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Found = Mapping[str, Sequence[Findings]]
-"""By row, what each seed found."""
-_SIZE = 2.6  # inches of a panel
+"""The findings of each seed, by row."""
+_SIZE = 2.6  # inches per panel
 
 
 def png(analysis: Analysis, found: Found, title: str) -> bytes:
@@ -35,7 +35,7 @@ def png_of(drawn: Figure) -> bytes:
 
 
 def figure(analysis: Analysis, found: Found, title: str) -> Figure:
-    """The picture: curves and numbers over all seeds, all else of the first."""
+    """The picture: curves and numbers over all seeds, everything else of the first."""
     from matplotlib.figure import Figure
 
     draw = {"curves": _curves, "matrices": _arrays, "channels": _channels, "points": _points, "maps": _maps}
@@ -46,8 +46,8 @@ def figure(analysis: Analysis, found: Found, title: str) -> Figure:
 
 
 def head(fig: Figure, text: str, size: int) -> None:
-    """Put a title over a figure, in as many lines as its width asks for."""
-    lines = textwrap.fill(text, int(9.5 * fig.get_figwidth()))  # letters to the inch, roughly
+    """Put a title over a figure, wrapped to its width."""
+    lines = textwrap.fill(text, int(9.5 * fig.get_figwidth()))  # characters per inch, roughly
     fig.suptitle(lines, fontsize=size, fontweight="bold")
 
 

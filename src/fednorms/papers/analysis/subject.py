@@ -1,4 +1,4 @@
-"""A run at one of its rounds, as analyses see it: its models, and what they make of images. Nothing is changed."""
+"""A run at one of its rounds, as analyses see it: its models, and their outputs for images. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from fednorms.evaluation.modes import Mode, model_for, site_state, unseen_broadc
 from fednorms.runs.use.opened import NextRound, OpenRun
 
 Model = Tree | Broadcast
-"""Tensors, the same at every site, or what a server sends for a test, of which every site makes its own."""
+"""Tensors that are the same at every site, or a broadcast from which every site makes its own."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model makes of images: features before the classifier, logits, and whose images they are."""
+    """A model's outputs for images: features before the classifier, logits, labels and sites."""
 
     features: Tensor
     logits: Tensor
     labels: Tensor
-    sites: Tensor  # number of the site
-    maps: dict[str, Tensor]  # of every layer that was asked for
+    sites: Tensor  # index of the site
+    maps: dict[str, Tensor]  # by layer
 
 
 @dataclass
 class Subject:
-    """A run opened at a round. Sites are those that train and have images to test on."""
+    """A run opened at a round; its sites are the clients with test images."""
 
     run: OpenRun
 
     @property
     def round(self) -> int:
-        """How many rounds the server's model has seen."""
+        """The number of rounds that the server's model has trained."""
         return self.run.state.round
 
     @cached_property
@@ -60,12 +60,12 @@ class Subject:
     # -- models -------------------------------------------------------------------------------------------------
     @cached_property
     def server(self) -> Broadcast:
-        """The server's model as it is tested; what clients keep to themselves is the mean over them."""
+        """The server's model as it is tested; tensors that clients keep are averaged over them."""
         return unseen_broadcast(self.run.task, self.run.test_broadcast, self.run.clients.values())
 
     @cached_property
     def next_round(self) -> NextRound:
-        """The next round made again."""
+        """The next round, trained again."""
         return self.run.next_round()
 
     @property
@@ -78,7 +78,7 @@ class Subject:
         return self.run.local.at_test(site, site.test)
 
     def at_site(self, model: Model, site: Site) -> tuple[Tree, dict[str, Tree]]:
-        """The tensors that a site tests, and the parts' states there."""
+        """The tensors that a site tests, and the states of the parts there."""
         task, client = self.run.task, self._client(site)
         if isinstance(model, Broadcast):
             kept = any(route is Route.LOCAL for route in task.net.routes.values())
@@ -97,11 +97,11 @@ class Subject:
         """The classes of a client's training images."""
         return set(self.run.local.data[client].y.unique().tolist())
 
-    # -- what they make of images -------------------------------------------------------------------------------
+    # -- outputs for images -------------------------------------------------------------------------------------
     def outputs(self, model: Model, sites: Sequence[Site] | None = None, maps_of: Sequence[str] = ()) -> Outputs:
-        """What a model makes of sites' test images (default: of all), in eval mode; on the host.
+        """A model's outputs for the test images of some sites (default: all), in eval mode, on the host.
 
-        `maps_of` names layers whose maps are wanted, too, each behind its activation.
+        `maps_of` names layers whose maps are returned, too, each after its activation.
         """
         found: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         maps: dict[str, list[Tensor]] = {name: [] for name in maps_of}
@@ -116,7 +116,7 @@ class Subject:
         return Outputs(features, logits, labels, whose, {name: torch.cat(some) for name, some in maps.items()})
 
     def first_maps(self, model: Model, site: Site) -> dict[str, Tensor]:
-        """The maps of a site's first test image behind every convolution, in the order in which they run."""
+        """The maps of a site's first test image after every convolution, in the order in which they run."""
         convolutions = [n for n, m in self.run.task.net.module.named_modules() if isinstance(m, nn.Conv2d)]
         for rows, *_, seen in self._pass(model, site, convolutions, first=True):
             at = (rows == 0).nonzero().flatten()
@@ -127,8 +127,8 @@ class Subject:
     def _pass(
         self, model: Model, site: Site, maps_of: Sequence[str], *, first: bool = False
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]]:
-        """Row numbers, logits, features, labels and maps of a site's test images, batch by batch; or of the batch
-        that holds the first image alone (with as many others as its answer depends on).
+        """Row numbers, logits, features, labels and maps of a site's test images, batch by batch; or only of the batch
+        with the first image, which holds other images only if the outputs depend on them.
         """
         task, data = self.run.task, site.test
         assert data is not None
@@ -146,13 +146,13 @@ class Subject:
 
     def training(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
         """The next round's local steps, one by one: client, labels, and the batch's logits before the step, with the
-        batch's own statistics and with those that the server sent (data that are pooled: with the running ones).
+        batch's own statistics and with those that the server sent (for pooled data, with the running ones).
         """
         task, sent = self.run.task, broadcast(self.run.task, self.run.state)
         engine = self.run.session.engine
         joint = [p.name for p in task.method.parts if "joint" in p.requires]
         if joint:
-            raise BadInput(f"{joint[0]} trains clients together, so that their steps cannot be followed one by one.")
+            raise BadInput(f"{joint[0]} trains clients together, so their steps cannot be followed one by one.")
         self.run.check_loss()
         pooled = set(engine.clients) != {s.name for s in self.run.session.federation.clients}
         for name in self.run.next_cohort:
@@ -169,11 +169,10 @@ class Subject:
 
 @contextmanager
 def activated(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Within this context, the dictionary holds the maps of each named layer in the last pass, as its activation shows
-    them: behind the normalisations and the activation that follow it, before any layer that does something else.
+    """Record the maps of named layers in the last pass: after the normalizations and the activation that follow each
+    layer, and before any other layer.
 
-    A network may use one activation in many places, and call others as functions, which nobody can see: then the maps
-    are those before it.
+    Activations that are called as functions cannot be seen; then the maps are those before them.
     """
     seen: dict[str, Tensor] = {}
     wanted = {module.get_submodule(name): name for name in names}
@@ -206,4 +205,4 @@ _NOTHING = (
     nn.Identity,
     nn.Dropout,
     nn.Dropout2d,
-)  # what stands in a removed normalisation's place, and noise of training
+)  # replacements of removed normalizations, and dropout

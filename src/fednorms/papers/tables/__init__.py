@@ -1,1 +1,1 @@
-"""Published tables and figures: their protocols and numbers as files, and what this library makes of them."""
+"""Published tables and figures as files: read, run, and compared with what the papers report."""

@@ -1,9 +1,8 @@
-"""A finished run of a table as one small file: its scores, its recipe, and where and when it was made."""
+"""What is stored of a finished run: its scores, its recipe, and where and when it was made."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,30 +15,30 @@ from typing import Any
 import torch
 
 from fednorms._version import __version__
-from fednorms.core.errors import BadInput, RunFailed
+from fednorms.core.errors import BadInput
 from fednorms.data.facts import SiteFacts
 from fednorms.methods.registry import method as read_method
+from fednorms.papers.analysis.findings import Findings
 from fednorms.runs.cells import Outcome
 from fednorms.runs.identity import own_parts
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
-from fednorms.runs.store.atomic import clear_errors, write_atomic
 
-MOST_SITES = 20  # with more, a file keeps domains only
-# What decides where and how a run is made, and not what comes out.
+MOST_SITES = 20  # with more, only domains are stored
+# Keys that decide where and how a run is made, and not its result.
 _MACHINE = {"version", "device", "engine", "fingerprint", "threads", "workers", "checkpoint_every", "state_limit_mb"}
 _MACHINE |= {"keep_checkpoints"}
 _MACHINE |= {"data.root", "data.complete", "data.allow_pickle"}
-# What a recipe leaves to the data set was written out when it ran.
+# Keys whose "auto" was replaced by the data set's value when the run started.
 _ADOPTED = {"data.augment", "loss", "class_weights", "metric"}
-_MACHINE |= {"evaluate_every", "validate_every"}  # who needs the score of every round asks for it beside
+_MACHINE |= {"evaluate_every", "validate_every"}  # see `tested_alike`
 
 Values = dict[str, Any]
 
 
 @cache
 def sources() -> str:
-    """A digest of the library's own files: between releases, many states of it have one version."""
+    """A digest of the library's own files, which tells states between two releases apart."""
     package = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
@@ -48,7 +47,7 @@ def sources() -> str:
 
 
 def made() -> Values:
-    """When, and with which software, something was made."""
+    """Date and versions of the software."""
     return {
         "date": f"{datetime.now().astimezone():%Y-%m-%d}",
         "version": __version__,
@@ -58,7 +57,7 @@ def made() -> Values:
 
 
 def same_run(stored: Mapping[str, Any], recipe: Recipe) -> bool:
-    """Whether a stored recipe means the same run, wherever it ran.
+    """Whether a stored recipe means the same run, on any machine.
 
     >>> same_run(plain(Recipe(rounds=3, device="cuda:1")), Recipe(rounds=3))
     True
@@ -93,7 +92,7 @@ def plain(recipe: Recipe) -> Values:
 
 
 def shortened(result: Result) -> list[Values]:
-    """The rounds of a run with full scores in the last and the best-validation one, and means in the others."""
+    """The rounds of a run, with full scores of the last and the best-validation round, and means of the others."""
     full = {result.rounds, result.best["round"] if result.best else 0}
     history = [{k: v for k, v in row.items() if k != "after_local"} for row in result.history]
     return [
@@ -109,7 +108,7 @@ def _averages(scores: Mapping[str, Any]) -> Values:
 def record(
     outcome: Outcome, recipe: Recipe, sites: Mapping[str, SiteFacts], *, curve: bool, about: Mapping[str, Any]
 ) -> Values:
-    """What is stored of a run on these `sites`; `about` says which table, setting, row, data and hardware."""
+    """What is stored of a run on these sites; `about` gives table, setting, row, data and hardware."""
     history, headline = outcome.history, outcome.headline
     values: Values = {
         **about,
@@ -150,7 +149,7 @@ def _scores(row: Values, split: str, sites: Mapping[str, SiteFacts]) -> Values:
 
 
 def compact(scores: Mapping[str, Any], split: str, sites: Mapping[str, SiteFacts]) -> Values:
-    """The scores of one mode, as selectors need them: over clients, per domain, and per site if they are few."""
+    """The scores of one mode over clients, per domain, and per site if there are few."""
     tested: Mapping[str, Any] = scores["sites"]
     every = {"accuracy": [s["accuracy"] for s in tested.values()]}
     every["balanced"] = [s["balanced_accuracy"] for s in tested.values()]
@@ -182,7 +181,7 @@ def _pooled(group: Mapping[str, Any], split: str, sites: Mapping[str, SiteFacts]
 
 
 def _balanced(group: Mapping[str, Any], split: str, sites: Mapping[str, SiteFacts]) -> float:
-    """The mean recall over the classes of all these images, as one site that held them would have it."""
+    """The mean recall over classes, as if one site held all these images."""
     if len(group) == 1:
         return float(next(iter(group.values()))["balanced_accuracy"])
     right, total = Counter[int](), Counter[int]()
@@ -208,31 +207,16 @@ def _short(share: float) -> float | None:
 
 
 def error_of(outcome: Outcome, recipe: Recipe) -> str:
-    """Why a run failed, without the path of its data: no file holds a path of the machine."""
+    """Why a run failed, without the path of its data: results hold no path of the machine."""
     root = recipe.data.root
     return outcome.error.replace(root, "ROOT") if root else outcome.error
 
 
-def write_record(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a record, all of it or nothing; one line per key, so that differences between two files are readable."""
-    with clear_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [f"{json.dumps(key)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for key, v in values.items()]
-    write_atomic(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+def stored(name: str, findings: Findings) -> Values:
+    """What a result keeps of an analysis."""
+    return {"analysis": {"name": name, **findings.plain()}}
 
 
-def _names_its_run(recipe: object) -> bool:
-    return isinstance(recipe, dict) and {"seed", "method", "fingerprint", "evaluate_every"} <= set(recipe)
-
-
-def read_record(path: Path) -> Values | None:
-    """A record, None if there is none."""
-    try:
-        values = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise RunFailed(f"cannot read the result {path} ({error}): repair it, or remove it and run again") from error
-    if not isinstance(values, dict) or "status" not in values or not _names_its_run(values.get("recipe")):
-        raise RunFailed(f"{path} is no result of a run: remove it and run again")
-    return values
+def is_analyzed(record: Values, name: str) -> bool:
+    """Whether a result has what a figure with this analysis (none: "") shows; a diverged run needs nothing."""
+    return not name or record["status"] != "done" or record.get("analysis", {}).get("name") == name

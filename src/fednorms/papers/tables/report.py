@@ -1,4 +1,4 @@
-"""A reproduced table on paper: RESULTS.md, results.csv and results.png."""
+"""The report of a table: RESULTS.md, results.csv and results.png."""
 
 from __future__ import annotations
 
@@ -8,30 +8,18 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from fednorms.core.options import few
 from fednorms.papers.analysis.measures import ANALYSES
-from fednorms.papers.tables.analyses import numbers_of
-from fednorms.papers.tables.entry import UNJUDGED
-from fednorms.papers.tables.estimate import duration
-from fednorms.papers.tables.ladder import lines_of, steps_of
-from fednorms.papers.tables.summary import (
-    APART,
-    MISS,
-    Entry,
-    Section,
-    Summary,
-    number,
-    order_of,
-    ours_of,
-    print_of,
-    winners_of,
-)
+from fednorms.papers.tables.cell import UNJUDGED, TableCell, mark, number, ours_text, published_text
+from fednorms.papers.tables.preflight import duration
+from fednorms.papers.tables.summary import Section, Summary, axis_lines, axis_steps, numbers_of, order_of, winners_of
 from fednorms.runs.store.atomic import clear_errors, write_atomic
 
-NO_PICTURE = "no picture: matplotlib is missing; get it with `pip install 'fednorms[report]'`"
+NO_PICTURE = "No picture, because matplotlib is not installed: pip install 'fednorms[report]'"
 
 
 def write(summary: Summary, folder: Path) -> list[Path]:
-    """Write the three files (the picture, if matplotlib is there) and return their paths."""
+    """Write the report into a folder and return its files; without matplotlib there is no picture."""
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     pictures = _pictures(summary)
@@ -43,7 +31,7 @@ def write(summary: Summary, folder: Path) -> list[Path]:
 
 
 def _pictures(summary: Summary) -> dict[str, bytes]:
-    """The table as a picture, and one of every setting's analysis; none without matplotlib."""
+    """The picture of the table, and one per setting of its analysis; none without matplotlib."""
     try:
         from fednorms.papers.analysis.picture import png as analysis_png
         from fednorms.papers.tables.picture import png
@@ -64,21 +52,19 @@ def _picture_of(section: Section) -> str:
 
 
 def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
-    """The whole report as Markdown; `pictures` names the files beside it."""
+    """The report as Markdown; `pictures` are the names of the files in the same folder."""
     table = summary.table
     shown = [section for section in summary.sections if section.shown]
-    lines = [f"# {_escape(table.heading)}", "", f"**{summary.verdict[0].upper()}{summary.verdict[1:]}.**", ""]
-    lines += [summary.legend, ""]
+    lines = [f"# {_escape(table.heading)}", "", f"**{summary.verdict}** {summary.legend}", ""]
+    lines += [f"![{_escape(table.heading)}](results.png)", ""] if "results.png" in pictures else []
     if table.analysis:
         analysis = ANALYSES[table.analysis]
-        lines += [
-            f"The figure's own analysis is {analysis.name} ({analysis.says.rstrip('.')}); the rest are accuracies.",
-            "",
-        ]
-    lines += _ladder(summary) if len(shown) > 1 else []
+        says = f"{analysis.says[0].lower()}{analysis.says[1:].rstrip('.')}"
+        lines += [f"The figure shows the analysis {analysis.name}: {says}. The tables also list accuracies.", ""]
+    lines += _axis(summary) if len(shown) > 1 else []
     for section in shown:
         lines += [f"## {_escape(section.title)}", "", *_grid(section), ""]
-        lines += [f"- † {_escape(column)}: {_escape(why)}" for column, why in section.apart.items()]
+        lines += [f"- † {_escape(column)}: {_escape(why)}" for column, why in section.not_comparable.items()]
         if section.setting.ranked:
             lines.append(f"- {_escape(winners_of(section))}")
         if section.order:
@@ -90,25 +76,25 @@ def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
         lines += [f"Not run yet: {_escape('; '.join(missing))}.", ""]
     notes = [*table.notes, *summary.searches, *(_failure(r) for r in summary.failed)]
     if summary.stale:
-        notes.append(f"{len(summary.stale)} results of another recipe than the table's now is are not used.")
+        notes.append(f"Not used, because the table's recipe has changed since: {few(summary.stale)}.")
     if summary.foreign:
-        notes.append(f"{len(summary.foreign)} results of other data than those at hand are not used.")
+        notes.append(f"Not used, because they were made with other data: {few(summary.foreign)}.")
     if notes:
         lines += ["## Notes", "", *(f"- {_escape(note)}" for note in notes), ""]
-    lines.append(f"Made with `fednorms reproduce {table.name}`.")
+    lines.append(f"Written by `fednorms reproduce {table.name}`.")
     return "\n".join(lines) + "\n"
 
 
-def _ladder(summary: Summary) -> list[str]:
-    """The figure's axis as one table: lines down, steps across."""
-    ladder, steps = summary.table.ladder, steps_of(summary)
-    if ladder is None or not steps:
+def _axis(summary: Summary) -> list[str]:
+    """A figure with an axis as one table, with a line per row and a step per column."""
+    axis, steps = summary.table.ladder, axis_steps(summary)
+    if axis is None or not steps:
         return []
-    section = next(s for s in summary.sections if ladder.column in s.columns)
-    title = _escape(f"{ladder.column} over {ladder.label}")
+    section = next(s for s in summary.sections if axis.column in s.columns)
+    title = _escape(f"{axis.column} over {axis.label}")
     lines = [["", *map(_escape, steps)], ["---", *["---:"] * len(steps)]]
-    for name, line in lines_of(summary).items():
-        cells = [_cell(line[step], section, ladder.column) if step in line else "" for step in steps]
+    for name, line in axis_lines(summary).items():
+        cells = [_cell(line[step], section, axis.column) if step in line else "" for step in steps]
         lines.append([_escape(name), *cells])
     return [f"## {title}", "", *("| " + " | ".join(line) + " |" for line in lines), ""]
 
@@ -139,44 +125,43 @@ def _grid(section: Section) -> list[str]:
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
-def _cell(entry: Entry, section: Section, column: str) -> str:
+def _cell(cell: TableCell, section: Section, column: str) -> str:
     selector = section.selectors[column]
-    mark = " ✗" if entry.verdict == MISS else " †" if entry.verdict == APART else ""
-    text = ours_of(entry, selector) + mark
-    if entry.printed is None:
+    text = ours_text(cell, selector) + mark(cell)
+    if cell.published is None:
         return text
-    text += f"<br>{print_of(entry.printed, selector)}"
-    text += "" if entry.printed.std is None else f" ± {number(entry.printed.std, selector)}"
-    if entry.difference is not None:
-        sign = "+" if entry.difference >= 0 else "−"
-        text += f" ({sign}{number(abs(entry.difference), selector)})"
+    text += f"<br>{published_text(cell.published, selector)}"
+    text += "" if cell.published.std is None else f" ± {number(cell.published.std, selector)}"
+    if cell.difference is not None:
+        sign = "+" if cell.difference >= 0 else "−"
+        text += f" ({sign}{number(abs(cell.difference), selector)})"
     return text
 
 
 def facts(section: Section, selection: str) -> list[str]:
-    """What stands below a setting's table: data, seeds, selection, hardware, date, versions, time."""
+    """The lines below a setting's table: data, seeds, reported round, hardware, date, versions, time."""
     records = section.records
     if not records:
-        return ["every row over the settings in which it stands, seed by seed, where all of them have run"]
+        return ["Each row is averaged seed by seed over its settings, for seeds that have run in all of them."]
     seeds = sorted({r["recipe"]["seed"] for r in records})
-    rounds = "in the last round (no selection)"
+    rounds = "in the last round"
     if selection == "best-val":
         without = [r for r in records if r["status"] == "done" and not r.get("best")]
         rounds = "in the round with the best validation accuracy"
         rounds += " (in the last round where there are no validation images)" if without else ""
     peaks = [f'"{column}"' for column, selector in section.selectors.items() if selector.kind == "peak"]
-    rounds += f"; {', '.join(peaks)}: in the best of the tested rounds, chosen by these images" if peaks else ""
+    rounds += f"; {', '.join(peaks)}: in the best tested round, chosen on the same images" if peaks else ""
     done = [r for r in records if r["status"] == "done"]
     total = sum(r["seconds"]["total"] for r in done)
     side = sorted({r["jobs"] for r in records})
     dates = sorted({r["date"] for r in records})
     return [
         *dict.fromkeys(data_line(r["data"]) for r in records),
-        f"seeds {', '.join(map(str, seeds))}{_division(records)}; accuracy in per cent on test images, {rounds}",
-        "made " + _range(dates) + " on " + _all(records, "hardware") + f" ({_range(side)} at a time), fednorms "
-        f"{_all(records, 'version')}{_sources(records)}, torch {_all(records, 'torch')}, {_precision(records)}",
-        f"{len(records)} runs took {duration(total)} in all"
-        + (f", {duration(total / len(done))} each in the mean" if done else ""),
+        f"Seeds: {', '.join(map(str, seeds))}{_division(records)}. Accuracy in percent on test images, {rounds}.",
+        f"Made {_range(dates)} on {_all(records, 'hardware')} ({_range(side)} at a time), fednorms "
+        f"{_all(records, 'version')}{_sources(records)}, torch {_all(records, 'torch')}, {_precision(records)}.",
+        f"{len(records)} {'run' if len(records) == 1 else 'runs'} took {duration(total)} in total"
+        + (f", {duration(total / len(done))} on average." if done else "."),
     ]
 
 
@@ -188,13 +173,13 @@ def data_line(data: dict[str, Any]) -> str:
         for name, sizes in data["domains"].items()
     ]
     have = "/".join(p for p in parts if any(d[p] for d in data["domains"].values()))
-    few = "; ".join(domains) if len(domains) <= 12 else f"{len(domains)} domains"
+    named = "; ".join(domains) if len(domains) <= 12 else f"{len(domains)} domains"
     unseen = f" and {data['unseen']} unseen sites" if data["unseen"] else ""
     notes = "".join(f"; {note}" for note in data["notes"])
     layout = f" ({data['layout']})" if data["layout"] else ""
     return (
-        f"data: {data['federation']}{layout}, {data['clients']} clients{unseen}, {' x '.join(map(str, data['shape']))} "
-        f"pixels, {data['classes']} classes; {have} images: {few}; fingerprint {data['fingerprint']}{notes}"
+        f"Data: {data['federation']}{layout}, {data['clients']} clients{unseen}, {' x '.join(map(str, data['shape']))} "
+        f"pixels, {data['classes']} classes; {have} images: {named}; fingerprint {data['fingerprint']}{notes}."
     )
 
 
@@ -206,13 +191,14 @@ def csv_table(summary: Summary) -> str:
     writer.writerow([*head, "published", "published std", "difference", "verdict"])
     for section in summary.sections:
         for name, row in section.rows.items():
-            for column, entry in row.items():
-                printed = entry.printed
-                numbers = [_digits(entry.ours), _digits(entry.std), entry.seeds, entry.diverged]
-                failed = printed is not None and printed.failed
-                numbers += ["failed" if failed else _digits(printed and printed.mean), _digits(printed and printed.std)]
+            for column, cell in row.items():
+                published = cell.published
+                numbers = [_digits(cell.ours), _digits(cell.std), cell.seeds, cell.diverged]
+                failed = published is not None and published.failed
+                numbers += ["failed" if failed else _digits(published and published.mean)]
+                numbers += [_digits(published and published.std)]
                 where = [section.setting.name, name, column, section.setting.columns[column]]
-                writer.writerow([*where, *numbers, _digits(entry.difference), entry.verdict])
+                writer.writerow([*where, *numbers, _digits(cell.difference), cell.verdict])
         for name, values in numbers_of(section.findings).items():
             for what, (mean, std, seeds) in values.items():
                 where = [section.setting.name, name, what, summary.table.analysis]
@@ -234,11 +220,11 @@ def _all(records: Sequence[dict[str, Any]], key: str) -> str:
 
 def _division(records: Sequence[dict[str, Any]]) -> str:
     same = len({r["data"]["fingerprint"] for r in records}) == 1
-    return ", of training alone (clients hold the same images in all)" if same and len(records) > 1 else ""
+    return " (of training; the clients' images are the same in all)" if same and len(records) > 1 else ""
 
 
 def _sources(records: Sequence[dict[str, Any]]) -> str:
-    """Which states of the library's files; results of before they were written down have none."""
+    """The digests of the library's files; the oldest results have none."""
     known = [r for r in records if "sources" in r]
     older = " and earlier" if known and len(known) < len(records) else ""
     return f" (sources {_all(known, 'sources')}{older})" if known else ""

@@ -1,4 +1,4 @@
-"""reproduce: run what is left of a published table, and set what came out beside what was printed."""
+"""reproduce: run what is left of a published table, and compare the results with the published numbers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,11 @@ from fednorms.core.options import few
 from fednorms.engines.devices import pick_device
 from fednorms.papers.analysis.kept import Kept
 from fednorms.papers.analysis.measures import ANALYSES
-from fednorms.papers.tables.analyses import is_analysed, stored
-from fednorms.papers.tables.checks import Checked, checked
-from fednorms.papers.tables.estimate import duration, estimate
-from fednorms.papers.tables.folders import open_table
-from fednorms.papers.tables.lending import Neighbours
-from fednorms.papers.tables.observer import Observer
+from fednorms.papers.tables.catalog import default_out, open_table
 from fednorms.papers.tables.plan import (
     Found,
     Job,
-    Shelf,
+    OtherTables,
     chosen_rows,
     chosen_settings,
     counts_tests,
@@ -31,20 +26,21 @@ from fednorms.papers.tables.plan import (
     pairs,
     recipe_for,
 )
-from fednorms.papers.tables.record import Values, record, shortened, write_record
+from fednorms.papers.tables.preflight import Checked, checked, duration, estimate
+from fednorms.papers.tables.record import Values, is_analyzed, record, shortened, stored
 from fednorms.papers.tables.search import (
     Point,
     Search,
     open_search,
     point_slug,
     shown,
-    tree,
     with_searches,
     without_validation,
 )
 from fednorms.papers.tables.sources import Source, check_columns, find_root, look, missing_data, needs
-from fednorms.papers.tables.summary import Summary, summarise
-from fednorms.papers.tables.table import Row, Setting, Table
+from fednorms.papers.tables.store import ResultStore, remove
+from fednorms.papers.tables.summary import Summary, summarize
+from fednorms.papers.tables.table import Row, Setting, Table, as_recipe
 from fednorms.runs.cells import Cell, CellEvent, Outcome, run_cells
 from fednorms.runs.compare import hardware as hardware_of
 from fednorms.runs.recipe import Recipe
@@ -54,16 +50,38 @@ Fingerprint = Callable[[Setting, Recipe], str | None]
 Choices = dict[tuple[str, str], dict[str, Any]]  # by setting and row: what a search on validation images has chosen
 
 
+class Observer:
+    """Receive remarks and progress, and ignore them; the command line shows them.
+
+    >>> Observer().say("nothing is printed")
+    """
+
+    wants_estimate = False
+    """Whether to time a few rounds if no finished run tells how long the others take."""
+
+    def say(self, text: str) -> None:
+        """Receive a remark."""
+
+    def begin(self, title: str, rounds: int) -> None:
+        """Start runs with so many rounds in total."""
+
+    def watch(self, event: CellEvent) -> None:
+        """Receive the end of a round or of a run."""
+
+    def end(self) -> None:
+        """End these runs, or their interruption."""
+
+
 @dataclass
 class Reproduction:
-    """A table with what has run of it; the repr is the table, ours beside print."""
+    """A table with everything that has run of it; its repr shows our results next to the published ones."""
 
     table: Table
     out: Path
     summary: Summary
     ran: int = 0
-    skipped: dict[str, str] = field(default_factory=dict)  # setting, and the data it needs
-    failed: dict[str, str] = field(default_factory=dict)  # run, and why
+    skipped: dict[str, str] = field(default_factory=dict)  # by setting, the data it needs
+    failed: dict[str, str] = field(default_factory=dict)  # by run, why
     files: list[Path] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -100,17 +118,26 @@ def reproduce(
 ) -> Reproduction:
     """Run what is left of a published table, and write RESULTS.md, results.csv and results.png into `out`.
 
-    `name` is one of `fednorms reproduce --list`, or a folder with a table.toml. `data` are folders of data sets, or
-    folders that hold several; settings whose data are missing are left out and named. `only` and `settings` choose
-    rows and settings, `seeds` says how many (default: the table's). Calling again goes on where it stopped: a finished
-    run is one file under OUT/results, and is not repeated. `search=True` stops after the searches on validation images
-    (see docs/reproduce.md); `report=True` runs nothing, takes over what tables beside OUT have run, and writes the
-    report. `allow_pickle` opens pickled archives of NumPy arrays, and `incomplete` accepts data sets
-    with other counts than the published ones; the report says what differs.
+    Calling again continues where it stopped; finished runs are stored in OUT/results.json and not repeated.
+
+    Args:
+        name: One of `fednorms reproduce --list`, or a folder with a table.toml.
+        data: Folders of data sets, or folders that contain several. Settings without their data are skipped and named.
+        seeds: How many seeds to run (default: the table's).
+        only: Run only these rows.
+        settings: Run only these settings.
+        out: Where results go (default: runs/reproduce-NAME).
+        jobs: How many runs at a time, each in a process of its own.
+        device: "cpu", "cuda" or "auto".
+        search: Stop after the searches on validation images (see docs/reproduce.md).
+        report: Run nothing; reuse runs of the tables next to `out`, and write the report.
+        allow_pickle: Open pickled archives of NumPy arrays.
+        incomplete: Accept data sets whose image counts differ from the published ones; the report says how.
+        observer: Receives remarks and progress.
 
     >>> reproduce("no-such-table")
     Traceback (most recent call last):
-    fednorms.BadInput: no table "no-such-table": ...
+    fednorms.BadInput: No table "no-such-table": ...
     """
     table = open_table(name)
     for what, number in (("jobs", jobs), ("seeds", table.seeds if seeds is None else seeds)):
@@ -124,7 +151,7 @@ def reproduce(
         settings=chosen_settings(table, settings),
         rows=chosen_rows(table, only),
         seeds=list(range(seeds or table.seeds)),
-        shelf=Shelf(folder),
+        store=ResultStore(folder),
         given=[_folder(root) for root in given],
         jobs=jobs,
         device=pick_device(device),
@@ -139,15 +166,10 @@ def reproduce(
         raise KeyboardInterrupt(f"Interrupted with {left}; continue with the same command.") from None
 
 
-def default_out(table: Table) -> Path:
-    """Where results go if nobody says: runs/reproduce-NAME."""
-    return Path("runs") / f"reproduce-{table.name}"
-
-
 def _folder(root: str | Path) -> Path:
     path = Path(root).expanduser()
     if not path.exists():
-        raise BadInput(f"--data {root}: no such folder")
+        raise BadInput(f"--data {root}: there is no such folder.")
     return path
 
 
@@ -159,7 +181,7 @@ class _Work:
     settings: list[Setting]
     rows: list[Row]
     seeds: list[int]
-    shelf: Shelf
+    store: ResultStore
     given: list[Path]
     jobs: int
     device: str
@@ -175,20 +197,21 @@ class _Work:
     def carry_out(self, search_only: bool, report_only: bool) -> Reproduction:
         self.observer.say(self.table.heading)
         searches = self._searches()
-        found = found_in(self.shelf, self.table, self._chosen(searches))
+        found = found_in(self.store, self.table, self._chosen(searches))
         self._find_data(with_searches(found, searches))
         searches = self._searches(self._fingerprint)
         if foreign := [" / ".join(key) for key, search in searches.items() if search.foreign]:
-            self.observer.say(f"{len(foreign)} searches are of other data: not used ({few(foreign)})")
+            self.observer.say(f"Not used, because they were made with other data: searches of {few(foreign)}.")
         pending = self._pending(searches, search_only)
         self._check(pending, rows=not report_only)
         if not report_only:
             self._run_searches(searches)
         if not search_only:
             self._run_rows(searches, run=not report_only)
+        self.store.fold()
         return self.report()
 
-    # -- what there is --------------------------------------------------------------------------------------------
+    # -- data and stored results ---------------------------------------------------------------------------------------
     @property
     def hardware(self) -> str:
         return hardware_of(self.device)
@@ -198,16 +221,16 @@ class _Work:
 
     def _searches(self, fingerprint: Fingerprint = lambda setting, recipe: None) -> dict[tuple[str, str], Search]:
         return {
-            (setting.name, row.name): open_search(self.shelf, self.table, setting, row, fingerprint)
+            (setting.name, row.name): open_search(self.store, self.table, setting, row, fingerprint)
             for setting, row in pairs(self.table)
             if row.search
         }
 
     def _chosen(self, searches: dict[tuple[str, str], Search]) -> Choices:
-        return {key: tree(s.chosen) for key, s in searches.items() if s.chosen is not None}
+        return {key: as_recipe(s.chosen) for key, s in searches.items() if s.chosen is not None}
 
     def _find_data(self, found: Found) -> None:
-        """Sort out the settings without data; an error if that leaves nothing to run and nothing to show."""
+        """Skip settings without data; raise an error if nothing is left to run or to show."""
         wanted = list(dict.fromkeys(name for s in self.settings if (name := needs(s, self.table))))
         for name in wanted:
             root = find_root(name, self.given)
@@ -221,9 +244,9 @@ class _Work:
         if len(self.skipped) == len(self.settings):
             if not found.done:
                 raise missing_data(self.table, self.settings, self.given)
-            self.observer.say("No data: what is there is reported, and nothing runs.")
+            self.observer.say("No data were found: nothing runs, stored results are reported.")
         for name, federation in self.skipped.items():
-            self.observer.say(f'setting "{name}" is skipped: it needs {federation} (--data ROOT)')
+            self.observer.say(f'Setting "{name}" is skipped: it needs {federation} (--data ROOT).')
 
     def _here(self, setting: Setting, recipe: Recipe) -> Recipe:
         """A recipe with the data and the device of this call."""
@@ -233,18 +256,18 @@ class _Work:
         return recipe.model_copy(update={"data": data, "device": self.device}).resolved()
 
     def _final(self, setting: Setting, recipe: Recipe) -> Recipe:
-        """A recipe as it runs here, with its data looked at."""
+        """A recipe as it runs here, with the protocol and the fingerprint of its data."""
         here = self._here(setting, recipe)
         source = self._source(here)
         adopted = here.adopting(source.protocol)
         return adopted.model_copy(update={"fingerprint": source.fingerprint})
 
     def _fingerprint(self, setting: Setting, recipe: Recipe) -> str | None:
-        """That of the data at hand for a setting; None where they are not, or where nobody asked for it."""
+        """The fingerprint of a setting's data; None if the data are missing or the setting was not asked for."""
         return self._final(setting, recipe).fingerprint if self._at_hand(setting) else None
 
     def _seen_fingerprint(self, setting: Setting, recipe: Recipe) -> str | None:
-        """The same of data that were opened already: after Ctrl-C nobody waits for others."""
+        """The same for data that are open already, because nothing more is opened after Ctrl-C."""
         source = self.sources.get(_key(self._here(setting, recipe))) if self._at_hand(setting) else None
         return None if source is None else source.fingerprint
 
@@ -260,9 +283,9 @@ class _Work:
 
     # -- before the first run -------------------------------------------------------------------------------------
     def _pending(self, searches: dict[tuple[str, str], Search], search_only: bool) -> list[Job]:
-        """What has not run yet, with the data at hand: every value of a search, then every seed of a row."""
+        """What has not run yet and has its data: every value of a search, or every seed of a row."""
         chosen = self._chosen(searches)
-        found = found_in(self.shelf, self.table, chosen, self._fingerprint)
+        found = found_in(self.store, self.table, chosen, self._fingerprint)
         jobs = []
         for setting, row in self._pairs():
             key = (setting.name, row.name)
@@ -279,16 +302,16 @@ class _Work:
         return jobs
 
     def _done(self, found: Found, setting: Setting, row: Row) -> set[int]:
-        """The seeds of a row that have run, and been analysed where the table asks for that."""
-        return {r["recipe"]["seed"] for r in found.records(setting, row) if is_analysed(r, self.table.analysis)}
+        """The seeds of a row that have run and, if the table has an analysis, were analyzed."""
+        return {r["recipe"]["seed"] for r in found.records(setting, row) if is_analyzed(r, self.table.analysis)}
 
     def _left(self, setting: Setting, row: Row, done: set[int], chosen: Choices) -> list[Recipe]:
-        """The recipes of the other seeds, with what a search has chosen."""
+        """The recipes of the other seeds, with the values that a search has chosen."""
         best = chosen.get((setting.name, row.name), {})
         return [recipe_for(self.table, setting, row, seed, best) for seed in self.seeds if seed not in done]
 
     def _check(self, pending: list[Job], rows: bool) -> None:
-        """Refuse what can never run, all of it at once and before anything runs; `rows` opens every run for that."""
+        """Refuse runs that cannot work, all at once and before anything runs; `rows` opens every run for that."""
         settings = {job.setting.name: job for job in pending}.values()
         columns = [problem for job in settings for problem in check_columns(job.setting, self._source(job.recipe))]
         found = checked(pending) if rows else Checked()
@@ -310,7 +333,7 @@ class _Work:
                 if not self._source(recipe).validated:
                     raise without_validation(setting, row, recipe)
                 search.about = self._about(setting, row, recipe)
-                path = self.shelf.search_run(setting, row, point_slug(point, seed))
+                path = self.store.search_directory(setting, row, point_slug(point, seed))
                 label = f"{setting.name} / {row.name}, {shown(point)}"
                 cells.append(self._cell(label, recipe, path))
                 pending.append(Job(setting, row, recipe))
@@ -324,7 +347,7 @@ class _Work:
             return outcome.status != "failed"
 
         if cells:
-            self.observer.say(f"search on validation images: {len(cells)} runs")
+            self.observer.say(f"Search on validation images: {_runs(len(cells))}.")
             self._say_time(pending, Found())
             self._run("search", cells, keep)
         for setting, row in self._pairs():
@@ -334,12 +357,14 @@ class _Work:
     # -- the table's own runs -------------------------------------------------------------------------------------
     def _run_rows(self, searches: dict[tuple[str, str], Search], run: bool) -> None:
         chosen = self._chosen(searches)
-        found = found_in(self.shelf, self.table, chosen, self._fingerprint)
-        for files, what in ((found.stale, "of another recipe than the table's"), (found.foreign, "of other data")):
-            if files:
-                self.observer.say(f"{len(files)} results are {what}: not used ({few(files)})")
+        found = found_in(self.store, self.table, chosen, self._fingerprint)
+        for names, why in ((found.stale, "the recipe has changed"), (found.foreign, "they were made with other data")):
+            if names:
+                self.observer.say(f"Not used, because {why}: {_runs(len(names))} ({few(names)}).")
         pending: list[Job] = []
-        total, neighbours = 0, Neighbours(self.shelf.out, self.observer)
+        total, others = 0, OtherTables(self.store.out)
+        if broken := others.broken:
+            self.observer.say(f"Not reused, because they cannot be read: results of other tables ({few(broken)}).")
         for setting, row in self._pairs():
             done = self._done(found, setting, row)
             if setting.name in self.skipped:
@@ -350,14 +375,14 @@ class _Work:
             total += len(self.seeds)
             for recipe in self._left(setting, row, done, chosen):
                 job = Job(setting, row, self._final(setting, recipe))
-                if not self._borrowed(job, neighbours):
+                if not self._reused(job, others):
                     pending.append(job)
-        self.observer.say(f"{total} runs: {total - len(pending)} finished, {len(pending)} to go")
+        self.observer.say(f"{_runs(total)}: {total - len(pending)} finished, {len(pending)} to go.")
         if not pending or not run:
             return
         self._say_time(pending, found)
         by_name = {(job.label, job.seed): job for job in pending}
-        cells = [self._cell(j.label, j.recipe, self.shelf.run(j.setting, j.row, j.seed)) for j in pending]
+        cells = [self._cell(j.label, j.recipe, self.store.directory(j.setting, j.row, j.seed)) for j in pending]
 
         def keep(cell: Cell, outcome: Outcome) -> bool:
             job = by_name[cell.label, cell.recipe.seed]
@@ -365,47 +390,50 @@ class _Work:
             sites = self._source(cell.recipe).sites
             values = record(outcome, cell.recipe, sites, curve=job.setting.keeps_curve, about=about)
             if self.table.analysis and outcome.status == "done":
-                values |= self._analysed(cell)
-            write_record(self.shelf.result(job.setting, job.row, job.seed), values)
+                values |= self._analyzed(cell)
+            self.store.save_run(job.setting, job.row, job.seed, values)
             if values["status"] == "failed":
                 self.failed[f"{cell.label}, seed {job.seed}"] = values["error"]
             return values["status"] != "failed" and not job.setting.keeps_run
 
         self._run(self.table.name, cells, keep)
 
-    def _analysed(self, cell: Cell) -> Values:
-        """What the figure's analysis finds in a finished run; if it fails, the run counts as failed, and stays."""
+    def _analyzed(self, cell: Cell) -> Values:
+        """The findings of the analysis in a finished run; if it fails, the run counts as failed and is kept."""
         assert cell.path is not None
-        self.observer.say(f"{cell.label}, seed {cell.recipe.seed}: {self.table.analysis}")
+        self.observer.say(f"{cell.label}, seed {cell.recipe.seed}: {self.table.analysis}.")
         try:
             return stored(self.table.analysis, ANALYSES[self.table.analysis].measure(Kept(cell.path)))
         except Exception as error:
-            if not isinstance(error, FednormsError):  # not one of our errors: say where it came from
+            if not isinstance(error, FednormsError):  # an unexpected error: show where it came from
                 self.observer.say(traceback.format_exc().rstrip())
-            why = f"the run has ended, but its analysis failed: {error or type(error).__name__}"
+            why = f"the run is finished, but its analysis failed: {error or type(error).__name__}"
             self.observer.say(f"{cell.label}, seed {cell.recipe.seed}: {why}")
-            return {"status": "failed", "error": why.replace(str(cell.path), "RUN")}  # no path of the machine
+            return {
+                "status": "failed",
+                "error": why.replace(str(cell.path), "RUN"),
+            }  # results hold no path of the machine
 
-    def _borrowed(self, job: Job, neighbours: Neighbours) -> bool:
-        """Take over what another table has run already; a model that is kept or analysed must be trained here."""
+    def _reused(self, job: Job, others: OtherTables) -> bool:
+        """Reuse a run of another table; a model that is kept or analyzed must be trained here."""
         if job.setting.keeps_run or self.table.analysis:
             return False
         about = {"table": self.table.name, "setting": job.setting.name, "row": job.row.name}
         curve, same_tests = job.setting.keeps_curve, counts_tests(self.table, job.setting)
-        values = neighbours.lend(job.recipe, curve=curve, same_tests=same_tests, about=about)
+        values = others.find(job.recipe, curve=curve, same_tests=same_tests, about=about)
         if values is not None:
-            write_record(self.shelf.result(job.setting, job.row, job.seed), values)
+            self.store.save_run(job.setting, job.row, job.seed, values)
         return values is not None
 
     def _say_time(self, pending: list[Job], found: Found) -> None:
         measure = self.observer.wants_estimate
         guess = estimate(pending, found.every, self.hardware, self.jobs, measure=measure)
         if guess.seconds is not None:
-            self.observer.say(f"about {duration(guess.seconds)} on {self.hardware} (from {guess.basis})")
+            self.observer.say(f"About {duration(guess.seconds)} on {self.hardware} (from {guess.basis}).")
 
     # -- running --------------------------------------------------------------------------------------------------
     def _cell(self, label: str, recipe: Recipe, path: Path) -> Cell:
-        """A run in its directory; what another recipe left there is removed, because nobody can go on with it."""
+        """A run in its directory; what another recipe has left there cannot be continued and is removed."""
         file = path / "recipe.toml"
         try:
             other = file.read_text(encoding="utf-8") != recipe.to_toml()
@@ -416,7 +444,7 @@ class _Work:
         return Cell(label, recipe, path, shortened)
 
     def _run(self, title: str, cells: list[Cell], keep: Callable[[Cell, Outcome], bool]) -> None:
-        """Run cells; `keep` stores each outcome at once, and says whether the run's directory can go."""
+        """Run cells; `keep` stores each outcome at once, and returns whether the run's directory can be removed."""
         by_name = {(cell.label, cell.recipe.seed): cell for cell in cells}
         self.planned += len(cells)
 
@@ -424,7 +452,7 @@ class _Work:
             if event.outcome is not None:
                 cell = by_name[event.label, event.seed]
                 if keep(cell, event.outcome) and cell.path is not None:
-                    _remove(cell.path, self.shelf.out)
+                    remove(cell.path, self.store.out)
                 self.finished += 1
             self.observer.watch(event)
 
@@ -450,23 +478,18 @@ class _Work:
 
         fingerprint = self._seen_fingerprint if interrupted else self._fingerprint
         searches = self._searches(fingerprint)
-        found = with_searches(found_in(self.shelf, self.table, self._chosen(searches), fingerprint), searches)
+        found = with_searches(found_in(self.store, self.table, self._chosen(searches), fingerprint), searches)
         said = [s.sentence() for s in searches.values() if s.begun]
-        summary = summarise(self.table, found, said)
-        done = Reproduction(self.table, self.shelf.out, summary, self.finished, dict(self.skipped), dict(self.failed))
+        summary = summarize(self.table, found, said)
+        done = Reproduction(self.table, self.store.out, summary, self.finished, dict(self.skipped), dict(self.failed))
         if found.every or found.failed:
-            done.files = write(summary, self.shelf.out)
+            done.files = write(summary, self.store.out)
         return done
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' * (count != 1)}"
 
 
 def _key(recipe: Recipe) -> str:
     return recipe.federation + recipe.data.model_copy(update={"augment": "auto"}).model_dump_json()
-
-
-def _remove(path: Path, top: Path) -> None:
-    """Remove a run's directory, and the folders above it that are then empty."""
-    shutil.rmtree(path, ignore_errors=True)
-    for folder in path.parents:
-        if folder == top or any(folder.iterdir()):
-            return
-        folder.rmdir()

@@ -1,4 +1,4 @@
-"""Search: values that a paper leaves open, chosen by their score on validation images, never on test images."""
+"""Search: choose values that a paper leaves open by their score on validation images, never on test images."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from itertools import product
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -14,9 +13,10 @@ from fednorms.core.errors import BadInput, RunFailed
 from fednorms.data.pack import SUFFIX
 from fednorms.data.readers import READERS
 from fednorms.evaluation.scores import judged_by
-from fednorms.papers.tables.plan import Found, Shelf, recipe_for
-from fednorms.papers.tables.record import Values, error_of, made, plain, read_record, same_run, write_record
-from fednorms.papers.tables.table import Row, Setting, Table, merged, nested
+from fednorms.papers.tables.plan import Found, recipe_for
+from fednorms.papers.tables.record import Values, error_of, made, plain, same_run
+from fednorms.papers.tables.store import ResultStore
+from fednorms.papers.tables.table import Row, Setting, Table, as_recipe
 from fednorms.runs.cells import Outcome
 from fednorms.runs.compare import slug
 from fednorms.runs.recipe import Recipe
@@ -26,22 +26,22 @@ Point = dict[str, Any]
 
 @dataclass
 class Search:
-    """The search of one row in one setting: every point of its grid with every seed of a search, as far as they ran."""
+    """The search of one row in one setting: every point of its grid with every seed of the search."""
 
     table: Table
     setting: Setting
     row: Row
-    path: Path
+    store: ResultStore
     runs: list[Values] = field(default_factory=list)
     failed: list[Values] = field(default_factory=list)
     about: Values = field(default_factory=dict)
     metric: str = "accuracy"
-    stored: Values = field(default_factory=dict)  # as its file has it
-    foreign: bool = False  # there is one on other data, which does not count
+    stored: Values = field(default_factory=dict)  # as it is stored
+    foreign: bool = False  # the stored one was made with other data
 
     @property
     def seeds(self) -> range:
-        """The seeds that every point needs, however many the rows of the table run with."""
+        """The seeds of every point, independent of those of the table's rows."""
         return range(self.table.search_seeds)
 
     @property
@@ -50,8 +50,8 @@ class Search:
         return [dict(zip(self.row.search, values, strict=True)) for values in product(*self.row.search.values())]
 
     def recipe(self, point: Point, seed: int) -> Recipe:
-        """The run that tries a point: the row's own recipe, tested on validation images and nothing else."""
-        recipe = recipe_for(self.table, self.setting, self.row, seed, tree(point))
+        """The run that tries a point: the row's recipe, tested only on validation images."""
+        recipe = recipe_for(self.table, self.setting, self.row, seed, as_recipe(point))
         last = self.table.selection == "last"
         data = recipe.data.model_copy(update={"protocol": validation_protocol(recipe)})
         every = recipe.rounds if last else recipe.evaluate_every
@@ -66,7 +66,7 @@ class Search:
 
     @property
     def begun(self) -> bool:
-        """Whether there is anything to tell of it."""
+        """Whether any of its runs has ended."""
         return bool(self.runs or self.failed)
 
     @property
@@ -76,7 +76,7 @@ class Search:
 
     @property
     def means(self) -> list[tuple[Point, float | None]]:
-        """Validation score of every point in per cent, mean over seeds; None where a run diverged or is missing."""
+        """Mean validation score of every point in percent; None if a run diverged or is missing."""
         out: list[tuple[Point, float | None]] = []
         for point in self.points:
             vals = [r["val"] for r in self.runs if r["values"] == point and r["seed"] in self.seeds]
@@ -85,24 +85,24 @@ class Search:
 
     @property
     def chosen(self) -> Point | None:
-        """The best point, once the search has ended; the first of equals. None also where every point diverged."""
+        """The best point once the search has ended (the first of equals); None if every point diverged."""
         scored = [(p, m) for p, m in self.means if m is not None]
         return max(scored, key=lambda item: item[1])[0] if self.ended and scored else None
 
     @property
     def diverged(self) -> bool:
-        """Whether it has ended without a choice, because every point diverged."""
+        """Whether every point diverged."""
         return self.ended and self.chosen is None
 
     @property
     def at_edge(self) -> list[str]:
-        """Keys whose chosen value is the smallest or largest of three or more numbers, or of two."""
+        """Keys whose chosen value is the smallest or the largest of the grid."""
         point = self.chosen or {}
         grids = {key: values for key, values in self.row.search.items() if all(type(v) in (int, float) for v in values)}
         return [k for k, v in grids.items() if k in point and len(v) > 1 and point[k] in (min(v), max(v))]
 
     def add(self, point: Point, seed: int, outcome: Outcome, recipe: Recipe) -> None:
-        """Take in a run; one that diverged counts as worse than any other, one that failed is tried again next time."""
+        """Store a run. One that diverged is worse than any other; one that failed is tried again next time."""
         self.failed = [r for r in self.failed if (r["values"], r["seed"]) != (point, seed)]
         if outcome.status == "failed":
             self.failed.append({"values": point, "seed": seed, "error": error_of(outcome, recipe)})
@@ -114,7 +114,7 @@ class Search:
             at = outcome.best if self.table.selection == "best-val" else None
             rows = [r for r in outcome.history if name in r["scores"] and (at is None or r["round"] == at["round"])]
             if not rows:
-                raise RunFailed(f"{self.setting.name} / {self.row.name}: a search without validation images")
+                raise RunFailed(f"{self.setting.name} / {self.row.name}: the search has no validation images.")
             self.metric = recipe.metric
             val = round(rows[-1]["scores"][name][judged_by(self.metric)], 6)
         seconds = round(sum(r["seconds"] for r in outcome.history), 3)
@@ -125,7 +125,7 @@ class Search:
         self.write(recipe, point)
 
     def write(self, recipe: Recipe, point: Point) -> None:
-        """Write what is known so far, with the recipe of one point."""
+        """Store everything so far, with the recipe of one point."""
         self.stored = {
             **self.about,
             "status": "searching" if not self.ended else "diverged" if self.diverged else "done",
@@ -140,30 +140,30 @@ class Search:
             "recipe_of": point,
             "recipe": plain(recipe),
         }
-        write_record(self.path, self.stored)
+        self.store.save_search(self.setting, self.row, self.stored)
 
     def sentence(self) -> str:
-        """What the search found, for the table's notes."""
+        """The outcome of the search in one sentence."""
         who = f"{self.row.name} ({self.setting.name})"
         seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
         if not self.ended:
-            failed = f": {len(self.failed)} of its runs failed" if self.failed else ""
-            return f"{who}: the search of {', '.join(self.row.search)} has not ended{failed}."
+            failed = f"; {len(self.failed)} of its runs failed" if self.failed else ""
+            return f"{who}: the search over {', '.join(self.row.search)} has not ended{failed}."
         if self.chosen is None:
             tried = "; ".join(shown(p) for p in self.points)
-            return f"{who}: all values of the search diverged ({tried}; {seeds}), so that the row counts as diverged."
+            return f"{who}: all values of the search diverged ({tried}; {seeds}), so the row counts as diverged."
         tried = ", ".join(f"{shown(p)}: {'diverged' if m is None else f'{m:.1f} %'}" for p, m in self.means)
-        edge = "; the chosen value lies at the edge of the grid" if self.at_edge else ""
+        edge = "; the chosen value is at the edge of the grid" if self.at_edge else ""
         metric = self.metric.replace("_", " ")
         return f"{who}: {shown(self.chosen)} was chosen by {metric} on validation images ({tried}; {seeds}){edge}."
 
     def as_diverged(self) -> Values:
-        """The record of a row that has no value to run with: nothing else is known of it than that it diverged."""
-        old = {"version": "unknown", "torch": "unknown"}  # files of searches did not always say
+        """The record of a row whose search gave no value: the row counts as diverged."""
+        old = {"version": "unknown", "torch": "unknown"}  # the oldest searches do not say
         return {**old, **self.stored, "status": "diverged"}
 
     def as_failed(self) -> list[Values]:
-        """Records of the runs that failed, as those of the row itself would be."""
+        """The failed runs of the search in the form of failed runs of the row."""
         return [
             {
                 **self.stored,
@@ -176,22 +176,23 @@ class Search:
 
 
 def open_search(
-    shelf: Shelf,
+    store: ResultStore,
     table: Table,
     setting: Setting,
     row: Row,
     fingerprint: Callable[[Setting, Recipe], str | None] = lambda setting, recipe: None,
 ) -> Search:
-    """The search of a row as far as it is stored: in the output folder, or finished beside the table itself.
+    """Open the search of a row: as stored in the output folder, or finished among the results of the table itself.
 
-    `fingerprint` tells that of the data at hand, or None where they are not: a search on other data does not count.
+    `fingerprint` gives that of a setting's data, or None if the data are not available. A search on other data does not
+    count.
     """
-    search = Search(table, setting, row, shelf.search(setting, row))
-    places = [search.path]
-    if table.path and table.path.resolve() != shelf.out.resolve():
-        places.append(Shelf(table.path).search(setting, row))
-    for place in places:
-        values = read_record(place)
+    search = Search(table, setting, row, store)
+    stores = [store]
+    if table.results and table.results != store.out.resolve():
+        stores.append(ResultStore(table.results))
+    for place in stores:
+        values = place.search(setting, row)
         if values is None or values.get("grid") != row.search:
             continue
         recipe = search.recipe(values["recipe_of"], values["recipe"]["seed"])
@@ -201,13 +202,13 @@ def open_search(
                 continue
             failed = values.get("failed", [])
             found = replace(search, runs=values["runs"], failed=failed, metric=values["metric"], stored=values)
-            if found.ended or place == search.path:
+            if found.ended or place == store:
                 return found
     return search
 
 
 def with_searches(found: Found, searches: Mapping[tuple[str, str], Search]) -> Found:
-    """What an output folder holds of a table, and of rows that have no runs because their search gave no value."""
+    """Add rows that have no runs because all runs of their search diverged, or some failed."""
     for key, search in searches.items():
         if search.diverged:
             found.done[key] = [search.as_diverged()]
@@ -217,7 +218,7 @@ def with_searches(found: Found, searches: Mapping[tuple[str, str], Search]) -> F
 
 
 def without_validation(setting: Setting, row: Row, recipe: Recipe) -> BadInput:
-    """The error of a search that has no images to choose by, with what can be done: not every data set takes `val`."""
+    """The error of a search without validation images, with advice that fits the data set."""
     reader, named, advice = READERS.get(recipe.federation), recipe.federation, ""
     packed = named.startswith("pack:") or named.endswith(SUFFIX)
     if reader is not None:
@@ -226,15 +227,15 @@ def without_validation(setting: Setting, row: Row, recipe: Recipe) -> BadInput:
         others = ", ".join(p for p in reader.protocols if p != protocol)
         advice = f"the setting another protocol, if one has some ({others}), or " if others else ""
     if not packed and (reader is None or "val" in signature(reader.read).parameters):
-        advice = "the setting data.val above 0 (which divides off some, unless its data come divided), or "
+        advice = "the setting data.val above 0 (unless its data come with a split), or "
     return BadInput(
-        f'row "{row.name}", setting "{setting.name}": a search needs validation images, but {named} has none. '
+        f'Row "{row.name}", setting "{setting.name}": a search needs validation images, but {named} has none. '
         f"Give {advice}the row a value instead of a search."
     )
 
 
 def validation_protocol(recipe: Recipe) -> str:
-    """The protocol of a data set that holds validation images out of a protocol's training images, if there is one.
+    """The variant of a protocol that holds out validation images, if the data set has one.
 
     >>> validation_protocol(Recipe(federation="digits-five", data={"protocol": "fedwon"}))
     'fedwon-val'
@@ -244,18 +245,6 @@ def validation_protocol(recipe: Recipe) -> str:
     known = READERS[recipe.federation].protocols
     protocol = recipe.data.protocol or next(iter(known))
     return f"{protocol}-val" if f"{protocol}-val" in known else recipe.data.protocol
-
-
-def tree(point: Mapping[str, Any]) -> Values:
-    """A point of a grid as values of a recipe.
-
-    >>> tree({"training.lr": 0.1, "rounds": 3})
-    {'training': {'lr': 0.1}, 'rounds': 3}
-    """
-    values: Values = {}
-    for key, value in point.items():
-        values = merged(values, nested(key, value))
-    return values
 
 
 def shown(point: Mapping[str, Any]) -> str:
@@ -268,7 +257,7 @@ def shown(point: Mapping[str, Any]) -> str:
 
 
 def point_slug(point: Mapping[str, Any], seed: int) -> str:
-    """A point and a seed as the name of a folder.
+    """The folder name of a point and a seed.
 
     >>> point_slug({"training.lr": 0.1}, 2)
     'lr-0.1-seed-2'

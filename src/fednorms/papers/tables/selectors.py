@@ -1,4 +1,4 @@
-"""Selectors: which number of a finished run stands in a column of a table."""
+"""Selectors: which number of a finished run a column of a table shows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fednorms.evaluation.modes import Mode
 
 _PLAIN = ("mean", "pooled", "domain-mean", "worst", "spread", "seconds", "bytes")
 _NAMED = ("domain", "domains", "site", "rounds-to", "peak")
-_OF_ROUNDS = ("seconds", "bytes")  # what a round costs, whatever is tested
-_COSTS = (*_OF_ROUNDS, "rounds-to")  # neither accuracies nor judged
+_OF_ROUNDS = ("seconds", "bytes")  # costs of a round, independent of tests
+_COSTS = (*_OF_ROUNDS, "rounds-to")  # not accuracies, and not judged
 
 Stored = Mapping[str, Any]
 
@@ -25,16 +25,16 @@ class Selector:
 
     `mean` (over clients), `pooled` (over test images), `domain:NAME` (over its test images), `domains:A,B` (mean over
     these domains), `domain-mean`, `site:NAME`, `worst` and `spread` (population standard deviation) over clients are
-    accuracies in per cent, of the method's headline mode or of MODE. `seconds` (median per round), `bytes` (up and down
+    accuracies in percent, of the method's headline mode or of MODE. `seconds` (median per round), `bytes` (up and down
     per client and round) and `rounds-to:0.8` (first round whose mean reaches 0.8) are plain numbers. `peak:mean` and
-    `peak:pooled` are the highest of all tested rounds: a choice by test images, only good to tell whether a printed
-    number was chosen that way.
+    `peak:pooled` are the highest of all tested rounds. They are chosen on test images and only
+    tell whether a published value was chosen that way.
 
     >>> Selector.read("balanced domains:amazon,webcam@unseen")
     Selector(kind='domains', names=('amazon', 'webcam'), balanced=True, mode='unseen')
     >>> Selector.read("meen")
     Traceback (most recent call last):
-    fednorms.BadInput: "meen" selects nothing: did you mean "mean"? Known: bytes, ...
+    fednorms.BadInput: "meen" is not a selector: did you mean "mean"? Known: bytes, ...
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Selector:
             wrong = nearest(kind, (*_PLAIN, *_NAMED))
         elif kind in _NAMED and not (rest and all(names)):
             example = {"rounds-to": "0.8", "peak": "mean"}.get(kind, "NAME")
-            wrong = f'write what is meant behind a colon, as in "{kind}:{example}"'
+            wrong = f'give a value after a colon, as in "{kind}:{example}"'
         elif kind in _PLAIN and colon:
             wrong = f'"{kind}" takes no name'
         elif kind in ("domain", "site", "peak") and len(names) > 1:
@@ -62,15 +62,15 @@ class Selector:
         elif kind == "rounds-to" and not (
             _share(names[0]) and len(names) <= 2 and all(n.isdecimal() for n in names[1:])
         ):
-            wrong = "the accuracy to reach is a share between 0 and 1, and may be held for some rounds: rounds-to:0.8,3"
+            wrong = "expected an accuracy between 0 and 1, and optionally for how many rounds it holds: rounds-to:0.8,3"
         elif kind == "peak" and rest not in ("mean", "pooled"):
-            wrong = "the highest is known of the mean over clients and of all images: peak:mean, peak:pooled"
+            wrong = "expected peak:mean (over clients) or peak:pooled (over all images)"
         elif balanced and kind in (*_COSTS, "pooled", "peak"):
             wrong = f'"{kind}" has no balanced form'
         elif at and (not mode or kind in _OF_ROUNDS):
-            wrong = "behind @ stands an evaluation mode, of an accuracy"
+            wrong = "@ must be followed by an evaluation mode, and only accuracies have modes"
         if wrong:
-            raise BadInput(f'"{text}" selects nothing: {wrong}')
+            raise BadInput(f'"{text}" is not a selector: {wrong}')
         if mode:
             Mode.read(mode)
         return cls(kind, names, balanced, mode)
@@ -82,26 +82,26 @@ class Selector:
 
     @property
     def is_cost(self) -> bool:
-        """Whether it is a number of seconds, bytes or rounds, which no tolerance in points can judge."""
+        """Whether it is a number of seconds, bytes or rounds."""
         return self.kind in _COSTS
 
     @property
     def of_a_test(self) -> bool:
-        """Whether its number comes from a test of the model, and not from what a round costs."""
+        """Whether its number comes from a test of the model."""
         return self.kind not in _OF_ROUNDS
 
     @property
     def judged(self) -> bool:
-        """Whether a tolerance in points of accuracy says anything about it; about costs and deviations it does not."""
+        """Whether a tolerance in points of accuracy applies to it, unlike to costs and deviations."""
         return not self.is_cost and self.kind != "spread"
 
     @property
     def less_is_better(self) -> bool:
-        """Whether a smaller number is the better one."""
+        """Whether smaller is better."""
         return self.is_cost or self.kind == "spread"
 
     def value(self, run: Stored, selection: str = "last") -> float | None:
-        """The number for a finished run as it is stored; None where it has no such score."""
+        """The number of a stored run; None if it has no such score."""
         if self.kind == "seconds":
             return _number(run["seconds"]["round"])
         if self.kind == "bytes":
@@ -119,7 +119,7 @@ class Selector:
         return None if share is None else 100 * share
 
     def mode_among(self, tested: Iterable[str], headline: str) -> str:
-        """The tested mode that is meant, empty if none is: "adapted" is "adapted/own" if that is what was tested.
+        """The tested mode that is meant, empty if none is: "adapted" means "adapted/own" if that was tested.
 
         >>> Selector.read("mean@adapted").mode_among(["global/global", "adapted/own"], "global/global")
         'adapted/own'
@@ -130,25 +130,25 @@ class Selector:
         return next((name for name in known if "/" not in wanted and name.startswith(f"{wanted}/")), "")
 
     def _share(self, scores: Stored, what: str) -> float | None:
-        """What the selector picks of the scores of one mode."""
+        """The share that is selected from the scores of one mode."""
         domains: Stored = scores["domains"]
         if self.kind in ("mean", "pooled", "worst", "spread"):
             return _number(scores["clients"][what].get(self.kind))
         if self.kind == "site":
-            entry = scores.get("sites", {}).get(self.names[0])
-            return None if entry is None else _number(entry[what])
+            site = scores.get("sites", {}).get(self.names[0])
+            return None if site is None else _number(site[what])
         names = list(domains) if self.kind == "domain-mean" else list(self.names)
         return _mean([domains[name][what] for name in names]) if all(n in domains for n in names) else None
 
     def _curve(self, run: Stored) -> Sequence[Sequence[float | None]]:
-        """Round, mean over clients and (not in the oldest files) pooled accuracy of every tested round."""
+        """Round, mean over clients and (not in the oldest results) pooled accuracy of every tested round."""
         curves: Stored = run.get("curve", {})
         found: Sequence[Sequence[float | None]] = curves.get(self.mode_among(curves, run["headline"]), [])
         return found
 
     def _rounds_to(self, run: Stored) -> float | None:
         goal, *held = map(float, self.names)
-        since: list[float | None] = []  # the rounds in which it has stayed there
+        since: list[float | None] = []  # the latest rounds in a row that reach it
         for t, mean, *_ in self._curve(run):
             since = [*since, t] if mean is not None and mean >= goal else []
             if len(since) >= max([1, *held]):
@@ -161,7 +161,7 @@ class Selector:
         return max((100 * share for share in shares if share is not None), default=None)
 
     def missing(self, sites: Mapping[str, str]) -> list[str]:
-        """Which of its names the sites (or their domains) do not have; for checks before anything runs."""
+        """Which of its names are not among the sites or their domains."""
         if self.kind not in ("domain", "domains", "site"):
             return []
         known = set(sites if self.kind == "site" else sites.values())

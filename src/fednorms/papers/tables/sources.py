@@ -1,4 +1,4 @@
-"""The data of a table's settings: which of the folders at hand each one needs, and what is in it."""
+"""The data of a table's settings: which of the given folders each one needs, and what it contains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fednorms.runs.recipe import Recipe
 
 
 def needs(setting: Setting, table: Table) -> str:
-    """The data set that must be given as --data for a setting; empty if there is nothing to give.
+    """The data set that a setting needs as --data; empty if it needs none.
 
     >>> from fednorms.papers.tables.table import Table
     >>> columns = {"Avg": "mean"}
@@ -35,7 +35,7 @@ def needs(setting: Setting, table: Table) -> str:
 
 
 def find_root(name: str, given: Sequence[Path]) -> Path | None:
-    """The folder of a data set among those given: one of them, or a folder in one of them."""
+    """The folder of a data set: one of those given, or a folder in one of them."""
     for root in given:
         if _is(name, root):
             return root
@@ -44,7 +44,7 @@ def find_root(name: str, given: Sequence[Path]) -> Path | None:
         named = [p for p in inside if _plain(p.name) == _plain(name)]
         if found := next((p for p in named if _is(name, p)), None) or next((p for p in inside if _is(name, p)), None):
             return found
-        if named:  # broken or incomplete: its reader says how
+        if named:  # broken or incomplete: its reader says what is wrong
             return named[0]
     return next((root for root in given if root.is_dir() and _plain(root.name) == _plain(name)), None)
 
@@ -59,11 +59,11 @@ def _plain(name: str) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """What is known of a setting's data, without the data."""
+    """Facts about a setting's data, without the data."""
 
     facts: dict[str, Any]
     sites: dict[str, SiteFacts]
-    protocol: Protocol  # what the data set's papers do
+    protocol: Protocol  # what the data set's papers use
     validated: bool  # whether clients have validation images
 
     @property
@@ -73,7 +73,7 @@ class Source:
 
 
 def look(recipe: Recipe) -> Source:
-    """Open the data of a recipe, which checks them, and note what is in them."""
+    """Open the data of a recipe, which checks them, and return the facts."""
     found = opened(recipe)
     domains: dict[str, dict[str, int]] = {}
     for site in found.sites:
@@ -105,12 +105,12 @@ def check_columns(setting: Setting, source: Source) -> list[str]:
 
 
 def missing_data(table: Table, settings: Sequence[Setting], given: Sequence[Path]) -> BadInput:
-    """The error when no setting has its data."""
+    """The error if no setting has its data."""
     wanted = {name: READERS[name].description for s in settings if (name := needs(s, table))}
     where = ", ".join(map(str, given)) or "no --data given"
     lines = [f"  {name}: {what}" for name, what in wanted.items()]
     return BadInput(
-        f"{table.heading.partition(':')[0]} needs data that are not here ({where}):\n" + "\n".join(lines) + "\n"
-        "Give the folder of a data set, or one that holds several, as --data ROOT; `fednorms data check ROOT` says "
-        "what a folder holds. Nothing is downloaded."
+        f"{table.heading.partition(':')[0]} needs data that were not found ({where}):\n" + "\n".join(lines) + "\n"
+        "Give the folder of a data set, or a folder with several, as --data ROOT. `fednorms data check ROOT` says "
+        "what a folder contains. Data are not downloaded."
     )

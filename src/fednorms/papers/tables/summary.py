@@ -1,4 +1,4 @@
-"""Summary: the numbers of a table, ours beside print, with a verdict on each."""
+"""Summary: the numbers of a table next to the published ones, with a verdict on each."""
 
 from __future__ import annotations
 
@@ -6,16 +6,27 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from statistics import fmean, stdev
 from typing import Any
 
 from fednorms.papers.analysis.findings import Findings
-from fednorms.papers.tables.analyses import findings_of
-from fednorms.papers.tables.averages import average, averages_apart, averages_setting
-from fednorms.papers.tables.entry import APART, BETTER, DIVERGED, FAILED, MISS, MISSING, Entry, judge
+from fednorms.papers.tables.cell import (
+    BETTER,
+    FAILED,
+    MISS,
+    MISSING,
+    TableCell,
+    average,
+    averages_not_comparable,
+    averages_setting,
+    cell_text,
+    judge,
+    number,
+)
 from fednorms.papers.tables.plan import Found
 from fednorms.papers.tables.record import Values
 from fednorms.papers.tables.selectors import Selector
-from fednorms.papers.tables.table import Printed, Row, Setting, Table
+from fednorms.papers.tables.table import Row, Setting, Table
 
 
 @dataclass(frozen=True)
@@ -23,22 +34,22 @@ class Section:
     """One setting of the table, or the averages over settings."""
 
     setting: Setting
-    rows: dict[str, dict[str, Entry]]
+    rows: dict[str, dict[str, TableCell]]
     records: list[Values]
     main: str
-    order: tuple[int, int] | None  # pairs of rows that stand in the printed order on the main column, and all pairs
-    apart: dict[str, str]  # columns that are not comparable, and why
+    order: tuple[int, int] | None  # pairs of rows in the published order in the main column, and all pairs
+    not_comparable: dict[str, str]  # columns, and why
     findings: dict[str, list[Findings]]  # by row, of a figure's analysis in each seed's run
 
     @property
     def title(self) -> str:
-        """As it stands above the table."""
+        """The heading of its table."""
         return self.setting.title or self.setting.name
 
     @property
     def shown(self) -> bool:
         """Whether there is anything to show: runs, or an average over settings that all have some."""
-        return bool(self.records) or any(e.ours is not None or e.diverged for e in self.entries)
+        return bool(self.records) or any(cell.ours is not None or cell.diverged for cell in self.cells)
 
     @property
     def columns(self) -> list[str]:
@@ -52,25 +63,25 @@ class Section:
 
     @property
     def names(self) -> dict[str, str]:
-        """What stands before each row: its name, and in a ranked table its place if it has a number."""
+        """The label of each row: its name, with its rank in a ranked table if it has a number."""
         ranked = self.setting.ranked
         numbered = {r: ranked and row[ranked].ours is not None for r, row in self.rows.items()}
         return {r: f"{place}. {r}" if numbered[r] else r for place, r in enumerate(self.rows, 1)}
 
     @property
-    def entries(self) -> Iterator[Entry]:
+    def cells(self) -> Iterator[TableCell]:
         """All cells."""
-        return (entry for entry, _ in self.cells)
+        return (cell for row in self.rows.values() for cell in row.values())
 
     @property
-    def cells(self) -> Iterator[tuple[Entry, str]]:
-        """All cells, each with its column."""
-        return ((entry, column) for row in self.rows.values() for column, entry in row.items())
+    def has_published(self) -> bool:
+        """Whether any of its cells has a published value."""
+        return any(cell.published is not None for cell in self.cells)
 
 
 @dataclass
 class Summary:
-    """A table with all that has run of it."""
+    """A table with everything that has run of it."""
 
     table: Table
     sections: list[Section]
@@ -86,44 +97,48 @@ class Summary:
 
     @property
     def score(self) -> tuple[int, int]:
-        """Cells within the tolerance or better, and all cells that are judged."""
-        return sum(e.verdict != MISS for e in self._judged), len(self._judged)
+        """How many cells are within the tolerance or better, and how many are judged."""
+        return sum(cell.verdict != MISS for cell in self._judged), len(self._judged)
 
     @property
-    def _judged(self) -> list[Entry]:
-        return [e for section in self.sections for e in section.entries if e.judged]
+    def _judged(self) -> list[TableCell]:
+        return [cell for section in self.sections for cell in section.cells if cell.judged]
 
     @property
     def left(self) -> int:
-        """Printed cells that would be judged and have not run."""
-        entries = ((e, section.selectors[c]) for section in self.sections for e, c in section.cells)
-        return sum(e.verdict in (MISSING, FAILED) and e.counts and bool(e.printed) and s.judged for e, s in entries)
+        """How many published cells would be judged and have not run."""
+        return sum(
+            cell.verdict in (MISSING, FAILED) and cell.counts and bool(cell.published) and s.selectors[column].judged
+            for s in self.sections
+            for row in s.rows.values()
+            for column, cell in row.items()
+        )
 
     @property
     def verdict(self) -> str:
-        """The summary in one line."""
+        """The summary in one sentence."""
         good, judged = self.score
-        if not self.table.in_print:
-            return "ours alone: the table has no printed numbers"
+        if not self.table.has_published:
+            return "The table has no published numbers, only ours."
         if not judged:
-            return "no cell that has run can be judged against print"
+            return "No cell that has run can be compared with a published number."
         limit = self.table.tolerance
-        far = sum(e.verdict == BETTER and abs(e.difference or 0.0) > limit for e in self._judged)
-        text = f"{good} of {judged} printed cells within {limit:g} points of print or better"
-        text += f", {far} of them better by more than {limit:g}" if far else ""
-        return text + (f"; {self.left} more have not run" if self.left else "")
+        far = sum(cell.verdict == BETTER and abs(cell.difference or 0.0) > limit for cell in self._judged)
+        text = f"{good} of {judged} published cells are within {limit:g} points of the paper, or better"
+        text += f" ({far} by more than {limit:g} points)" if far else ""
+        return text + (f"; {self.left} more have not run." if self.left else ".")
 
     @property
     def legend(self) -> str:
-        """What stands in a cell, and what its marks mean."""
-        print_and_misses = (
-            ", and below it print and the difference. "
-            f"✗ misses print by more than {self.table.tolerance:g} points; better than print is no miss"
-        )
-        text = "Every cell: ours (mean ± sample standard deviation over seeds)"
-        text += print_and_misses * self.table.in_print
-        apart = any(section.apart for section in self.sections)
-        return f"{text}. † is not comparable." if self.table.in_print or apart else f"{text}."
+        """What a cell shows, and what its marks mean."""
+        text = "Each cell shows our mean ± sample standard deviation over seeds"
+        if self.table.has_published:
+            text += (
+                ", then the published value and the difference. "
+                f"✗ marks a result that is worse by more than {self.table.tolerance:g} points or has a diverged seed"
+            )
+        marked = self.table.has_published or any(section.not_comparable for section in self.sections)
+        return f"{text}. † marks what is not comparable." if marked else f"{text}."
 
     def text(self) -> str:
         """The table as plain text."""
@@ -133,7 +148,7 @@ class Summary:
                 continue
             table = [["", *section.columns]]
             table += [
-                [name, *(said(section.rows[row][c], section.selectors[c]) for c in section.columns)]
+                [name, *(cell_text(section.rows[row][c], section.selectors[c]) for c in section.columns)]
                 for row, name in section.names.items()
             ]
             widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
@@ -161,9 +176,9 @@ class Summary:
                     "main": s.main,
                     "ranked": s.setting.ranked,
                     "order": None if s.order is None else {"same": s.order[0], "pairs": s.order[1]},
-                    "not_comparable": s.apart,
+                    "not_comparable": s.not_comparable,
                     "rows": {
-                        name: {column: _plain(entry) for column, entry in row.items()} for name, row in s.rows.items()
+                        name: {column: _plain(cell) for column, cell in row.items()} for name, row in s.rows.items()
                     },
                 }
                 for s in self.sections
@@ -174,94 +189,93 @@ class Summary:
         }
 
 
-def _plain(entry: Entry) -> dict[str, Any]:
-    printed = entry.printed
+def _plain(cell: TableCell) -> dict[str, Any]:
+    published = cell.published
     return {
-        "ours": entry.ours,
-        "std": entry.std,
-        "seeds": entry.seeds,
-        "published": None if printed is None else "failed" if printed.failed else printed.mean,
-        "published_std": None if printed is None else printed.std,
-        "difference": entry.difference,
-        "verdict": entry.verdict,
+        "ours": cell.ours,
+        "std": cell.std,
+        "seeds": cell.seeds,
+        "published": None if published is None else "failed" if published.failed else published.mean,
+        "published_std": None if published is None else published.std,
+        "difference": cell.difference,
+        "verdict": cell.verdict,
     }
 
 
-def summarise(table: Table, found: Found, searches: Sequence[str] = ()) -> Summary:
+def summarize(table: Table, found: Found, searches: Sequence[str] = ()) -> Summary:
     """Judge what has run of a table."""
     sections = [_section(table, setting, found) for setting in table.settings]
     if table.averages:
-        sections.append(_averages(table, {s.setting.name: s.apart for s in sections}, found))
+        sections.append(_averages(table, {s.setting.name: s.not_comparable for s in sections}, found))
     failed = [record for records in found.failed.values() for record in records]
     return Summary(table, sections, failed, list(found.stale), list(found.foreign), list(searches))
 
 
 def _section(table: Table, setting: Setting, found: Found) -> Section:
-    rows = [row for row in table.rows if row.stands_in(setting)]
+    rows = [row for row in table.rows if row.runs_in(setting)]
     records = [record for row in rows for record in found.records(setting, row)]
     layouts = {str(r["data"].get("layout", "")).lower() for r in records}
-    apart = {
+    reasons = {
         column: reason.why
         for column, reason in setting.incomparable.items()
         if not reason.when or any(reason.when.lower() in layout for layout in layouts)
     }
-    entries = {
-        row.name: {c: _entry(table, setting, row, c, found, c in apart) for c in setting.columns} for row in rows
+    cells = {
+        row.name: {c: _cell(table, setting, row, c, found, c not in reasons) for c in setting.columns} for row in rows
     }
     if setting.ranked:
-        entries = dict(sorted(entries.items(), key=lambda item: standing(item[1][setting.ranked], setting)))
-    printed = {c for row in rows for c in row.published.get(setting.name, {})}
-    return _ordered(setting, entries, records, apart, rows, printed, table.analysis)
+        cells = dict(sorted(cells.items(), key=lambda item: rank(item[1][setting.ranked], setting)))
+    published = {c for row in rows for c in row.published.get(setting.name, {})}
+    return _with_order(setting, cells, records, reasons, rows, published, table.analysis)
 
 
-def _averages(table: Table, apart: dict[str, dict[str, str]], found: Found) -> Section:
-    setting, reasons = averages_setting(table), averages_apart(table, apart)
-    entries = {
-        row.name: {a: average(table, row, a, s, found, apart=a in reasons) for a, s in setting.selectors.items()}
+def _averages(table: Table, reasons: dict[str, dict[str, str]], found: Found) -> Section:
+    setting, why = averages_setting(table), averages_not_comparable(table, reasons)
+    cells = {
+        row.name: {a: average(table, row, a, s, found, comparable=a not in why) for a, s in setting.selectors.items()}
         for row in table.rows
     }
-    return _ordered(setting, entries, [], reasons, table.rows, {a for row in table.rows for a in row.averages})
+    return _with_order(setting, cells, [], why, table.rows, {a for row in table.rows for a in row.averages})
 
 
-def _ordered(
+def _with_order(
     setting: Setting,
-    entries: dict[str, dict[str, Entry]],
+    cells: dict[str, dict[str, TableCell]],
     records: list[Values],
-    apart: dict[str, str],
+    not_comparable: dict[str, str],
     rows: Sequence[Row],
-    printed: Collection[str],
+    published: Collection[str],
     analysis: str = "",
 ) -> Section:
-    main = main_column(setting, apart, printed)
-    in_print = {row.name: entries[row.name] for row in rows if row.counts}
-    in_order = order(in_print, main, setting.selectors[main])
-    return Section(setting, entries, records, main, in_order, apart, findings_of(records, analysis))
+    main = main_column(setting, not_comparable, published)
+    counted = {row.name: cells[row.name] for row in rows if row.counts}
+    in_order = order(counted, main, setting.selectors[main])
+    return Section(setting, cells, records, main, in_order, not_comparable, findings_of(records, analysis))
 
 
-def _entry(table: Table, setting: Setting, row: Row, column: str, found: Found, apart: bool) -> Entry:
+def _cell(table: Table, setting: Setting, row: Row, column: str, found: Found, comparable: bool) -> TableCell:
     selector = setting.selectors[column]
-    printed = row.published.get(setting.name, {}).get(column)
+    published = row.published.get(setting.name, {}).get(column)
     records = found.records(setting, row)
     done = [r for r in records if r["status"] == "done"]
     values = [v for r in done if (v := selector.value(r, table.selection)) is not None]
-    entry = judge(table, selector, printed, records, values, len(records) - len(done), apart)
+    cell = judge(table, selector, published, records, values, len(records) - len(done), comparable)
     counts = row.counts and setting.counts and column not in setting.derived and not table.analysis
-    verdict = FAILED if not records and found.failed.get((setting.name, row.name)) else entry.verdict
-    return replace(entry, verdict=verdict, never=len(done) - len(values) if values else 0, counts=counts)
+    verdict = FAILED if not records and found.failed.get((setting.name, row.name)) else cell.verdict
+    return replace(cell, verdict=verdict, never=len(done) - len(values) if values else 0, counts=counts)
 
 
-def standing(entry: Entry, setting: Setting) -> tuple[bool, bool, float]:
-    """Where an entry stands in a ranking: the best first, rows of which a seed diverged behind, those without last."""
+def rank(cell: TableCell, setting: Setting) -> tuple[bool, bool, float]:
+    """The sorting key of a ranking: the best first, then rows of which a seed diverged, then rows without a number."""
     best_is_low = setting.selectors[setting.ranked].less_is_better
-    return entry.ours is None, entry.diverged > 0, (entry.ours or 0.0) * (1 if best_is_low else -1)
+    return cell.ours is None, cell.diverged > 0, (cell.ours or 0.0) * (1 if best_is_low else -1)
 
 
-def main_column(setting: Setting, apart: Collection[str], printed: Collection[str]) -> str:
-    """The column on which the order of rows is compared with print: one called average or mean, else one that selects
-    a mean, else the last.
+def main_column(setting: Setting, not_comparable: Collection[str], published: Collection[str]) -> str:
+    """The column in which the order of rows is compared with the paper: one that is called average or mean, otherwise
+    one that selects a mean, otherwise the last.
 
-    Columns without a printed number come into question only if no other does, and so do, among those that have one,
-    columns that are not comparable (`apart`).
+    Columns with published numbers come before those without, and among these comparable ones before the others.
 
     >>> setting = Setting(name="a", columns={"SVHN": "domain:svhn", "Avg": "mean", "Real": "domains:mnist,svhn"})
     >>> main_column(setting, {}, {"Avg", "Real"}), main_column(setting, {"Avg"}, {"Avg", "Real"})
@@ -273,28 +287,28 @@ def main_column(setting: Setting, apart: Collection[str], printed: Collection[st
     kinds = ("mean", "pooled", "domain-mean", "domains")
     selected = [c for kind in kinds for c, selector in setting.selectors.items() if selector.kind == kind]
     candidates = [*called, *selected, list(setting.columns)[-1]]
-    return min(candidates, key=lambda c: (c not in printed, c in apart))  # the first of the best
+    return min(candidates, key=lambda c: (c not in published, c in not_comparable))  # the first of the best
 
 
-def order(rows: dict[str, dict[str, Entry]], column: str, selector: Selector) -> tuple[int, int] | None:
-    """How many pairs of rows stand in the printed order on a column, and how many there are; equal print is no pair.
+def order(rows: dict[str, dict[str, TableCell]], column: str, selector: Selector) -> tuple[int, int] | None:
+    """How many pairs of rows have the published order in a column, and how many pairs there are.
 
-    A row that diverged stands last.
+    Rows with equal published values are not a pair. A row that diverged comes last.
     """
     last = math.inf if selector.less_is_better else -math.inf
     both = [
-        (e.printed.mean, last if e.ours is None else e.ours)
-        for r in rows.values()
-        if (e := r[column]).printed and (e.ours is not None or e.diverged)
+        (cell.published.mean, last if cell.ours is None else cell.ours)
+        for row in rows.values()
+        if (cell := row[column]).published and (cell.ours is not None or cell.diverged)
     ]
-    pairs_of = [(p, q) for p, q in combinations(both, 2) if p[0] != q[0]]
-    if not pairs_of:
+    pairs = [(p, q) for p, q in combinations(both, 2) if p[0] != q[0]]
+    if not pairs:
         return None
-    return sum((p[1] > q[1]) if p[0] > q[0] else (p[1] < q[1]) for p, q in pairs_of), len(pairs_of)
+    return sum((p[1] > q[1]) if p[0] > q[0] else (p[1] < q[1]) for p, q in pairs), len(pairs)
 
 
 def winners_of(section: Section) -> str:
-    """What wins a ranked table, and where: the first three of the ranking, and the first of every other column."""
+    """The first three of a ranked table, and the best row of every other column, in one sentence."""
     setting = section.setting
     found = {column: _numbers(section, column) for column in setting.columns}
     first = [
@@ -307,10 +321,10 @@ def winners_of(section: Section) -> str:
             shown = number(best, selector)
             equals = [name for name, ours in found[column].items() if number(ours, selector) == shown]
             others[column] = f"{' and '.join(equals)} ({shown})"
-    elsewhere = "; first elsewhere: " * bool(others) + "; ".join(f"{c}: {winner}" for c, winner in others.items())
+    elsewhere = "; best in other columns: " * bool(others) + "; ".join(f"{c}: {best}" for c, best in others.items())
     left = sum(row[setting.ranked].verdict == MISSING for row in section.rows.values())
     so_far = f" ({left} of {len(section.rows)} rows have not run)" if left else ""
-    return f'ranked by "{setting.ranked}"{so_far}: {", ".join(first[:3]) or "no row has a number"}{elsewhere}'
+    return f'Ranked by "{setting.ranked}"{so_far}: {", ".join(first[:3]) or "no row has a number"}{elsewhere}.'
 
 
 def _numbers(section: Section, column: str) -> dict[str, float]:
@@ -318,46 +332,67 @@ def _numbers(section: Section, column: str) -> dict[str, float]:
 
 
 def order_of(section: Section) -> str:
-    """The order of rows in one line."""
+    """The order of rows in one sentence."""
     assert section.order is not None
     same, every = section.order
-    return f'order of rows on "{section.main}": {same} of {every} pairs as printed'
+    return f'Order of rows in "{section.main}": {same} of {every} pairs as published.'
 
 
-def number(value: float, selector: Selector) -> str:
-    """A number in the unit of its column.
+# -- figures with an axis over settings or rows -------------------------------------------------------------------
+Lines = dict[str, dict[str, TableCell]]
+"""By the name of a line, then by step: the cell of the axis' column."""
 
-    >>> number(98.76, Selector("mean")), number(0.0123, Selector("seconds")), number(14219210, Selector("bytes"))
-    ('98.8', '0.012', '14,219,210')
+
+def axis_lines(summary: Summary) -> Lines:
+    """The lines over the axis, as far as they have run: one per row over settings, or one per setting over rows."""
+    axis = summary.table.ladder
+    if axis is None:
+        return {}
+    shown = {section.setting.name: section for section in summary.sections if section.shown}
+    if axis.settings:
+        steps = [(shown[name], step) for name, step in axis.settings.items() if name in shown]
+        lines = {
+            row.name: {step: s.rows[row.name][axis.column] for s, step in steps if row.name in s.rows}
+            for row in summary.table.rows
+        }
+    else:
+        lines = {
+            s.title: {step: s.rows[row][axis.column] for row, step in axis.rows.items() if row in s.rows}
+            for s in shown.values()
+            if axis.column in s.columns
+        }
+    return {name: line for name, line in lines.items() if any(cell.ours is not None for cell in line.values())}
+
+
+def axis_steps(summary: Summary) -> list[str]:
+    """The steps of the axis at which any line has a number."""
+    axis = summary.table.ladder
+    lines = axis_lines(summary).values()
+    names = [] if axis is None else (axis.settings or axis.rows).values()
+    return [step for step in names if any(step in line and line[step].ours is not None for line in lines)]
+
+
+# -- what the analysis of a figure found --------------------------------------------------------------------------
+def findings_of(records: Sequence[Values], name: str) -> dict[str, list[Findings]]:
+    """What an analysis found in each seed's run, by row; rows without findings are left out."""
+    found: dict[str, list[Findings]] = {}
+    for record in records:
+        if name and record.get("analysis", {}).get("name") == name:
+            found.setdefault(record["row"], []).append(Findings.of(record["analysis"]))
+    return found
+
+
+def numbers_of(found: dict[str, list[Findings]]) -> dict[str, dict[str, tuple[float, float | None, int]]]:
+    """Mean, sample standard deviation and number of seeds, by row and name of a number.
+
+    >>> numbers_of({"FedAvg": [Findings({"gap": 1.0}), Findings({"gap": 3.0})]})
+    {'FedAvg': {'gap': (2.0, 1.4142135623730951, 2)}}
     """
-    if selector.kind == "seconds":
-        return f"{value:.3f}"
-    return f"{value:,.0f}" if selector.is_cost else f"{value:.1f}"
-
-
-def print_of(printed: Printed, selector: Selector) -> str:
-    """What the paper has: a number, or that training failed.
-
-    >>> print_of(Printed(81.02, 0.3), Selector("mean")), print_of(Printed(-math.inf), Selector("mean"))
-    ('81.0', 'failed')
-    """
-    return "failed" if printed.failed else number(printed.mean, selector)
-
-
-def ours_of(entry: Entry, selector: Selector) -> str:
-    """What came out, in words."""
-    if entry.ours is None:
-        return DIVERGED if entry.diverged else FAILED if entry.verdict == FAILED else "-"
-    text = number(entry.ours, selector) + ("" if entry.std is None else f" ± {number(entry.std, selector)}")
-    text += f" ({entry.diverged} diverged)" if entry.diverged else ""
-    return text + (f" ({entry.never} never)" if entry.never else "")
-
-
-def said(entry: Entry, selector: Selector) -> str:
-    """A cell in one line: ours, print, difference and a mark for a miss."""
-    text = ours_of(entry, selector)
-    if entry.printed is not None:
-        text += f" | {print_of(entry.printed, selector)}"
-        if entry.difference is not None:
-            text += f" | {entry.difference:+.1f}"
-    return text + (" ✗" if entry.verdict == MISS else " †" if entry.verdict == APART else "")
+    return {
+        row: {
+            name: (fmean(v), stdev(v) if len(v) > 1 else None, len(v))
+            for name in dict.fromkeys(n for f in seeds for n in f.scalars)
+            if (v := [f.scalars[name] for f in seeds if math.isfinite(f.scalars.get(name, math.nan))])
+        }
+        for row, seeds in found.items()
+    }

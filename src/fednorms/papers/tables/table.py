@@ -1,4 +1,4 @@
-"""A published table or figure as a file: protocol, rows, columns, printed numbers, tolerance and known deviations."""
+"""A published table or figure as a file: protocol, rows, columns, published values, tolerance and known deviations."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
-from fednorms.papers.analysis.measures import analysis_named
 from fednorms.papers.tables.selectors import Selector
-from fednorms.papers.tables.tested import may_test, missing_mode
+from fednorms.papers.tables.validation import problems
 from fednorms.runs.compare import slug
 from fednorms.runs.recipe import Recipe
 
 FILE = "table.toml"
-_OF_A_RUN = ("seed", "device", "engine", "version", "fingerprint")
 
 
-class Printed(NamedTuple):
-    """A printed number, in the table's unit; `std` where the paper gives one. Failed training stands below all."""
+class Published(NamedTuple):
+    """A published value in the table's unit; `std` where the paper gives one. Failed training is minus infinity."""
 
     mean: float
     std: float | None = None
@@ -35,17 +33,17 @@ class Printed(NamedTuple):
         return self.mean == -math.inf
 
 
-def _printed(value: object) -> object:
+def _published(value: object) -> object:
     if value == "failed":
-        return Printed(-math.inf)
+        return Published(-math.inf)
     numbers = value if isinstance(value, list) else [value]
     if not 1 <= len(numbers) <= 2 or not all(type(n) in (int, float) for n in numbers):
         raise ValueError(f'expected a number, [mean, std] or "failed", got {value!r}')
-    return Printed(*map(float, numbers))
+    return Published(*map(float, numbers))
 
 
 class Reason(NamedTuple):
-    """Why a column is never judged; `when` limits that to data of one layout (as `fednorms data check` names it)."""
+    """Why a column is not judged; `when` limits that to data of one layout (as named by `fednorms data check`)."""
 
     why: str
     when: str = ""
@@ -56,21 +54,21 @@ def _reason(value: object) -> object:
         return Reason(value)
     if isinstance(value, dict) and set(value) <= {"why", "when"} and "why" in value:
         return Reason(**{k: str(v) for k, v in value.items()})
-    raise ValueError(f'expected why, as text, or {{ why = "...", when = "a layout" }}, got {value!r}')
+    raise ValueError(f'expected a reason, as text, or {{ why = "...", when = "a layout" }}, got {value!r}')
 
 
 _FORBID = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
 class Setting(BaseModel):
-    """One data set, division or batch size: every row of the table is one recipe in it."""
+    """One data set, division or batch size, in which every row of the table is one recipe."""
 
     model_config = _FORBID
 
     name: str = Field(min_length=1)
     """Short name, used for folders and in rows."""
     title: str = ""
-    """As it stands above the table (default: the name)."""
+    """The heading of its table (default: the name)."""
     recipe: dict[str, Any] = {}
     """Merged over the table's recipe."""
     columns: dict[str, str] = Field(min_length=1)
@@ -78,13 +76,13 @@ class Setting(BaseModel):
     incomparable: dict[str, Annotated[Reason, BeforeValidator(_reason)]] = {}
     """Columns that are shown and never judged, and why."""
     store: list[Literal["curve", "model", "rounds"]] = []
-    """What is kept of every run: accuracy by round, its directory, or that with a checkpoint per `checkpoint_every`."""
+    """What is kept of every run: accuracy by round, its directory, or all checkpoints in it, too."""
     derived: list[str] = []
-    """Columns whose printed numbers were computed from other columns: judged, but not counted once more."""
+    """Columns whose published values were computed from other columns: judged, but not counted."""
     counts: bool = True
-    """False for a reading beside the printed one, with its numbers beside it: judged, but not counted."""
+    """False for another reading of the protocol with the same published values: judged, but not counted."""
     ranked: str = ""
-    """The column by which rows are ranked, the best first (default: rows stand as in the file)."""
+    """The column by which rows are ranked, the best first (default: the order of the file)."""
 
     @property
     def slug(self) -> str:
@@ -108,41 +106,41 @@ class Setting(BaseModel):
 
 
 class Row(BaseModel):
-    """One method, and what the paper printed for it."""
+    """One method, and what the paper published for it."""
 
     model_config = _FORBID
 
     name: str = Field(min_length=1)
-    """As printed."""
+    """Its name in the paper."""
     method: str
     """Parts joined by +, as in a recipe."""
     settings: list[str] | None = None
-    """The settings it stands in (default: all)."""
+    """The settings in which it has runs (default: all)."""
     recipe: dict[str, Any] = {}
     """Merged over the setting's recipe."""
     at: dict[str, dict[str, Any]] = {}
-    """Per setting: merged last; may name another `method`, too."""
-    published: dict[str, dict[str, Annotated[Printed, BeforeValidator(_printed)]]] = {}
-    """Per setting and column: what was printed; absent where nothing was."""
+    """Per setting: merged last; may also name another `method`."""
+    published: dict[str, dict[str, Annotated[Published, BeforeValidator(_published)]]] = {}
+    """Published values, per setting and column."""
     counts: bool = True
-    """False for a row that print does not have, or not as a target, with its numbers beside it: judged, not counted."""
-    averages: dict[str, Annotated[Printed, BeforeValidator(_printed)]] = {}
-    """What was printed as the row's averages over settings, by the table's names of them."""
+    """False for a row that the paper does not have, or that is not a target: judged, but not counted."""
+    averages: dict[str, Annotated[Published, BeforeValidator(_published)]] = {}
+    """Published averages over settings, by their names in the table."""
     search: dict[str, list[Any]] = {}
-    """Key of the recipe to values that are tried on validation images; the best one is used."""
+    """Values to try on validation images, per key of the recipe; the best one is used."""
 
     @property
     def slug(self) -> str:
         """The name as a folder."""
         return slug(self.name)
 
-    def stands_in(self, setting: Setting) -> bool:
+    def runs_in(self, setting: Setting) -> bool:
         """Whether the row has runs in a setting."""
         return self.settings is None or setting.name in self.settings
 
 
-class Ladder(BaseModel):
-    """What a figure has as its axis: settings, or rows, that step through one quantity."""
+class Axis(BaseModel):
+    """The axis of a figure: settings, or rows, that step through one quantity."""
 
     model_config = _FORBID
 
@@ -151,9 +149,9 @@ class Ladder(BaseModel):
     column: str
     """The column that is drawn over it."""
     settings: dict[str, str] = {}
-    """Setting to its step, as "clients-5" to "5": every row is a line."""
+    """The step of each setting, as "clients-5" to "5"; every row is a line."""
     rows: dict[str, str] = {}
-    """Row to its step: every setting is a line."""
+    """The step of each row; every setting is a line."""
 
 
 class Table(BaseModel):
@@ -172,40 +170,52 @@ class Table(BaseModel):
     model_config = _FORBID
 
     paper: str
-    """FedNN, GReg, FedWon, FedFN, or fednorms for tables of our own."""
+    """FedNN, GReg, FedWon, FedFN, or fednorms for tables that no paper has."""
     label: str
-    """As printed: "Table 1"."""
+    """Its label in the paper: "Table 1"."""
     title: str
     """What it shows."""
     kind: Literal["table", "figure"] = "table"
     analysis: str = ""
-    """What a figure measures in its runs, by the name of an analysis: its accuracies are then not what it prints."""
+    """The analysis that a figure shows; its accuracies are then listed and not judged."""
     tolerance: float = Field(default=3.0, ge=0)
-    """Points by which a number may be worse than print; better is never a miss."""
+    """Points by which a result may be worse than published; better is never a miss."""
     seeds: int = Field(default=3, ge=1)
     """How many seeds, from 0."""
     search_seeds: int = Field(default=1, ge=1)
-    """How many seeds, from 0, try every value of a search. A search picks, and the seeds of the row then measure what
-    it picked: it can do with fewer, and must not pick otherwise because somebody asks for another number of runs."""
+    """How many seeds, from 0, try every value of a search. It does not depend on `seeds`, so the choice stays the same
+    however many runs the row has."""
     selection: Literal["last", "best-val"] = "last"
     """Which round is reported."""
     notes: list[str] = []
-    """Known deviations and choices, one sentence each."""
+    """Known deviations and choices; may also be a list in a Markdown file of the same name."""
     recipe: dict[str, Any] = {}
     """Keys of a recipe that all runs share."""
     settings: list[Setting] = Field(min_length=1)
     rows: list[Row] = Field(min_length=1)
     averages: dict[str, dict[str, str]] = {}
-    """Printed averages over settings: name to setting to the column of it that is averaged."""
-    ladder: Ladder | None = None
+    """Published averages over settings: the column that is averaged, per name and setting."""
+    ladder: Axis | None = None
     """The axis of a figure over settings or over rows."""
     path: Path | None = Field(default=None, exclude=True)
-    """The folder it was read from."""
+    """The file it was read from."""
 
     @property
     def name(self) -> str:
-        """The folder's name."""
-        return self.path.name if self.path else slug(f"{self.paper}-{self.label}")
+        """Its name on the command line: FOLDER for FOLDER/table.toml, PAPER-table-1 for PAPER/table-1.toml."""
+        if self.path is None:
+            return slug(f"{self.paper}-{self.label}")
+        folder = self.path.parent.name
+        return folder if self.path.name == FILE else f"{folder}-{self.path.stem}"
+
+    @property
+    def results(self) -> Path | None:
+        """The folder of results that come with the table: FOLDER for FOLDER/table.toml, otherwise results/NAME next
+        to the paper's folder.
+        """
+        if self.path is None:
+            return None
+        return self.path.parent if self.path.name == FILE else self.path.parents[1] / "results" / self.name
 
     @property
     def heading(self) -> str:
@@ -213,23 +223,25 @@ class Table(BaseModel):
         return f"{self.paper} {self.label}: {self.title}"
 
     @property
-    def in_print(self) -> bool:
-        """Whether any number of it was printed; a table of one's own has ours alone."""
-        return any(printed for row in self.rows for printed in (*row.published.values(), row.averages))
+    def has_published(self) -> bool:
+        """Whether the table has published values; custom tables may have none."""
+        return any(values for row in self.rows for values in (*row.published.values(), row.averages))
 
     @classmethod
-    def read(cls, folder: Path) -> Table:
-        """Read FOLDER/table.toml; every problem is reported at once."""
-        file = folder / FILE
+    def read(cls, file: Path) -> Table:
+        """Read a table's file; every problem is reported at once."""
         try:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
+            notes = _notes_in(file.with_suffix(".md"))
         except tomllib.TOMLDecodeError as error:
             raise BadInput(f"{file} is not valid TOML: {error}.") from None
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(f"Cannot read the table {file}: {error}.") from None
         if "path" in values:
             raise BadInput(f'{file}: unknown key "path": {nearest("path", cls._keys())}')
-        return cls.make(values | {"path": folder.resolve()}, str(file))
+        if notes and isinstance(values.setdefault("notes", []), list):
+            values["notes"] += notes
+        return cls.make(values | {"path": file.resolve()}, str(file))
 
     @classmethod
     def make(cls, values: Mapping[str, Any], where: str = "the table") -> Table:
@@ -238,8 +250,8 @@ class Table(BaseModel):
             table = cls.model_validate(dict(values))
         except ValidationError as error:
             raise BadInput(f"{where}: " + "; ".join(_problem(e, values) for e in error.errors())) from None
-        if problems := _problems(table):
-            raise BadInput(f"{where}: " + "; ".join(problems))
+        if found := problems(table):
+            raise BadInput(f"{where}: " + "; ".join(found))
         return table
 
     @classmethod
@@ -254,9 +266,21 @@ class Table(BaseModel):
             values = merged(values, layer)
         return Recipe.make(values, f'setting "{setting.name}", row "{row.name}"')
 
+    def searched_recipe(self, setting: Setting, row: Row, point: Mapping[str, Any]) -> Recipe:
+        """The recipe of a row in a setting with the values of a search, by dotted key."""
+        return self.recipe_of(setting, row, as_recipe(point))
+
+
+def _notes_in(page: Path) -> list[str]:
+    """The list items of a Markdown page, one note each; none if there is no such page."""
+    if not page.is_file():
+        return []
+    _, *items = f"\n{page.read_text(encoding='utf-8')}".split("\n- ")
+    return [" ".join(item.split()) for item in items]
+
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid over `base`, tables key by key.
+    """Merge `over` into `base`, nested tables key by key.
 
     >>> merged({"training": {"lr": 1, "epochs": 2}}, {"training": {"lr": 3}})
     {'training': {'lr': 3, 'epochs': 2}}
@@ -269,7 +293,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nested(path: str, value: object) -> dict[str, Any]:
-    """A dotted key as nested tables.
+    """Turn a dotted key into nested tables.
 
     >>> nested("training.lr", 0.1)
     {'training': {'lr': 0.1}}
@@ -278,8 +302,20 @@ def nested(path: str, value: object) -> dict[str, Any]:
     return {first: nested(rest, value) if dot else value}
 
 
+def as_recipe(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the values of a search into keys of a recipe.
+
+    >>> as_recipe({"training.lr": 0.1, "rounds": 3})
+    {'training': {'lr': 0.1}, 'rounds': 3}
+    """
+    values: dict[str, Any] = {}
+    for key, value in point.items():
+        values = merged(values, nested(key, value))
+    return values
+
+
 def _problem(error: Any, values: Mapping[str, Any]) -> str:  # noqa: ANN401
-    """One of pydantic's findings in words, with rows and settings by name."""
+    """An error of pydantic in words, with rows and settings by name."""
     loc = list(error["loc"])
     place, model = "", Table
     if len(loc) > 1 and loc[0] in ("rows", "settings") and isinstance(loc[1], int):
@@ -288,7 +324,7 @@ def _problem(error: Any, values: Mapping[str, Any]) -> str:  # noqa: ANN401
         place = f"{loc[0][:-1]} " + (f'"{name}"' if name else f"number {loc[1] + 1}") + ": "
         model, loc = (Row if loc[0] == "rows" else Setting), loc[2:]  # type: ignore[assignment]
     elif len(loc) > 1 and loc[0] == "ladder":
-        place, model, loc = "ladder: ", Ladder, loc[1:]  # type: ignore[assignment]
+        place, model, loc = "ladder: ", Axis, loc[1:]  # type: ignore[assignment]
     key = ".".join(map(str, loc))
     if error["type"] == "extra_forbidden":
         known = [k for k in model.model_fields if k != "path"]
@@ -298,130 +334,3 @@ def _problem(error: Any, values: Mapping[str, Any]) -> str:  # noqa: ANN401
     if error["type"] == "value_error":
         return f"{place}{key}: {error['ctx']['error']}"
     return f"{place}{key}: {error['msg'][0].lower() + error['msg'][1:]}, got {error['input']!r}"
-
-
-def _problems(table: Table) -> list[str]:
-    """What no single key can be blamed for: names that point nowhere, recipes that cannot be."""
-    problems: list[str] = []
-    if table.analysis:
-        try:
-            analysis_named(table.analysis)
-        except BadInput as error:
-            problems.append(str(error))
-    names = {s.name: s for s in table.settings}
-    for what, all_of in (("setting", table.settings), ("row", table.rows)):
-        slugs = [entry.slug for entry in all_of]  # type: ignore[attr-defined]
-        twice = sorted({s for s in slugs if slugs.count(s) > 1})
-        problems += [f'two {what}s would share the folder "{s}": give them different names' for s in twice]
-    problems += _not_of_a_run(table.recipe, "recipe", "method")
-    for setting in table.settings:
-        place = f'setting "{setting.name}": '
-        problems += [place + p for p in _not_of_a_run(setting.recipe, "recipe", "method")]
-        for column, text in setting.columns.items():
-            try:
-                Selector.read(text)
-            except BadInput as error:
-                problems.append(f'{place}column "{column}": {error}')
-                continue
-            if table.selection == "best-val" and text.endswith("@adapted"):
-                problems.append(
-                    f'{place}column "{column}": adapted models are tested in the last round only: selection'
-                )
-        named = [("incomparable", c) for c in setting.incomparable]
-        named += [("derived", c) for c in setting.derived]
-        named += [("ranked", setting.ranked)] if setting.ranked else []
-        for key, column in named:
-            if column not in setting.columns:
-                problems.append(f'{place}{key}: no column "{column}": {nearest(column, setting.columns)}')
-    for average, of in table.averages.items():
-        place = f'averages: "{average}": '
-        problems += [] if len(of) > 1 else [f"{place}an average takes at least two settings, got {len(of)}"]
-        for name, column in of.items():
-            if name not in names:
-                problems.append(f'{place}no setting "{name}": {nearest(name, names)}')
-            elif column not in names[name].columns:
-                known = nearest(column, names[name].columns)
-                problems.append(f'{place}setting "{name}" has no column "{column}": {known}')
-    problems += _ladder_problems(table)
-    for row in table.rows:
-        place = f'row "{row.name}": '
-        unknown = [a for a in row.averages if a not in table.averages]
-        problems += [f'{place}averages: the table has no "{a}": {nearest(a, table.averages)}' for a in unknown]
-        problems += [place + p for p in _not_of_a_run(row.recipe, "recipe", "method")]
-        pointers = {"settings": row.settings or [], "at": row.at, "published": row.published}
-        for key, pointing in pointers.items():
-            for name in pointing:
-                if name not in names:
-                    problems.append(f'{place}{key}: no setting "{name}": {nearest(name, names)}')
-                elif not row.stands_in(names[name]):
-                    problems.append(f'{place}{key}: it does not stand in setting "{name}"; add it to its settings')
-        for name, over in row.at.items():
-            problems += [place + p for p in _not_of_a_run(over, f"at.{name}")]
-        if any("federation" in layer for layer in (row.recipe, *row.at.values())):
-            problems.append(f'{place}"federation" belongs to a setting, which all its rows share')
-        for name, printed in row.published.items():
-            columns = names[name].columns if name in names else printed
-            problems += [
-                f'{place}published.{name}: no column "{c}": {nearest(c, columns)}' for c in printed if c not in columns
-            ]
-        problems += [f'{place}search: "{key}" has no values' for key, grid in row.search.items() if not grid]
-        problems += _recipe_problems(table, row)
-    return problems or _empty_columns(table)
-
-
-def _empty_columns(table: Table) -> list[str]:
-    """Columns of a mode in which no row of the setting is tested: nothing would ever stand there."""
-    problems = []
-    for setting in table.settings:
-        recipes = [table.recipe_of(setting, row, {}) for row in table.rows if row.stands_in(setting)]
-        for column, selector in setting.selectors.items():
-            if selector.mode and not any(may_test(recipe, selector.mode) for recipe in recipes):
-                problems.append(f'setting "{setting.name}": column "{column}": {missing_mode(selector.mode)}')
-    return problems
-
-
-def _ladder_problems(table: Table) -> list[str]:
-    ladder = table.ladder
-    if ladder is None:
-        return []
-    if bool(ladder.settings) == bool(ladder.rows):
-        return ["ladder: expected either settings or rows, each with its step"]
-    steps, known = (
-        (ladder.settings, [s.name for s in table.settings])
-        if ladder.settings
-        else (ladder.rows, [row.name for row in table.rows])
-    )
-    what = "setting" if ladder.settings else "row"
-    problems = [f'ladder: no {what} "{name}": {nearest(name, known)}' for name in steps if name not in known]
-    problems += [] if len(set(steps.values())) == len(steps) else ["ladder: two of its steps have the same name"]
-    on = [s for s in table.settings if s.name in ladder.settings] if ladder.settings else table.settings
-    return problems + [
-        f'ladder: setting "{s.name}" has no column "{ladder.column}": {nearest(ladder.column, s.columns)}'
-        for s in on
-        if ladder.column not in s.columns
-    ]
-
-
-def _not_of_a_run(recipe: Mapping[str, Any], key: str, *more: str) -> list[str]:
-    found = [k for k in (*_OF_A_RUN, *more) if k in recipe]
-    data = recipe.get("data", {})
-    found += ["data.root"] if isinstance(data, Mapping) and "root" in data else []
-    return [f'{key}: "{k}" is not the table\'s to say: ' + _WHOSE.get(k, "every run has its own") for k in found]
-
-
-_WHOSE = {"method": "it stands in the rows", "data.root": "it is given on the command line, as --data ROOT"}
-
-
-def _recipe_problems(table: Table, row: Row) -> list[str]:
-    problems: list[str] = []
-    for setting in table.settings:
-        if not row.stands_in(setting):
-            continue
-        try:
-            table.recipe_of(setting, row, {})
-            for key, grid in row.search.items():
-                for value in grid:
-                    table.recipe_of(setting, row, nested(key, value))
-        except BadInput as error:
-            problems.append(str(error))
-    return problems

@@ -1,0 +1,185 @@
+"""Before the first run of a table: which rows can never run, which cells stay empty, and how long it takes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from fednorms.core.errors import BadInput, FednormsError
+from fednorms.data import Federation
+from fednorms.papers.tables.plan import Job
+from fednorms.runs.cells import opened
+from fednorms.runs.driver import RoundEvent, execute
+from fednorms.runs.recipe import Recipe
+from fednorms.runs.session import Session
+
+_LONG = 20.0  # seconds after which one round is enough
+_PATIENCE = 60.0  # seconds for all timing
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds until all runs are done (None: unknown), and what the estimate is based on."""
+
+    seconds: float | None
+    basis: str
+
+
+def recorded(job: Job, records: Sequence[Mapping[str, Any]], hardware: str) -> tuple[float, str] | None:
+    """Seconds that similar runs took: of the same row and on the same hardware, if there are any."""
+    setting = [r for r in records if r["setting"] == job.setting.name and r["status"] == "done"]
+    for here in (True, False):
+        of = [r for r in setting if (r["hardware"] == hardware) == here]
+        if like := [r for r in of if r["row"] == job.row.name] or of:
+            basis = "finished runs" if here else f"runs on other hardware ({like[0]['hardware']})"
+            return fmean(r["seconds"]["total"] for r in like), basis
+    return None
+
+
+def estimate(
+    jobs: Sequence[Job], records: Sequence[Mapping[str, Any]], hardware: str, parallel: int, *, measure: bool
+) -> Estimate:
+    """Estimate the time of these runs, `parallel` at a time; `measure` allows a minute to time one run per setting."""
+    began, total, bases = time.monotonic(), 0.0, []
+    timed: dict[str, float | None] = {}
+    for job in jobs:
+        known, name = recorded(job, records, hardware), job.setting.name
+        if known is None and name not in timed:
+            if measure and time.monotonic() - began < _PATIENCE:
+                timed[name] = measured(job.recipe)
+            else:  # assume as long as the others
+                others = [seconds for seconds in timed.values() if seconds is not None]
+                timed[name] = fmean(others) if others else None
+        seconds, basis = known or (timed[name], "a few timed rounds")
+        if seconds is None:
+            return Estimate(None, "no similar run")
+        total += seconds
+        bases.append(basis)
+    cores = parallel if jobs and jobs[0].recipe.device != "cpu" else min(parallel, os.cpu_count() or 1)
+    return Estimate(total / max(1, min(cores, len(jobs))), " and ".join(dict.fromkeys(bases)))
+
+
+class _Enough(Exception):
+    pass
+
+
+def measured(recipe: Recipe) -> float | None:
+    """Seconds that a run will take, from a few rounds with and without a test.
+
+    These rounds are tested like the run itself, so timing a search uses validation images only.
+    """
+    short = recipe.model_copy(update={"rounds": min(3, recipe.rounds), "evaluate_every": 3, "validate_every": None})
+    seconds: list[float] = []
+    began = time.perf_counter()
+
+    def after_round(event: RoundEvent) -> None:
+        seconds.append(float(event.row["seconds"]))
+        if seconds[-1] > _LONG:
+            raise _Enough
+
+    try:
+        federation = opened(recipe)
+        execute(short, federation=federation, callback=after_round)
+    except _Enough:
+        pass
+    except FednormsError:
+        return None  # the run itself will say why
+    finally:
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+    opening = time.perf_counter() - began - sum(seconds)
+    plain = seconds[min(1, len(seconds) - 1)]
+    test = max(0.0, seconds[-1] - plain)
+    tests = recipe.rounds / recipe.evaluate_every
+    if recipe.validate_every:  # validation alone costs its share of a test
+        tests += recipe.rounds / recipe.validate_every * _share_of_validation(federation)
+    return opening + seconds[0] + plain * (recipe.rounds - 1) + test * tests
+
+
+def _share_of_validation(federation: Federation) -> float:
+    counts = [sum(len(s.splits[part]) for s in federation.sites if part in s.splits) for part in ("val", "test")]
+    return counts[0] / max(1, sum(counts))
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words.
+
+    >>> duration(95), duration(2 * 3600 + 60)
+    ('1 min 35 s', '2 h 01 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes = f"{whole // 60} min {whole % 60:02d} s"
+    return minutes if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+@dataclass
+class Checked:
+    """What is wrong with the runs that are planned."""
+
+    problems: dict[str, list[str]] = field(default_factory=dict)  # message, and the rows that it concerns
+    untested: dict[tuple[str, str, str], list[str]] = field(default_factory=dict)  # setting, column, mode: rows
+
+    def refuse(self, name: str, columns: Sequence[str]) -> None:
+        """Raise one error with all problems, including those of `columns`; nothing has been written yet."""
+        lines = [*columns, *(f"{', '.join(rows)}: {what}" for what, rows in self.problems.items())]
+        if not lines:
+            return
+        listed = "\n".join(f"  - {line}" for line in lines)
+        raise BadInput(
+            f"{name}: nothing was started, because some runs cannot work:\n{listed}\n"
+            "Fix the table, or restrict the run with only= and settings= (--only, --settings)."
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """Which cells will stay empty, and why."""
+        return [
+            f'{setting}, column "{column}": no number for {", ".join(rows)}, which is not tested as "{mode}"'
+            for (setting, column, mode), rows in self.untested.items()
+        ]
+
+
+def checked(jobs: Iterable[Job]) -> Checked:
+    """Open every run and close it again; runs that differ only in seed and learning rate are opened once."""
+    found, seen = Checked(), set()
+    for job in jobs:
+        key = (job.label, _essence(job.recipe))
+        if key in seen:
+            continue
+        seen.add(key)
+        try:
+            session = Session.open(_light(job.recipe), opened(job.recipe))
+        except BadInput as error:
+            rows = found.problems.setdefault(str(error), [])
+            rows += [job.label] if job.label not in rows else []
+        except Exception:  # an error in custom code: the run itself reports it, and the others continue
+            continue
+        else:
+            _note_untested(found, job, session)
+    return found
+
+
+def _note_untested(found: Checked, job: Job, session: Session) -> None:
+    modes, headline = [str(mode) for mode in session.modes], str(session.headline)
+    for column, selector in job.setting.selectors.items():
+        if selector.of_a_test and not selector.mode_among(modes, headline):
+            rows = found.untested.setdefault((job.setting.name, column, selector.mode or headline), [])
+            rows += [job.row.name] if job.row.name not in rows else []
+
+
+def _light(recipe: Recipe) -> Recipe:
+    """The same recipe on the CPU in one process; what can be opened there can be opened anywhere."""
+    return recipe.model_copy(update={"engine": "loop", "device": "cpu"})
+
+
+def _essence(recipe: Recipe) -> str:
+    values = recipe.model_dump(mode="json", exclude={"training"}) | {"training": dict(vars(recipe.training))}
+    return repr(values | {"seed": 0, "training": values["training"] | {"lr": 0.0}})
