@@ -69,6 +69,16 @@ def test_client_states_are_handed_over_and_come_back(kind):
     assert list(before) == ["a", "b"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_closed_engine_still_trains_in_this_process(kind):
+    task, engine = setting(kind)
+    sent = broadcast(task, initial_state(task))
+    engine.train(sent, engine.clients)
+    engine.close()
+    for _ in range(2):
+        assert len(engine.train(sent, engine.clients).uploads) == 2
+
+
 def test_a_test_without_data_is_none_and_costs_nothing(monkeypatch):
     task, engine = setting(Loop, "hbn")
     state = engine.setup(initial_state(task))

@@ -1,4 +1,4 @@
-"""Worker processes give the loop's bits, devices its sums, and neither leaves a process or a file behind."""
+"""Worker processes give the same bits as the loop, devices the same sums; neither leaves a process or a file behind."""
 
 import copy
 import glob
@@ -60,7 +60,7 @@ def task_of(text, dtype=torch.float32, **settings):
 
 
 def engines(kind, pool, task, on_divergence="stop"):
-    """The loop, and an engine that borrows the module's pool."""
+    """The loop, and an engine that uses the pool of this module."""
     extra = {"devices": ["cpu"] * len(pool.workers)} if kind is Devices else {}
     settings = EngineSettings(on_divergence=on_divergence, workers=len(pool.workers))
     loop = Loop(task, FEDERATION, FEDERATION, ClientStore(2**30), settings)
@@ -240,7 +240,7 @@ class Crashing(Part):
 
 
 @pytest.mark.parametrize(("kind", "error"), [(Stretching, BadInput), (Crashing, ZeroDivisionError)])
-def test_mistakes_of_own_parts_are_told_as_by_the_loop(kind, error, pool, monkeypatch):
+def test_mistakes_of_custom_parts_are_reported_as_by_the_loop(kind, error, pool, monkeypatch):
     monkeypatch.setitem(REGISTRY, kind.name, kind)
     task = task_of(Method((kind(),)))
     told = []
@@ -259,15 +259,15 @@ def test_mistakes_of_own_parts_are_told_as_by_the_loop(kind, error, pool, monkey
 
 def broken_loss(logits, y):
     if len(y) == 3:  # the last batch of "a" and "b" only
-        raise ZeroDivisionError("a loss of one's own")
+        raise ZeroDivisionError("a custom loss")
     return torch.nn.functional.cross_entropy(logits, y)
 
 
-def test_an_exception_of_the_users_is_raised_here_and_the_workers_go_on(pool):
+def test_an_exception_in_user_code_is_raised_here_and_the_workers_continue(pool):
     task = task_of("fedavg", loss=broken_loss)
     _, workers = engines(Workers, pool, task)
     sent = broadcast(task, initial_state(task))
-    with pytest.raises(ZeroDivisionError, match="one's own") as found:
+    with pytest.raises(ZeroDivisionError, match="custom loss") as found:
         workers.train(sent, list(NAMES))
     assert "broken_loss" in "".join(found.value.__notes__)
     assert [u.client for u in workers.train(sent, ["d", "c"]).uploads] == ["d", "c"]
@@ -279,7 +279,7 @@ DEVICE_CASES = ["fedavg", "scaffold + fedbn", "feddyn", "feddc", "hbn", "fbn", "
 
 
 @pytest.mark.parametrize("text", DEVICE_CASES)
-def test_devices_add_up_to_the_loop(ranks, text):
+def test_devices_sum_to_the_loops_results(ranks, text):
     task = task_of(text, torch.float64)
     modes = [Mode("personal" if task.personal else "global").resolved(task)]
     loop, devices = engines(Devices, ranks, task)
@@ -322,7 +322,7 @@ def test_a_device_without_clients_and_one_whose_clients_diverge_do_not_stop_the_
             assert done.combined is None
 
 
-def test_shares_have_about_as_many_images(ranks):
+def test_shares_have_about_the_same_number_of_images(ranks):
     _, devices = engines(Devices, ranks, task_of("fedavg", torch.float64))
     shares = devices._shares(list(NAMES))
     assert sorted(n for share in shares for n in share) == list(NAMES)
@@ -331,7 +331,7 @@ def test_shares_have_about_as_many_images(ranks):
     assert max(load) - min(load) <= max(SIZES)
 
 
-# -- ends -----------------------------------------------------------------------------------------------------------
+# -- closing ----------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_a_worker_that_dies_is_reported_and_nothing_is_left():
     engine = Workers(task_of("fedavg"), FEDERATION, FEDERATION, ClientStore(2**30), TWO)
@@ -344,7 +344,7 @@ def test_a_worker_that_dies_is_reported_and_nothing_is_left():
     assert all(gone(pid) for pid in pids)
     assert not left_behind(pool)
     engine.close()
-    assert len(engine.train(sent, ["a", "b"]).uploads) == 2  # here, one after the other
+    assert len(engine.train(sent, ["a", "b"]).uploads) == 2  # in this process, one after the other
     assert engine.pool is None
 
 
@@ -376,7 +376,7 @@ def test_a_run_in_workers_is_the_run_in_the_loop(tmp_path):
 
 
 # -- choices, without a process -------------------------------------------------------------------------------------
-def test_what_cannot_travel_is_refused_and_auto_stays_with_the_loop():
+def test_what_cannot_be_pickled_is_refused_and_auto_stays_with_the_loop():
     task = replace(task_of("fedavg"), loss=lambda logits, y: logits.sum())
     with pytest.raises(BadInput, match=r"loss cannot be sent to worker processes.*engine=.loop"):
         Workers(task, FEDERATION, FEDERATION, ClientStore(2**30))
@@ -386,9 +386,9 @@ def test_what_cannot_travel_is_refused_and_auto_stays_with_the_loop():
     assert kind is Measured
 
 
-def test_the_engine_that_measures_takes_the_faster(monkeypatch):
+def test_auto_takes_the_faster_engine(monkeypatch):
     def engine(rounds, speeds, opens=lambda self: None):
-        """Rounds of given seconds, by where they run; returns where each ran."""
+        """Run rounds that take the given seconds in each engine; returns the engine of each round, and the notes."""
         made = Measured(task_of("fedavg", rounds=rounds), FEDERATION, FEDERATION, ClientStore(0), TWO)
         monkeypatch.setattr(Workers, "start", opens)
         clock = [0.0]
@@ -410,7 +410,8 @@ def test_the_engine_that_measures_takes_the_faster(monkeypatch):
     used, notes = engine(8, slow)
     assert used == ["loop"] * 2 + ["workers"] * 2 + ["loop"] * 4
     assert "slower" in notes[0]
-    assert engine(4, {"loop": 0.1, "workers": 0.01})[0] == ["loop"] * 4  # not worth the start
+    # Starting processes would cost more than it saves.
+    assert engine(4, {"loop": 0.1, "workers": 0.01})[0] == ["loop"] * 4
 
     def refuse(self):
         raise RunFailed("no main guard")

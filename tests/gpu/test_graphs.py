@@ -81,7 +81,7 @@ def run(kind, text, rounds, dtype=torch.float64, streams=2, engines=None, lr=0.0
         preprocessing=fed.preprocessing,
         needs_two=net.probe(fed.shape, 4),
     )
-    engine = kind(task, training, fed, ClientStore(2**30, None), **({"streams": streams} if kind is Graphs else {}))
+    engine = kind(task, training, fed, ClientStore(2**30), **({"streams": streams} if kind is Graphs else {}))
     if engines is not None:
         engines.append(engine)
     with numerics("float32", deterministic=True):
@@ -131,7 +131,7 @@ def test_graphs_equal_the_loop_in_float64_and_repeat_bit_for_bit(text):
 @pytest.mark.parametrize(
     "settings", [{"momentum": 0.9, "weight_decay": 1e-3}, {"optimiser": "adamw", "weight_decay": 0.05}, {"clip": 0.5}]
 )
-def test_optimisers_and_clipping(settings):
+def test_optimizers_and_clipping(settings):
     loop, _ = run(Loop, "scaffold", 3, **settings)
     fast, _ = run(Graphs, "scaffold", 3, **settings)
     assert distance(loop.model, fast.model) < 1e-9
@@ -166,7 +166,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_is_named():
         REGISTRY.pop("peek")
 
 
-def test_data_that_do_not_fit_travel_with_the_client(monkeypatch):
+def test_data_that_do_not_fit_are_copied_with_their_client(monkeypatch):
     loop, _ = run(Loop, "scaffold", 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1000, 1000))
     engines = []

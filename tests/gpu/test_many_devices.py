@@ -43,7 +43,7 @@ def play(engine: Engine):
 
 @pytest.mark.parametrize("devices", ["shared", "all"])
 @pytest.mark.parametrize("text", ["scaffold + fedbn", "hbn"])
-def test_devices_add_up_to_the_loop(text: str, devices: str) -> None:
+def test_devices_sum_to_the_loops_results(text: str, devices: str) -> None:
     data = federation()
     net = Net(
         build("cnn-small", classes=10, channels=3, size=16, seed=0), method(text), dtype=torch.float64, device="cuda"
@@ -69,5 +69,5 @@ def test_devices_add_up_to_the_loop(text: str, devices: str) -> None:
 if __name__ == "__main__":  # where there is no pytest
     for text in ("scaffold + fedbn", "hbn"):
         for devices in ("shared", "all"):
-            test_devices_add_up_to_the_loop(text, devices)
-            print("fine:", text, devices)
+            test_devices_sum_to_the_loops_results(text, devices)
+            print("passed:", text, devices)

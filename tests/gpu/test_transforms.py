@@ -21,7 +21,7 @@ def chained(name, x, key=None):
 def test_the_same_images_on_both_devices(name, dtype):
     x = torch.rand(16, 3, 32, 32, dtype=dtype, generator=torch.Generator().manual_seed(0))
     there = chained(name, x.cuda()).cpu()
-    # A pixel halfway between two others may round either way in a nearest-neighbour rotation.
+    # In a nearest-neighbor rotation, a pixel halfway between two others may be rounded either way.
     off = (there - chained(name, x)).abs() > 1e-4
     assert off.double().mean() < 1e-3
 
@@ -35,7 +35,7 @@ def test_a_captured_chain_follows_its_key(name):
         chained(name, x, key)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):  # anything that reads a value on the host is an error in here
+    with torch.cuda.graph(graph):  # reading a value on the host is an error here
         y = chained(name, x, key)
     key.copy_(torch.tensor([4, 9]))
     graph.replay()

@@ -1,4 +1,4 @@
-"""A method, a tiny network and an engine on a given federation, in float64: what tests of engines start from."""
+"""A method, a tiny network and an engine on a given federation, in float64, for tests of engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fednorms.methods.registry import method
 from fednorms.runs.store.clients import ClientStore
 from tests.support.tiny import TinyNet
 
-FITTING = {"gn": "gn(groups=2)", "fedfa": 'fedfa(after="pool")'}  # what these need on a network this small
+FITTING = {"gn": "gn(groups=2)", "fedfa": 'fedfa(after="pool")'}  # options that these need on such a small network
 
 
 def engine_of(kind, text, fed, *, training=None, model=TinyNet, settings=DEFAULTS, **options):

@@ -79,6 +79,7 @@ class Measured(LocalEngine):
 
     @override
     def close(self) -> None:
+        self.chosen, self.settled = "loop", True
         self.workers.close()
 
     def _choose(self, seconds: float, clients: int, rounds_left: int) -> None:
@@ -96,7 +97,7 @@ class Measured(LocalEngine):
                 self.chosen = "workers"
                 try:
                     self.workers.start()
-                except FednormsError as error:  # a script without a main guard, a model made at a prompt
+                except FednormsError as error:  # for example a model that was defined at a prompt
                     self._stay_with_loop(str(error))
         elif len(tried) >= TRIED:
             if min(tried) < min(looped):
@@ -105,7 +106,6 @@ class Measured(LocalEngine):
                 self._stay_with_loop("worker processes were slower")
 
     def _stay_with_loop(self, why: str) -> None:
-        self.chosen, self.settled = "loop", True
         self.notes.append(f"clients ran one after the other: {why}")
         self.close()
 
