@@ -87,7 +87,6 @@ def domainnet(
         allow_pickle: open FedBN's pickled lists, with an unpickler that accepts only NumPy arrays.
         cache: the folder for decoded images; False for none.
         memory_limit: in bytes; above it, images stay in the cache on disk.
-
     """
     place = READER.find(root, protocol)
     if protocol in _SHARES:

@@ -73,7 +73,6 @@ def fed_isic2019(
         complete: fail if image counts differ from the published ones.
         cache: the folder for decoded images; False for none.
         memory_limit: in bytes; above it, images stay in the cache on disk.
-
     """
     place = READER.find(root, protocol)
     if not isinstance(size, int) or size < 1:
