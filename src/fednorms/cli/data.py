@@ -108,11 +108,11 @@ def _check_pack(path: Path) -> dict[str, Any]:
 
 def _check_folder(root: Path, given: Check) -> dict[str, Any]:
     from fednorms.data.folders import counted_only, from_folders
-    from fednorms.data.readers import recognised
+    from fednorms.data.readers import recognized
 
     if not root.exists():
         raise BadInput(f'"{root}": no such file or folder.')
-    known = recognised(root)
+    known = recognized(root)
     if not known:
         try:
             with counted_only():
@@ -223,7 +223,7 @@ def pack(args: Sequence[str]) -> int:
     """`fednorms data pack ROOT OUT`."""
     given = parse(Pack, "data pack", args)
     from fednorms.data.pack import pack as write
-    from fednorms.data.readers import recognised
+    from fednorms.data.readers import recognized
     from fednorms.data.registry import federation
 
     out = Path(given.out).expanduser()
@@ -231,7 +231,7 @@ def pack(args: Sequence[str]) -> int:
         raise BadInput(
             f'"{given.out}" is a folder. Give the file to write, such as {given.out.rstrip("/")}/data.fnpack.'
         )
-    known = recognised(given.root)
+    known = recognized(given.root)
     named, root = (known[0][0].name, given.root) if known else (given.root, None)
     found = federation(
         named,

@@ -14,7 +14,7 @@ from fednorms.data.federation import Federation, raise_problems
 from fednorms.data.folders import from_folders
 from fednorms.data.generate import digits
 from fednorms.data.pack import SUFFIX, unpacked
-from fednorms.data.readers import READERS, recognised
+from fednorms.data.readers import READERS, recognized
 
 _DESCRIPTIONS = {
     "digits-shift": digits_shift.DESCRIPTION,
@@ -132,7 +132,7 @@ def _folder(text: str, asked: Mapping[str, Any]) -> Federation:
         try:
             return from_folders(path, **{k: asked[k] for k in ("size", "val", "test", "seed", "group") if k in asked})
         except BadInput as problem:
-            if names := [reader.name for reader, _ in recognised(path)]:
+            if names := [reader.name for reader, _ in recognized(path)]:
                 hint = f'It looks like {names[0]}: use federation "{names[0]}" with root="{path}"'
                 raise BadInput(f"{problem} {hint}.") from None
             raise
