@@ -28,7 +28,7 @@ def test_check_says_what_it_is_and_what_is_missing(tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["sites"][0] == {"site": "art_painting", "domain": "art_painting", "train": 24, "val": 9, "test": 21}
     assert set(report["protocols"]) == set(pacs_vlcs.PACS_PROTOCOLS)
-    assert "as its papers do: augmentation flip_rotate" in report["facts"]
+    assert "as in its papers: augmentation flip_rotate" in report["facts"]
     assert set(report["tables"]) <= set(report["protocols"])
 
 

@@ -101,7 +101,7 @@ def test_by_name(tmp_path):
         assert federation(spec, root=root).num_classes == 3
     assert federation(federation(str(path)).source["spec"]).num_classes == 3
     assert is_pack(other)
-    with pytest.raises(BadInput, match="packed already: size"):
+    with pytest.raises(BadInput, match="packed: size"):
         federation(path, size=4)
     with pytest.raises(BadInput, match="no such file"):
         federation("pack:/no/such.fnpack")

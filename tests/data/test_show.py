@@ -104,8 +104,8 @@ def test_copies_are_counted_against_a_plain_search(capsys):
     tested = torch.cat([data[k]["test"][0] for k in "ab"])
     known = sum(bool((trained == x).flatten(1).all(1).any()) for x in tested)
     found = repeats(fed)
-    assert found[0].startswith(f"{known} of 14 test images are trained on, too")
-    assert found[1] == "1 image stands under two labels"
+    assert found[0].startswith(f"{known} of 14 test images are also trained on")
+    assert found[1] == "1 image has two labels"
     assert repeats(from_arrays({"a": {"train": (pool[:9], label[:9]), "test": (pool[9:], label[9:])}})) == []
 
 
@@ -117,5 +117,5 @@ def test_what_is_odd_is_printed(capsys, tmp_path):
             Image.new("RGB", (6, 6), (9, 9, 9)).save(folder / "0.png")
     assert main(["data", "show", str(tmp_path / "d")]) == 0
     out = capsys.readouterr().out
-    assert "note: 2 of 2 test images are trained on, too (first at site a)" in out
-    assert "note: 1 image stands under two labels" in out
+    assert "note: 2 of 2 test images are also trained on (first at site a)" in out
+    assert "note: 1 image has two labels" in out

@@ -1,6 +1,6 @@
-"""`fednorms data`: look at data sets on disk, and pack them into one file.
+"""`fednorms data`: check data sets on disk, pack them into one file, and show them.
 
-A further subcommand is one entry in `_COMMANDS`: the module and what it is for. Its function has the subcommand's name.
+A new subcommand is one entry in `_COMMANDS`: its module and a description. Its function has the subcommand's name.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from fednorms.data.readers.reader import Reader
 
 _COMMANDS = {
-    "check": ("data", "recognize a folder, and show its sites, classes and sizes and the tables it serves"),
-    "pack": ("data", "write a federation to one file that opens at once and travels to another machine"),
-    "show": ("data_show", "show what a federation looks like: sites, labels, how much they differ, one picture"),
+    "check": ("data", "recognize a folder, and show its sites, classes, sizes and the tables that use it"),
+    "pack": ("data", "write a federation to one file, for fast opening or another machine"),
+    "show": ("data_show", "show sites and labels of a federation, how much they differ, and a picture"),
 }
 
 
@@ -35,7 +35,7 @@ _PARTS = ("train", "val", "test")
 
 
 def data(args: Sequence[str]) -> int:
-    """The group: hands over to its subcommand."""
+    """Run a subcommand of `fednorms data`."""
     if not args or args[0] in ("-h", "--help", "help"):
         lines = ["usage: fednorms data COMMAND [OPTIONS]", ""]
         lines += [f"  {name:<10}{what}" for name, (_, what) in _COMMANDS.items()]
@@ -49,14 +49,14 @@ def data(args: Sequence[str]) -> int:
 
 @dataclass
 class Check:
-    """Recognise a data set on disk (or a pack), and show its sites, classes, sizes and the tables it serves."""
+    """Recognize a data set on disk (or a pack), and show its sites, classes, sizes and the tables that use it."""
 
     root: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ROOT")]
     """The folder or file."""
     protocol: str = ""
-    """Count the sites of this division (default: the data set's first)."""
+    """Count the sites of this protocol (default: the data set's first)."""
     allow_pickle: bool = False
-    """Open pickled archives; nothing but NumPy arrays is admitted."""
+    """Open pickled archives; only NumPy arrays are accepted."""
     json: bool = False
     """Print one JSON object and nothing else."""
 
@@ -80,9 +80,9 @@ def check(args: Sequence[str]) -> int:
         if len(rows) > 20:
             print(f"... and {len(rows) - 20} more sites")
     if report["protocols"]:
-        print("\nIt serves (--protocol):")
+        print("\nProtocols (--protocol):")
         rows = [[name, what, ", ".join(report["tables"].get(name, []))] for name, what in report["protocols"].items()]
-        console.print(grid(["protocol", "whose division", "fednorms reproduce"], rows))
+        console.print(grid(["protocol", "split", "fednorms reproduce"], rows))
     if report["problem"]:
         sys.stdout.flush()
         raise BadInput(report["problem"])
@@ -108,11 +108,11 @@ def _check_pack(path: Path) -> dict[str, Any]:
 
 def _check_folder(root: Path, given: Check) -> dict[str, Any]:
     from fednorms.data.folders import counted_only, from_folders
-    from fednorms.data.readers import recognised
+    from fednorms.data.readers import recognized
 
     if not root.exists():
         raise BadInput(f'"{root}": no such file or folder.')
-    known = recognised(root)
+    known = recognized(root)
     if not known:
         try:
             with counted_only():
@@ -146,14 +146,14 @@ def _check_folder(root: Path, given: Check) -> dict[str, Any]:
             return report
     size = f", images of {found.source['size']} pixels" if found.source.get("size") else ""
     notes = [] if report["problem"] else [f"note: {note}" for note in found.source.get("notes", [])]
-    habits = [f"as its papers do: {', '.join(found.protocol.facts)}"] if found.protocol.facts else []
+    habits = [f"as in its papers: {', '.join(found.protocol.facts)}"] if found.protocol.facts else []
     report["facts"] = [f"protocol {found.source['protocol']}{size}", *_facts(found, False), *habits, *notes]
     report["sites"] = _sites(found)
     return report
 
 
 def published(reader: Reader) -> dict[str, list[str]]:
-    """The tables that `fednorms reproduce` runs on each division of a data set, in the papers' order.
+    """The tables that `fednorms reproduce` runs on each protocol of a data set, in the papers' order.
 
     >>> from fednorms.data.readers import READERS
     >>> all(protocol in READERS["pacs"].protocols for protocol in published(READERS["pacs"]))
@@ -192,38 +192,38 @@ class Pack:
     """Write a federation to one file: `fednorms run --federation pack:OUT` uses it, here or on another machine."""
 
     root: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ROOT")]
-    """The folder of a data set or of your own images, or the name of an embedded federation."""
+    """The folder of a data set or of custom images, or the name of an embedded federation."""
     out: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="OUT")]
     """The file to write; it should end in .fnpack."""
     protocol: str = ""
-    """Whose division of a data set (default: its first; see `fednorms data check ROOT`)."""
+    """Whose split of a data set (default: its first; see `fednorms data check ROOT`)."""
     size: int = 0
     """Resize images to this many pixels (default: the protocol's)."""
     quality: int = 0
-    """1 to 100: compress with this quality, by default as jpeg (default: keep every pixel)."""
+    """Compress with this quality, 1 to 100, as jpeg unless --codec says otherwise (default: keep every pixel)."""
     codec: Literal["auto", "raw", "png", "webp", "jpeg"] = "auto"
     """How images are stored: raw is the fastest to read; png, and webp without a quality, are smaller without loss."""
     seed: int = 0
-    """Seed of the division, where it is drawn."""
+    """Seed of the split, where it is drawn."""
     val: Annotated[float | None, tyro.conf.arg(help_behavior_hint="(default: 0.1)")] = None
-    """Fraction of each site's images for validation, where the data bring no division."""
+    """Fraction of each site's images for validation, where the data have no split."""
     test: Annotated[float | None, tyro.conf.arg(help_behavior_hint="(default: 0.2)")] = None
-    """Fraction of each site's images for testing, where the data bring no division."""
+    """Fraction of each site's images for testing, where the data have no split."""
     group: str = ""
-    """For folders: a regular expression that finds in a file's name what stays together, as "(patient[0-9]+)"."""
+    """For folders: a regular expression that finds the patient in a file name, such as "(patient[0-9]+)"."""
     complete: tyro.conf.FlagConversionOff[bool] = True
-    """Whether a data set with other counts than the published ones is an error."""
+    """Fail if image counts differ from the published ones."""
     allow_pickle: bool = False
-    """Open pickled archives; nothing but NumPy arrays is admitted."""
+    """Open pickled archives; only NumPy arrays are accepted."""
     quiet: bool = False
-    """No progress."""
+    """Show no progress."""
 
 
 def pack(args: Sequence[str]) -> int:
     """`fednorms data pack ROOT OUT`."""
     given = parse(Pack, "data pack", args)
     from fednorms.data.pack import pack as write
-    from fednorms.data.readers import recognised
+    from fednorms.data.readers import recognized
     from fednorms.data.registry import federation
 
     out = Path(given.out).expanduser()
@@ -231,7 +231,7 @@ def pack(args: Sequence[str]) -> int:
         raise BadInput(
             f'"{given.out}" is a folder. Give the file to write, such as {given.out.rstrip("/")}/data.fnpack.'
         )
-    known = recognised(given.root)
+    known = recognized(given.root)
     named, root = (known[0][0].name, given.root) if known else (given.root, None)
     found = federation(
         named,

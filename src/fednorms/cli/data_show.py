@@ -1,4 +1,4 @@
-"""`fednorms data show`: what a federation looks like."""
+"""`fednorms data show`: sites, labels and images of a federation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Show:
 
 
 def show(args: Sequence[str]) -> int:
-    """The command."""
+    """Run `fednorms data show`."""
     given = parse(Show, "data show", args)
     recipe = merged(Recipe(federation=given.federation), RecipeOptions(), TrainingOptions(), given.data)
     federation = open_federation(recipe)
@@ -53,15 +53,15 @@ def show(args: Sequence[str]) -> int:
     if len(found.sites) > _SHOWN:
         console.print(f"... and {len(found.sites) - _SHOWN} more sites")
     console.print(
-        f"label shift {found.label_shift:.3f} (mean distance of a client's labels from all, 0 to 1), "
-        f"feature shift {found.feature_shift:.3f} (of its pixels' mean and deviation, in deviations), "
-        f"largest client {found.size_ratio:.1f} times the smallest",
+        f"label shift {found.label_shift:.3f} (mean distance of a client's labels from the pooled ones, 0 to 1), "
+        f"feature shift {found.feature_shift:.3f} (of its pixels' mean and spread, in standard deviations), "
+        f"the largest client has {found.size_ratio:.1f} times the images of the smallest",
         soft_wrap=True,
     )
     for note in notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
     if drawn:
-        console.print(f"picture in {drawn}", markup=False, soft_wrap=True)
+        console.print(f"Picture: {drawn}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -85,7 +85,7 @@ def table(found: View) -> Table:
 
 
 def bars(counts: Sequence[int], most: int = 40) -> str:
-    """A histogram in one line; of many classes neighbours share a bar.
+    """A histogram in one line; with many classes, neighbors share a bar.
 
     >>> bars([0, 4, 8])
     ' ▄█'

@@ -1,6 +1,7 @@
-"""Federations: named sites with images and labels, from arrays, datasets, folders, or embedded.
+"""Federations: named sites with images and labels, made from arrays, datasets, folders, or embedded.
 
-The function `federation(name)` is in `registry` and in the top-level package; here that name is the module.
+`fednorms.federation(name)` opens one by name. Here, `fednorms.data.federation` is the module of the class `Federation`;
+the function is `fednorms.data.registry.federation`.
 """
 
 from __future__ import annotations

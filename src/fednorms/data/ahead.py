@@ -12,7 +12,7 @@ B = TypeVar("B")
 
 
 def read_ahead(read: Callable[[A], B], wanted: Iterable[A]) -> Iterator[B]:
-    """`read` of everything wanted, in order; a thread reads one ahead, and what it raises is raised in its turn.
+    """Yield `read(one)` for everything wanted, in order; a thread reads one ahead, and its errors are raised here.
 
     >>> list(read_ahead(lambda n: n * n, [3, 1, 2]))
     [9, 1, 4]

@@ -37,25 +37,25 @@ def from_arrays(
     preprocessing: Preprocessing | None = None,
     name: str = "arrays",
 ) -> Federation:
-    """A federation from arrays: every site is `(x, y)`, divided here, or `{"train": (x, y), "test": (x, y)}`.
+    """Make a federation of arrays: every site is `(x, y)`, split here, or `{"train": (x, y), "test": (x, y)}`.
 
     Args:
-        sites: by name; a site given by splits is taken as it is, one with "test" alone is unseen.
-        classes: their names; by default "0", "1", ... up to the largest label.
-        val: fraction of a site's `(x, y)` kept for validation.
-        test: fraction kept for testing.
-        seed: decides, with the site's name, which samples those are.
-        layout: of x. By default three axes are N,H,W; four are N,C,H,W or N,H,W,C according to where the 1, 3
-            or 4 is, and if that is not clear the layout must be said.
-        channels: convert to 1 (luminance) or 3 (repeated grey, alpha dropped); by default kept.
-        groups: for a site, one group (a patient) per sample; none is divided between splits.
-        domains: of the sites, if not their names.
-        attributes: free words about a site (a scanner, a modality).
-        preprocessing: by default pixels go to [-1, 1]; floats outside [0, 1] count as normalised already and
-            are left alone.
-        name: of the federation.
+        sites: the data by site name. Given splits are used as they are; a site with only "test" is unseen.
+        classes: names of the classes, by default "0", "1", ... up to the largest label.
+        val: fraction of a site's `(x, y)` for validation.
+        test: fraction for testing.
+        seed: decides, together with the site's name, which samples those are.
+        layout: the axes of x. By default three axes are N,H,W, and four are N,C,H,W or N,H,W,C, depending on which of
+            C is 1, 3 or 4. Set it where this is not clear.
+        channels: convert to 1 (luminance) or 3 (repeated gray, alpha dropped); by default unchanged.
+        groups: for a site, one group (a patient) per sample; the samples of a group stay in one split.
+        domains: the domain of a site, by default its name.
+        attributes: free text about a site (a scanner, a modality).
+        preprocessing: by default pixels are scaled to [-1, 1]; floats outside [0, 1] are taken as already normalized
+            and used as they are.
+        name: the federation's name.
 
-    Images of type uint8 and float32 are not copied unless they must be divided or laid out anew.
+    Images of type uint8 and float32 are copied only if they are split or their layout changes.
 
     >>> x, y = np.zeros((10, 8, 8), np.uint8), np.arange(10) % 2
     >>> from_arrays({"a": (x, y), "b": {"test": (x, y)}}, classes=["cat", "dog"])
@@ -112,11 +112,11 @@ def from_datasets(
     preprocessing: Preprocessing | None = None,
     name: str = "datasets",
 ) -> Federation:
-    """A federation from map-style torch datasets that yield (image, label).
+    """Make a federation of map-style torch datasets that yield (image, label).
 
-    A site is one dataset (divided as in `from_arrays`), a tuple `(train, test)` or `(train, val, test)`, or a
+    A site is one dataset (split as in `from_arrays`), a tuple `(train, test)` or `(train, val, test)`, or a
     mapping of these names. An image may be a tensor (C,H,W or H,W), an array (H,W or H,W,C) or a PIL image.
-    Every dataset is read once, from first to last: a random transform is applied once, not in every epoch.
+    Every dataset is read once, in order: a random transform is applied once, not in every epoch.
     The other options are those of `from_arrays`.
 
     >>> from torch.utils.data import TensorDataset
@@ -211,7 +211,7 @@ def _images(x: Array, layout: Layout | None, channels: int | None) -> Tensor:
         x = x.unsqueeze(1)
     elif layout == "NHWC":
         x = x.permute(0, 3, 1, 2)
-    return _recoloured(x, channels).contiguous()
+    return _recolored(x, channels).contiguous()
 
 
 def _layout(shape: tuple[int, ...]) -> Layout:
@@ -235,7 +235,7 @@ def _tensor(x: Array) -> Tensor:
             raise BadInput(f"images must be numbers, got an array of {x.dtype}.")
         elif x.dtype != np.uint8:
             x = x.astype(np.int64)
-        # torch cannot hold an array that is read-only, byte-swapped or runs backwards.
+        # torch cannot use an array that is read-only, byte-swapped or has negative strides.
         usable = x.flags.writeable and x.dtype.isnative and all(stride >= 0 for stride in x.strides)
         x = torch.from_numpy(x if usable else np.array(x, x.dtype.newbyteorder("="), order="C"))
     x = x.cpu()
@@ -255,8 +255,8 @@ def _tensor(x: Array) -> Tensor:
     return x
 
 
-def _recoloured(x: Tensor, channels: int | None) -> Tensor:
-    """N,C,H,W with the wanted number of channels."""
+def _recolored(x: Tensor, channels: int | None) -> Tensor:
+    """Convert images N,C,H,W to the wanted number of channels."""
     have = x.shape[1]
     if channels is None or have == channels:
         return x
@@ -267,8 +267,8 @@ def _recoloured(x: Tensor, channels: int | None) -> Tensor:
     if have in (3, 4):
         # Luminance of ITU-R BT.601, as Pillow's "L".
         weight = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
-        grey = (x[:, :3] * weight).sum(1, keepdim=True)
-        return grey if x.is_floating_point() else grey.round().to(torch.uint8)
+        gray = (x[:, :3] * weight).sum(1, keepdim=True)
+        return gray if x.is_floating_point() else gray.round().to(torch.uint8)
     raise BadInput(f"cannot make {channels} channels of {have}.")
 
 

@@ -1,4 +1,9 @@
-"""The embedded federation: real handwritten digits, seen by five sites through five different cameras."""
+"""The embedded federation "digits-shift": handwritten digits, seen by five sites through five different cameras.
+
+Data: Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository 1998,
+https://doi.org/10.24432/C50P49. The idea follows the digit domains of Li et al., FedBN: Federated Learning on Non-IID
+Features via Local Batch Normalization, ICLR 2021, https://arxiv.org/abs/2102.07623
+"""
 
 from __future__ import annotations
 
@@ -15,11 +20,11 @@ from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.splits import split
 
-DESCRIPTION = "1,797 real 8x8 digits (scikit-learn) over five sites that each see them through another camera"
+DESCRIPTION = "1,797 real 8x8 digits (scikit-learn) over five sites, each with a different camera"
 
 
 def division(seed: int = 0, val: float = 0.1, test: float = 0.2) -> dict[str, dict[str, np.ndarray]]:
-    """Which of the 1,797 digits go where: site, then split, then positions in scikit-learn's order.
+    """Divide the 1,797 digits over the sites: site, then split, then positions in scikit-learn's order.
 
     No digit is in two sites or two splits, and every site and split has every class in equal shares.
 
@@ -42,17 +47,17 @@ def digits_shift(
     test: float = 0.2,
     preprocessing: Preprocessing | None = None,
 ) -> Federation:
-    """The default federation "digits-shift": five sites, one task, five different looks.
+    """Make the default federation "digits-shift": five sites with one task and five different looks.
 
     Camera of each site, for a digit d in [0, 1] and uniform noise u in [-1/2, 1/2] per pixel and channel::
 
         clean     d                       negative  1 - d
-        poster    |b - d|                 with b a smooth random pattern of colours, another for every image
+        poster    |b - d|                 with b a smooth random pattern of colors, another for every image
         foggy     0.35 + 0.4 blur(d) + 0.5 u
         faint     tint + 0.1 d + 0.08 u   with one tint for all images
 
-    RGB, `size` pixels square (bilinear from 8). `seed` decides the division over the sites, the patterns and
-    the noise. The idea is that of the digit domains of Li et al., FedBN (ICLR 2021), without their download.
+    Images are RGB and `size` pixels square (bilinear from 8). `seed` decides the division over the sites, the patterns
+    and the noise.
 
     >>> digits_shift()
     Federation 'digits-shift': 5 sites, 10 classes, images 3x16x16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,7 @@ from fednorms.data.protocol import Protocol
 
 Indices = Tensor | np.ndarray | Sequence[int]
 
-_CHUNK = 256  # images looked at together when a whole split is read
+_CHUNK = 256  # images in memory at once when a whole split is read
 _SHOWN = 20  # problems in an error message, sites in a repr
 
 
@@ -30,8 +30,8 @@ _SHOWN = 20  # problems in an error message, sites in a repr
 class Split:
     """Images x (uint8 or floating point, N x C x H x W) and their labels y (int64, N).
 
-    x may be a `MappedImages`, which reads from disk; `batch` gives tensors in memory either way.
-    A split is checked by the `Federation` it becomes part of, which reports all problems together.
+    x may be a `MappedImages`, which reads from disk; `batch` returns tensors in memory in both cases.
+    The `Federation` that a split becomes part of checks it, and reports all problems together.
 
     >>> s = Split(torch.arange(8, dtype=torch.uint8).view(4, 1, 1, 2), torch.tensor([0, 1, 0, 1]))
     >>> x, y = s.batch([3, 0])
@@ -56,7 +56,7 @@ class Split:
         return self.x[at], self.y[at]
 
     def stream(self, plan: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
-        """`batch` of every entry of a plan; of images on disk, the next batch is read while one is used.
+        """Yield the `batch` of every entry of a plan; from disk, the next batch is read while one is used.
 
         >>> s = Split(torch.zeros(3, 1, 2, 2), torch.tensor([5, 6, 7]))
         >>> [y.tolist() for _, y in s.stream([[0, 1], [2]])]
@@ -66,7 +66,7 @@ class Split:
         return read_ahead(self.batch, plan) if slow else map(self.batch, plan)
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The whole split in order, `size` images at a time (the last batch may be smaller).
+        """Yield the whole split in order, `size` images at a time (the last batch may be smaller).
 
         >>> s = Split(torch.zeros(5, 1, 2, 2), torch.zeros(5, dtype=torch.int64))
         >>> [len(y) for _, y in s.batches(2)]
@@ -79,7 +79,7 @@ class Split:
             yield self.x[start : start + size], self.y[start : start + size]
 
     def subset(self, indices: Indices) -> Split:
-        """A split of these images only (a copy in memory; nothing is read for a `MappedImages`)."""
+        """A split of only these images (a copy in memory; nothing is read for a `MappedImages`)."""
         at = torch.as_tensor(indices, dtype=torch.int64)
         x = self.x.take(at.numpy()) if isinstance(self.x, MappedImages) else self.x[at]
         return Split(x, self.y[at])
@@ -92,7 +92,7 @@ class Split:
 class Site:
     """One participant: a name, the domain its images come from, and its data.
 
-    A site with training data is a client; a site with a test split only is unseen: it is never trained on.
+    A site with training data is a client. A site with only a test split is unseen: no model is trained on it.
     An empty split counts as none.
 
     >>> test = Split(torch.zeros(2, 1, 4, 4), torch.tensor([0, 1]))
@@ -140,10 +140,10 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Sites that share a label set and an image shape; checked as a whole when it is made.
+    """Sites that share a label set and an image shape; everything is checked on creation.
 
-    `source` says how to make it again (a run records it), `preprocessing` what a network sees of a pixel, and
-    `protocol` how the data set's papers augment and judge, which a recipe takes unless it says otherwise.
+    `source` records how the federation was made; a run stores it. `preprocessing` makes pixels the network's input.
+    `protocol` is how the data set's papers augment and score, the default of a recipe.
 
     >>> x, y = torch.zeros(4, 1, 8, 8), torch.tensor([0, 1, 0, 1])
     >>> Federation("two", [Site("a", "a", Split(x, y)), Site("b", "b", test=Split(x, y))], ["cat", "dog"])
@@ -163,8 +163,8 @@ class Federation:
     source: Mapping[str, Any] = field(default_factory=dict)
     protocol: Protocol = field(default_factory=Protocol)
     asked_for: tuple[str, Mapping[str, Any]] | None = field(default=None, init=False)
-    """The name and options by which `fednorms.federation` makes it again. Not an argument, so that `replace`, and with
-    it everything that makes another federation of this one, forgets it."""
+    """The name and options with which `fednorms.federation` made it. It is not an argument, so `replace`, and every
+    method that makes another federation of this one, drops it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sites", tuple(self.sites))
@@ -195,13 +195,13 @@ class Federation:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape of what a network sees of an image, (C, H, W): that of the image, unless its middle is cut out."""
+        """Shape of the network's input, (C, H, W): that of the stored image unless preprocessing crops it."""
         channels, height, width = self.stored_shape
         return (channels, *self.preprocessing.window(height, width))
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are."""
+        """The number of classes."""
         return len(self.classes)
 
     def site(self, name: str) -> Site:
@@ -215,7 +215,7 @@ class Federation:
     def fingerprint(self) -> str:
         """A hash of the content: classes, site names, domains, labels, pixels; not the order of the sites.
 
-        It reads every image once, and remembers the answer.
+        It reads every image once and keeps the result.
         """
         return self._fingerprint
 
@@ -240,7 +240,7 @@ class Federation:
         return digest.hexdigest()
 
     def remember(self, name: str, options: Mapping[str, Any]) -> Federation:
-        """The same federation, which now knows how it was asked for: a recipe can then name it."""
+        """Record how this federation was opened, so that a recipe can name it; return the same object."""
         object.__setattr__(self, "asked_for", (name, dict(options)))
         return self
 
@@ -251,9 +251,9 @@ class Federation:
         return replace(self, sites=left, source={**self.source, "without": sorted(gone)})
 
     def hold_out(self, *names: str) -> Federation:
-        """These sites (named by site or domain) become unseen: they keep their test split and nothing else.
+        """Make these sites (named by site or domain) unseen: they keep only their test split.
 
-        A site that has no test split is tested on all its data. For leave-one-domain-out.
+        A site without a test split is tested on all its data. For leave-one-domain-out.
 
         >>> s = Split(torch.zeros(2, 1, 4, 4), torch.tensor([0, 1]))
         >>> both = Federation("f", [Site("a", "a", s, test=s), Site("b", "b", s, test=s)], ["0", "1"])
@@ -265,7 +265,7 @@ class Federation:
         return replace(self, sites=sites, source={**self.source, "hold_out": sorted(held)})
 
     def pooled(self, name: str = "pooled") -> Federation:
-        """One client holding all training (and all validation) data; the sites stay for testing only.
+        """Make one client with all training (and validation) data; the sites are kept only for testing.
 
         >>> s = Split(torch.zeros(2, 1, 4, 4), torch.tensor([0, 1]))
         >>> Federation("f", [Site("a", "a", s, test=s), Site("b", "b", s, test=s)], ["0", "1"]).pooled()
@@ -286,7 +286,7 @@ class Federation:
         return replace(self, name=f"{self.name}, {name}", sites=[pool, *tested], source=source)
 
     def to_dict(self) -> dict[str, Any]:
-        """A summary in plain values: what there is and where it came from, without images and labels."""
+        """A summary in plain values, without images and labels."""
         return {
             "name": self.name,
             "classes": list(self.classes),
@@ -353,58 +353,91 @@ def _sentence(text: str) -> str:
 
 
 def _problems(federation: Federation) -> list[str]:
-    """Everything that is wrong with a federation, in words."""
-    found: list[str] = []
-    sites, classes = federation.sites, federation.classes
-    if not classes:
-        found.append("the list of classes is empty; name at least one class")
+    """Everything that is wrong with a federation."""
+    named = [(site.name, split) for site in federation.sites for split in site.splits.values()]
+    shapes = _where((split.shape, name) for name, split in named if _holds_images(split) and split.x.ndim == 4)
+    return [
+        *_class_problems(federation.classes),
+        *_site_problems(federation.sites),
+        *(problem for site in federation.sites for problem in _data_problems(site, len(federation.classes))),
+        *_differences(shapes, _where((split.x.dtype, name) for name, split in named if _holds_images(split))),
+        *_preparation_problems(federation, next(iter(shapes)) if len(shapes) == 1 else None),
+    ]
+
+
+def _class_problems(classes: Sequence[str]) -> list[str]:
+    found = [] if classes else ["the list of classes is empty; name at least one class"]
     if twice := [c for c, n in Counter(classes).items() if n > 1]:
         found.append(f"class names given twice: {_some(twice)}")
+    return found
+
+
+def _site_problems(sites: Sequence[Site]) -> list[str]:
+    found = []
     if not sites:
         found.append("it has no sites; give at least one with training data")
     elif all(site.train is None for site in sites):
         found.append("no site has training data; at least one site needs a train split")
-    found += [
-        f'{count} sites are named "{name}"; give every site its own name'
-        for name, count in Counter(site.name for site in sites).items()
-        if count > 1
+    counts = Counter(site.name for site in sites)
+    return found + [
+        f'{n} sites are named "{name}"; give every site its own name' for name, n in counts.items() if n > 1
     ]
-    shapes: dict[tuple[int, ...], list[str]] = {}
-    dtypes: dict[torch.dtype, list[str]] = {}
-    for site in sites:
-        if not site.name or not site.domain:
-            found.append(f'site "{site.name}" needs a name and a domain, got domain "{site.domain}"')
-        if not site.splits:
-            found.append(f'site "{site.name}" has no data; give it a train or test split, or leave it out')
-        for part, split in site.splits.items():
-            wrong = _split_problems(split, len(classes))
-            found += [f'site "{site.name}", {part}: {problem}' for problem in wrong]
-            if not isinstance(split.x, Tensor | MappedImages):
-                continue
-            if split.x.ndim == 4:
-                shapes.setdefault(split.shape, []).append(site.name)
-            dtypes.setdefault(split.x.dtype, []).append(site.name)
+
+
+def _data_problems(site: Site, classes: int) -> list[str]:
+    found = []
+    if not site.name or not site.domain:
+        found.append(f'site "{site.name}" needs a name and a domain, got domain "{site.domain}"')
+    if not site.splits:
+        found.append(f'site "{site.name}" has no data; give it a train or test split, or leave it out')
+    for part, split in site.splits.items():
+        found += [f'site "{site.name}", {part}: {problem}' for problem in _split_problems(split, classes)]
+    return found
+
+
+def _differences(shapes: Mapping[Any, list[str]], dtypes: Mapping[Any, list[str]]) -> list[str]:
+    """Shapes and types that are not the same at all sites."""
+    found = []
     if len(shapes) > 1:
-        listed = "; ".join(f"{_by(shape)} at {_some(list(dict.fromkeys(who)))}" for shape, who in shapes.items())
+        listed = "; ".join(f"{_by(shape)} at {_some(sites)}" for shape, sites in shapes.items())
         found.append(f"sites have images of different shapes (C x H x W): {listed}; resize them to one shape")
     if len(dtypes) > 1 and all(_image_type(dtype) for dtype in dtypes):
-        listed = "; ".join(f"{dtype} at {_some(list(dict.fromkeys(who)))}" for dtype, who in dtypes.items())
+        listed = "; ".join(f"{dtype} at {_some(sites)}" for dtype, sites in dtypes.items())
         found.append(f"sites have images of different types: {listed}; convert them to one")
-    mean, crop = federation.preprocessing.mean, federation.preprocessing.crop
-    if crop is not None and len(shapes) == 1 and crop > min(next(iter(shapes))[1:]):
-        found.append(f"preprocessing crops {crop} pixels but the images are {_by(next(iter(shapes)))}")
-    weights = federation.protocol.class_weights
-    if weights and len(weights) != len(classes):
-        found.append(f"its protocol has {len(weights)} class weights for {len(classes)} classes")
-    if mean is not None and len(shapes) == 1 and len(mean) not in (1, next(iter(shapes))[0]):
-        found.append(f"preprocessing has {len(mean)} channels but the images are {_by(next(iter(shapes)))}")
     return found
+
+
+def _preparation_problems(federation: Federation, shape: tuple[int, ...] | None) -> list[str]:
+    """What preprocessing and protocol expect of the images (if they have one shape) and the classes."""
+    found = []
+    mean, crop = federation.preprocessing.mean, federation.preprocessing.crop
+    if crop is not None and shape and crop > min(shape[1:]):
+        found.append(f"preprocessing crops {crop} pixels but the images are {_by(shape)}")
+    weights, classes = federation.protocol.class_weights, len(federation.classes)
+    if weights and len(weights) != classes:
+        found.append(f"its protocol has {len(weights)} class weights for {classes} classes")
+    if mean is not None and shape and len(mean) not in (1, shape[0]):
+        found.append(f"preprocessing has {len(mean)} channels but the images are {_by(shape)}")
+    return found
+
+
+def _where(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
+    """The sites of every value, each named once."""
+    found: dict[Any, list[str]] = {}
+    for value, site in pairs:
+        if site not in found.setdefault(value, []):
+            found[value].append(site)
+    return found
+
+
+def _holds_images(split: Split) -> bool:
+    return isinstance(split.x, Tensor | MappedImages)
 
 
 def _split_problems(split: Split, classes: int) -> list[str]:
     found = []
     x, y = split.x, split.y
-    if not isinstance(x, Tensor | MappedImages) or not isinstance(y, Tensor):
+    if not _holds_images(split) or not isinstance(y, Tensor):
         kinds = f"{type(x).__name__} and {type(y).__name__}"
         return [f"images and labels must be torch tensors, got {kinds}; from_arrays converts other arrays"]
     if x.ndim != 4:
@@ -444,7 +477,7 @@ def _test_only(site: Site) -> Site:
 
 
 def join_splits(splits: Sequence[Split]) -> Split | None:
-    """Several splits as one, in order (None for none); images of one file on disk stay there.
+    """Join splits in order (None for none); images of one file on disk stay there.
 
     >>> one = Split(torch.zeros(1, 1, 2, 2), torch.tensor([0]))
     >>> len(join_splits([one, one]))

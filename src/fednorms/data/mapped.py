@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LARGE = 4096  # bytes of an image that are worth a thread
+LARGE = 4096  # bytes of an image from which on a thread reads ahead
 
 
 class MappedImages:
-    """Some rows of a uint8 .npy file of shape (N, C, H, W); looks enough like a tensor for a `Split`.
+    """Some rows of a uint8 .npy file of shape (N, C, H, W); it behaves like a tensor in a `Split`.
 
-    Only the path and the row numbers are kept and pickled, so it is cheap to send to a worker process.
+    Only the path and the row numbers are pickled, so it is cheap to send to a worker process.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +61,7 @@ class MappedImages:
         if isinstance(indices, Tensor):
             indices = indices.cpu().numpy()
         wanted = self.rows[indices]
-        # In file order the disk is read forwards; fancy indexing copies, so the tensor is writable.
+        # Reading in file order is faster; fancy indexing copies, so the tensor is writable.
         order = np.argsort(wanted, kind="stable")
         images = np.empty((len(wanted), *self._array.shape[1:]), self._array.dtype)
         images[order] = self._array[wanted[order]]

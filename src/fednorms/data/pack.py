@@ -1,4 +1,4 @@
-r"""A federation in one file that is mapped into memory: loads at once, however large, and travels as it is.
+r"""A federation in one file that is mapped into memory: it opens at once, however large, and can be copied anywhere.
 
 The file is a preamble of 64 bytes, the data, and a header in JSON::
 
@@ -7,7 +7,7 @@ The file is a preamble of 64 bytes, the data, and a header in JSON::
     data       images one after the other; where each begins, if they are compressed; labels; rows
     header     classes, shape, codec, where each block of data is, the hash of the data, and the sites
 
-`rows` has one entry per image of a split and says which stored image it is, so that equal images are stored once.
+`rows` has one entry per image of a split, the number of the stored image, so equal images are stored once.
 All numbers are little-endian. Hashes are BLAKE2b of 16 bytes.
 """
 
@@ -42,7 +42,7 @@ from fednorms.data.protocol import Protocol
 Codec = Literal["raw", "png", "webp", "jpeg"]
 SUFFIX = ".fnpack"
 
-_MAGIC = b"FNPACK\r\n"  # the line end is damaged first when a file is transferred as text
+_MAGIC = b"FNPACK\r\n"  # a transfer as text damages the line end
 _VERSION = 1
 _PREAMBLE = struct.Struct("<8sIIQQ16s16x")
 _CHUNK = 256  # images that are in memory while packing
@@ -61,12 +61,12 @@ def pack(
     """Write a federation to one file, which `federation("pack:FILE")` opens in under a second.
 
     Args:
-        federation: any; images are uint8 or float32.
-        out: the file; the usual ending is .fnpack.
+        federation: any federation with uint8 or float32 images.
+        out: the file, usually with the suffix .fnpack.
         codec: "raw" keeps pixels as they are and is the fastest to read; "png" and "webp" compress without loss;
             "jpeg", or "webp" with a quality, lose detail. By default raw, or jpeg if a quality is given.
-        quality: 1 to 100, of jpeg or webp; it is stated in the file and in what is recorded of a run.
-        progress: called with the number of images done and of all.
+        quality: 1 to 100, of jpeg or webp; the file and a run's records state it.
+        progress: called with the number of finished and of all images.
 
     Equal images (a test set that many clients share) are stored once.
 
@@ -97,9 +97,9 @@ def pack(
 
 
 def unpacked(path: str | Path) -> Federation:
-    """The federation in a pack. Nothing but the header and the labels is read; images come when a batch asks for them.
+    """Open the federation of a pack. Only the header and the labels are read; images are read batch by batch.
 
-    The header's hash is checked, the data's is not: see `check_pack`.
+    The hash of the header is checked, that of the data is not: see `check_pack`.
     """
     store = _store(Path(path).expanduser())
     header = store.header
@@ -126,7 +126,7 @@ def unpacked(path: str | Path) -> Federation:
 
 
 def check_pack(path: str | Path) -> dict[str, Any]:
-    """Read the whole file and compare its hash; returns the header's facts, or says that the data are damaged."""
+    """Read the whole file and compare its hash; return the header's facts, or raise if the data are damaged."""
     store = _store(Path(path).expanduser())
     digest, left = hashlib.blake2b(digest_size=16), store.header_at - _PREAMBLE.size
     with store.path.open("rb") as file:
@@ -154,7 +154,7 @@ def is_pack(path: str | Path) -> bool:
 
 
 class PackedImages(MappedImages):
-    """Some images of a pack, in memory only while a batch is made of them; looks like a tensor to a `Split`."""
+    """Some images of a pack, read batch by batch; it behaves like a tensor in a `Split`."""
 
     def __init__(self, path: str | Path, rows: Sequence[int] | np.ndarray | None = None, store: Any = None) -> None:  # noqa: ANN401
         """Map the pack at `path`; `rows` selects and orders its images."""
@@ -225,7 +225,7 @@ class _Store:
         if self._pixels is not None:
             # "clip" copies straight into `out`; rows were checked when the file was opened.
             return np.take(self._pixels, rows, axis=0, out=out, mode="clip")
-        order = np.argsort(rows, kind="stable")  # the disk is read forwards
+        order = np.argsort(rows, kind="stable")  # reading in file order is faster
         missing = []
         with self._lock:
             for i in order:
@@ -309,7 +309,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _check_blocks(store: _Store) -> None:
-    """The header is ours (its hash is right), but what it says of the file must hold before pixels are taken by it."""
+    """Check that the header fits the file before pixels are read by it (its hash is already checked)."""
     blocks, samples = store.header["blocks"], sum(n for s in store.header["sites"] for _, n in s["splits"].values())
     pixels = store.count * math.prod(store.shape) * store.dtype.itemsize
     right = all(

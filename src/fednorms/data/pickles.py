@@ -1,4 +1,4 @@
-"""Pickled archives of NumPy arrays, opened by an unpickler that can make nothing else."""
+"""Read pickled NumPy arrays with an unpickler that can create nothing else."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ _CODE = re.compile(r"[<>|=]?(?:[?]|[biufc](?:1|2|4|8|16)|[SU]\d{1,6}|O8?|b|B|boo
 
 
 def load_pickle(path: str | Path, allow_pickle: bool = False, encoding: str = "ASCII") -> Any:  # noqa: ANN401
-    """What a pickle holds, if that is NumPy arrays in tuples, lists and dictionaries of plain values.
+    """Read a pickle of NumPy arrays in tuples, lists and dictionaries of plain values.
 
-    A pickle is a program. This one may build arrays, numbers, strings and containers; the first name it asks for
-    beyond those is refused before anything is called, and even the arrays are rebuilt here from checked shapes and
-    bytes rather than by what the file says.
+    A pickle is a program. This one may only build arrays, numbers, strings and containers. Any other name is refused
+    before anything is called, and arrays are rebuilt here from checked shapes and bytes.
 
     Args:
         path: the file.
-        allow_pickle: must be True, so that no archive is opened by accident.
+        allow_pickle: must be True, so that no pickle is opened by accident.
         encoding: of strings that Python 2 wrote ("bytes" leaves them as bytes).
 
     >>> from tempfile import TemporaryDirectory
@@ -51,7 +50,7 @@ def load_pickle(path: str | Path, allow_pickle: bool = False, encoding: str = "A
 
 
 def loads(data: bytes, name: str = "the pickle", encoding: str = "ASCII") -> Any:  # noqa: ANN401
-    """The same from bytes.
+    """Read a pickle from bytes.
 
     >>> loads(pickle.dumps({"x": np.arange(3)}))
     {'x': array([0, 1, 2])}
@@ -65,12 +64,12 @@ def loads(data: bytes, name: str = "the pickle", encoding: str = "ASCII") -> Any
         raise
     except RecursionError:
         raise BadInput(f"{name} is nested too deeply.") from None
-    except Exception as problem:  # a broken pickle fails in any way
+    except Exception as problem:  # broken pickles raise almost anything
         raise BadInput(f"{name} is not a pickle of NumPy arrays, or is damaged: {problem}.") from problem
 
 
 def to_npz(path: str | Path, out: str | Path | None = None) -> Path:
-    """Convert a pickle of a pair (images, labels), or of a dictionary of arrays, to an .npz file beside it.
+    """Convert a pickle of a pair (images, labels), or of a dictionary of arrays, to an .npz file next to it.
 
     The pair is stored as x and y. The result opens everywhere without pickle.
 
@@ -97,7 +96,7 @@ def to_npz(path: str | Path, out: str | Path | None = None) -> Path:
 
 
 class _Dtype:
-    """Stands for numpy.dtype: only a type code and a byte order get in."""
+    """Replaces numpy.dtype: accepts only a type code and a byte order."""
 
     def __init__(self, code: object, align: object = False, copy: object = False) -> None:
         text = code.decode("ascii") if isinstance(code, bytes) else code
@@ -106,7 +105,7 @@ class _Dtype:
         self.dtype = np.dtype(text)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        # (version, byte order, subarray, names, fields, size, alignment, flags): flags are not believed.
+        # (version, byte order, subarray, names, fields, size, alignment, flags): flags are ignored.
         if any(entry is not None for entry in state[2:5]):
             raise BadInput("a structured array is not accepted.")
         if self.dtype.kind in "SU" and self.dtype.itemsize == 0 and isinstance(state[5], int):
@@ -118,7 +117,7 @@ class _Dtype:
 
 
 class _Array:
-    """Stands for an array that is being rebuilt."""
+    """Replaces an array while it is rebuilt."""
 
     def __init__(self) -> None:
         self.value: np.ndarray | None = None
@@ -226,7 +225,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401
-    """Containers with the stand-ins replaced by arrays."""
+    """Replace the placeholders in containers by arrays."""
     if isinstance(value, _Array):
         if value.value is None:
             raise BadInput("an array without content.")

@@ -1,4 +1,4 @@
-"""How papers train and judge on a data set, beside its images: a recipe's "auto" takes what stands here."""
+"""How papers augment, train and score on a data set; a recipe's "auto" takes these values."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Metric = Literal["accuracy", "balanced_accuracy"]
 
 @dataclass(frozen=True)
 class Protocol:
-    """What comes with a division of a data set: augmentation, loss, weights of the classes, and the score that counts.
+    """Settings that come with a data set: augmentation, loss, class weights and metric.
 
-    `augment` names a chain of `fednorms.transforms.CHAINS`, or "none"; without `class_weights` all classes weigh 1.
+    `augment` is a chain of `fednorms.transforms.CHAINS` or "none"; without `class_weights` every class has weight 1.
 
     >>> Protocol("flip_rotate")
     Protocol(augment='flip_rotate', loss='cross_entropy', class_weights=(), metric='accuracy')
@@ -35,7 +35,7 @@ class Protocol:
 
     @property
     def facts(self) -> list[str]:
-        """What is not the usual, in words.
+        """The settings that differ from the defaults, in words.
 
         >>> Protocol("isic", metric="balanced_accuracy").facts
         ['augmentation isic', 'judged by balanced accuracy']
@@ -54,7 +54,7 @@ class Protocol:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Protocol:
-        """The inverse of `to_dict`; what is absent is the usual."""
+        """The inverse of `to_dict`; missing entries have their defaults."""
         if unknown := set(values) - set(cls.__dataclass_fields__):
             raise BadInput(f"Protocol: unknown entries {sorted(unknown)}, expected {', '.join(vars(cls()))}.")
         return cls(**{**values, "class_weights": tuple(values.get("class_weights", ()))})

@@ -14,7 +14,7 @@ from fednorms.data.federation import Federation, raise_problems
 from fednorms.data.folders import from_folders
 from fednorms.data.generate import digits
 from fednorms.data.pack import SUFFIX, unpacked
-from fednorms.data.readers import READERS, recognised
+from fednorms.data.readers import READERS, recognized
 
 _DESCRIPTIONS = {
     "digits-shift": digits_shift.DESCRIPTION,
@@ -38,7 +38,7 @@ _EXAMPLE = "digits-dials(clients=5, label=0.5, feature=0.5)"
 
 
 def federations() -> dict[str, str]:
-    """What `federation` understands: a name (or form of name) and one line about it.
+    """The names that `federation` accepts, with one line each.
 
     >>> list(federations())
     ['digits-shift', 'digits-dials', 'digits-corrupted', 'digits-styles', 'folder:PATH', ...]
@@ -58,21 +58,21 @@ def federation(
     allow_pickle: bool | None = None,
     group: str | None = None,
 ) -> Federation:
-    """The federation that `spec` names: "digits-shift", a data set, "folder:PATH" or "pack:FILE", or just that path.
+    """Open the federation that `spec` names: "digits-shift", a data set, "folder:PATH" or "pack:FILE", or only a path.
 
     Args:
         spec: the name; a `Federation` is returned as it is.
-        size: pixels; 16 for digits-shift, and that of the images for folders, if not given.
-        seed: decides how the data are divided (0).
+        size: pixels; by default 16 for embedded digits, and the size of the images for folders.
+        seed: decides how the data are split (0).
         val: fraction for validation (0.1).
         test: fraction for testing (0.2).
-        root: the folder of a data set; for other specs where a relative folder is looked for, if not in the
+        root: the folder of a data set; for other specs the folder in which a relative path is searched, by default the
             working directory.
-        protocol: whose division of a data set (see `fednorms data check`).
-        complete: whether a data set with other counts than the published ones is an error (True).
-        allow_pickle: whether pickled archives may be opened (False); nothing but NumPy arrays is admitted.
-        group: for folders, a regular expression that finds in a file's name what stays together (a patient): images of
-            one group are never divided between training, validation and testing.
+        protocol: whose split of a data set (see `fednorms data check`).
+        complete: fail if a data set's image counts differ from the published ones (True).
+        allow_pickle: open pickled archives (False); only NumPy arrays are accepted.
+        group: for folders, a regular expression that finds the patient in a file's name: the images of a patient stay
+            in one split.
 
     >>> federation("digits-shift").shape
     (3, 16, 16)
@@ -92,7 +92,7 @@ def federation(
 
 
 def _dividing(asked: Mapping[str, Any]) -> list[str]:
-    """Which options are asked for that decide what images there are, and who holds them."""
+    """The given options that decide which images there are and how they are split."""
     return sorted(option for option in asked if option in ("size", "seed", "val", "test", "group"))
 
 
@@ -132,7 +132,7 @@ def _folder(text: str, asked: Mapping[str, Any]) -> Federation:
         try:
             return from_folders(path, **{k: asked[k] for k in ("size", "val", "test", "seed", "group") if k in asked})
         except BadInput as problem:
-            if names := [reader.name for reader, _ in recognised(path)]:
+            if names := [reader.name for reader, _ in recognized(path)]:
                 hint = f'It looks like {names[0]}: use federation "{names[0]}" with root="{path}"'
                 raise BadInput(f"{problem} {hint}.") from None
             raise
@@ -151,7 +151,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "val": ((int, float), "a fraction"),
     "test": ((int, float), "a fraction"),
     "root": ((str, Path), "a folder"),
-    "protocol": ((str,), "the name of a division"),
+    "protocol": ((str,), "the name of a protocol"),
     "complete": ((bool,), "True or False"),
     "allow_pickle": ((bool,), "True or False"),
     "group": ((str,), "a regular expression"),
@@ -159,7 +159,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def _check_types(spec: object, given: Mapping[str, object]) -> None:
-    """Options that are of no use to any reader, before one of them stumbles over it."""
+    """Refuse options of a wrong type before a reader uses them."""
     problems = [
         f"{name} must be {words}, got {value!r}"
         for name, (types, words) in _TYPES.items()

@@ -1,4 +1,4 @@
-"""Images that a federation holds more than once: trained on and tested with, or under two labels."""
+"""Find images that a federation has more than once: in training and test data, or with two labels."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch
 
 from fednorms.data.federation import Federation, Split
 
-_MOST = 4 * 2**30  # bytes of pixels that are looked at
+_MOST = 4 * 2**30  # bytes of pixels that are compared
 
 
 def repeats(federation: Federation) -> list[str]:
-    """What is said about images whose pixels are equal, in sentences; exact copies only.
+    """Notes about images with equal pixels (only exact copies).
 
-    A test image that is also trained on (at any site) is answered from memory, and equal images under two labels cannot
-    both be right. Copies within training or within test data are not counted: sites may share a test set.
+    A model may have memorized a test image that is also trained on (at any site), and of equal images with two labels
+    one label is wrong. Copies within training data or within test data are not counted: sites may share a test set.
 
     >>> from fednorms.data import from_arrays
     >>> x = np.arange(3, dtype=np.uint8).reshape(3, 1, 1)
     >>> repeats(from_arrays({"a": {"train": (x[:2], [0, 1]), "test": (x[1:], [0, 0])}}, classes=["cat", "dog"]))
-    ['1 of 2 test images is trained on, too (first at site a)', '1 image stands under two labels']
+    ['1 of 2 test images is also trained on (first at site a)', '1 image has two labels']
     """
     images_in_all = sum(len(split) for site in federation.sites for split in site.splits.values())
     if images_in_all * int(np.prod(federation.shape)) > _MOST:
-        return ["too many images to look for copies among them"]
+        return ["too many images to search for copies"]
     trained: dict[bytes, set[int]] = {}
     for site in federation.sites:
         for part in ("train", "val"):
@@ -38,12 +38,12 @@ def repeats(federation: Federation) -> list[str]:
     notes = []
     if known:
         verb = "is" if len(known) == 1 else "are"
-        notes.append(f"{len(known):,} of {total:,} test images {verb} trained on, too (first at site {known[0]})")
+        notes.append(f"{len(known):,} of {total:,} test images {verb} also trained on (first at site {known[0]})")
     for images in tests.values():
         for digest, label in images:
             trained.setdefault(digest, set()).add(label)
     if both := sum(len(labels) > 1 for labels in trained.values()):
-        notes.append(f"{both:,} image{'s stand' if both > 1 else ' stands'} under two labels")
+        notes.append(f"{both:,} image{'s have' if both > 1 else ' has'} two labels")
     return notes
 
 

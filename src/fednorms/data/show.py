@@ -1,4 +1,4 @@
-"""What a federation looks like: how its sites differ in size, labels and pixels, as numbers and as one picture."""
+"""How the sites of a federation differ in size, labels and pixels, as numbers and as a picture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PIXELS = 66  # of an image in the picture
 
 @dataclass(frozen=True)
 class SiteView:
-    """One site: labels are of its training data, or of its test data if it does not train."""
+    """One site: labels are those of its training data, or of its test data if it has no training data."""
 
     name: str
     domain: str
@@ -42,7 +42,7 @@ class View:
     """A federation in numbers; `label_shift` and `feature_shift` are means over the clients.
 
     Label shift of client k: TV_k = 1/2 sum_c |p_k(c) - p(c)| with p the labels of all training data; 0 if all are
-    alike, towards 1 if each client has classes of its own. Feature shift: the mean over channels of
+    equal, near 1 if each client has different classes. Feature shift: the mean over channels of
     sqrt((m_k - m)^2 + (s_k - s)^2) / s with means m and standard deviations s of pixels; it sees brightness, contrast
     and tint, not texture.
     """
@@ -105,7 +105,7 @@ def view(federation: Federation) -> View:
 def picture(federation: Federation, path: str | Path, images: int = 8, found: View | None = None) -> Path:
     """Draw sample images of every site, the labels of every client and their sizes, as one PNG.
 
-    Of more than 24 sites an even choice is drawn. Needs matplotlib (the extra "report").
+    Of more than 24 sites, 24 are drawn. Needs matplotlib (the extra "report").
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -117,7 +117,7 @@ def picture(federation: Federation, path: str | Path, images: int = 8, found: Vi
         raise BadInput(f'The picture is a PNG file: its name must end in .png, got "{path}".')
     found = found or view(federation)
     rows = [found.sites[i] for i in _even(len(found.sites), _ROWS)]
-    # A figure without pyplot: no window, no global state.
+    # Without pyplot there is no window and no global state.
     figure = Figure(figsize=(4.5 + 0.55 * images, 1.6 + 0.42 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(1, 3, width_ratios=[0.55 * images, 2.2, 1.0])
@@ -156,7 +156,7 @@ def _looked_at(site: Site) -> Split:
 
 
 def _even(count: int, most: int) -> list[int]:
-    """At most `most` of `count` places, evenly spread."""
+    """At most `most` of `count` positions, evenly spaced."""
     return list(range(count)) if count <= most else np.linspace(0, count - 1, most).round().astype(int).tolist()
 
 
@@ -177,22 +177,22 @@ def _mosaic(sites: Sequence[Site], federation: Federation, images: int) -> np.nd
         part = _looked_at(site)
         for j, at in enumerate(_one_of_each(part.y, images)):
             x = federation.preprocessing.unit(part.batch([at])[0])[0]
-            colour = x[:3] if channels >= 3 else x[:1].expand(3, -1, -1)
+            color = x[:3] if channels >= 3 else x[:1].expand(3, -1, -1)
             rows, columns = (slice(k * _PIXELS + 1, (k + 1) * _PIXELS - 1) for k in (i, j))  # a white line between
-            seen = _visible(colour).unsqueeze(0)
+            seen = _visible(color).unsqueeze(0)
             canvas[:, rows, columns] = functional.interpolate(seen, size=(_PIXELS - 2,) * 2, mode="area")[0]
     return canvas.permute(1, 2, 0).numpy()
 
 
 def _visible(x: Tensor) -> Tensor:
-    """Values for the screen: images that were normalised before are stretched."""
+    """Values in [0, 1]: images that were stored normalized are rescaled."""
     if x.min() < 0 or x.max() > 1:
         x = (x - x.min()) / (x.max() - x.min()).clamp(min=1e-6)
     return x
 
 
 def _one_of_each(y: Tensor, most: int) -> list[int]:
-    """Places of up to `most` images, the classes in turn, from anywhere in the data."""
+    """Positions of up to `most` images, one class after the other, chosen at random."""
     labels = y.numpy()
     shuffled = draws("show", len(labels)).permutation(len(labels))
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]

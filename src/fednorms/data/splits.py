@@ -1,4 +1,4 @@
-"""Divide a labelled set into named parts: stratified, by group if wanted, and decided by names alone."""
+"""Split a labeled set into named parts: stratified, by group if wanted, and decided only by names and a seed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def split(
 ) -> dict[str, np.ndarray]:
     """Divide positions 0 to N-1 into parts of about the given fractions of every class.
 
-    What the fractions leave over goes to a part "train", listed first. The parts are disjoint and together
-    hold everything; each is sorted. Every class is divided to within a few samples, what rounding adds being
-    made good in the next class, and train gets the first sample of a rare class. With `groups` (a patient per
-    image) a group is never divided: the largest go first, each where it brings the counts nearest the wish.
+    The rest goes to a part "train", listed first. The parts are disjoint, complete and sorted. Every class is split to
+    within a few samples: rounding in one class is compensated in the next, and train gets the first sample of a rare
+    class. With `groups` (a patient per image) a group stays in one part: the largest groups are placed first, each
+    where it brings the counts closest to the wanted ones.
 
-    The result depends on the labels, `seed` and `name` (the site's), not on any random generator's state.
+    The result depends only on the labels, `seed` and `name` (the site's), not on the state of a random generator.
 
     >>> parts = split([0] * 10 + [1] * 10, {"val": 0.1, "test": 0.2}, seed=0, name="clinic")
     >>> {part: len(at) for part, at in parts.items()}
@@ -61,7 +61,7 @@ def _shares(fractions: Mapping[str, float]) -> dict[str, float]:
 
 
 def _shuffled(count: int, *names: object) -> np.ndarray:
-    # Our own counter-based numbers, because no library promises the same permutation in its next version.
+    # Counter-based numbers of this library: no other library promises the same permutation in its next version.
     word = seed_of("split", *names)
     key = torch.tensor([word >> 32, word & 0xFFFFFFFF])
     return hashed_uniform(key, 0, (count,), torch.float64).argsort(stable=True).numpy()
@@ -77,7 +77,7 @@ def _by_class(labels: np.ndarray, shares: Mapping[str, float], seed: int, name: 
         wish = len(at) * fraction + carry
         count = _rounded(wish, len(at))
         if "train" in shares and count[0] == 0:
-            # Train is first: a class that is only ever tested could not be learned.
+            # Train is first: a class without training samples could not be learned.
             count[np.argmax(count)] -= 1
             count[0] = 1
         carry = np.clip(wish - count, -1, 1) * (fraction > 0)
@@ -110,7 +110,7 @@ def _by_group(
     home = np.zeros(len(names), dtype=np.int64)
     shuffled = _shuffled(len(names), seed, name, "groups")
     for group in shuffled[np.argsort(-table[shuffled].sum(1), kind="stable")]:
-        # Growth of the squared distance to the wish, classes weighted alike, if the group went to each part.
+        # Growth of the squared distance to the wanted counts, all classes weighted equally, for each part.
         growth = ((2 * (have - want) + table[group]) * table[group] / per_class).sum(1)
         growth[[share == 0 for share in shares.values()]] = np.inf
         home[group] = int(np.argmin(growth))

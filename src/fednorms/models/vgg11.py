@@ -21,7 +21,7 @@ _WIDTHS = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512
 
 
 class VGG11(nn.Module):
-    """Eight 3x3 convolutions and three linear layers, no normalisation; 9,750,922 parameters at 10 classes.
+    """Eight 3x3 convolutions and three linear layers, no normalization; 9,750,922 parameters at 10 classes.
 
     conv 64, max 2; conv 128, max 2; 2 x conv 256, max 2; 2 x conv 512, max 2; 2 x conv 512, max 2; two linear layers of
     512; linear `classes`; ReLU after each but the last, no dropout. Convolutions start at N(0, 2 / (9 C_out)) with bias

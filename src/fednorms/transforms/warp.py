@@ -23,7 +23,7 @@ def affine(
     interpolation: Interpolation = "nearest",
     border: Border = "zeros",
 ) -> Tensor:
-    """Rotate clockwise about the centre, scale, shear along x (degrees), then move (pixels); each (N,).
+    """Rotate clockwise about the center, scale, shear along x (degrees), then move (pixels); each (N,).
 
     With R the rotation and S the shear, the output at p is the input at (R S)^-1 (p - t) / scale; the same as
     torchvision's `affine`. Outside the image is black, unless `border` says otherwise.
@@ -48,7 +48,7 @@ def affine(
 
 
 def rotate(x: Tensor, degrees: Tensor, interpolation: Interpolation = "nearest", border: Border = "zeros") -> Tensor:
-    """Rotate counter-clockwise about the centre, as torchvision's `rotate` does.
+    """Rotate counter-clockwise about the center, as torchvision's `rotate` does.
 
     >>> x = torch.arange(4.0).view(1, 1, 2, 2)
     >>> rotate(x, torch.tensor([90.0])).flatten().tolist()

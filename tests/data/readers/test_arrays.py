@@ -11,7 +11,7 @@ import torch
 from fednorms.core.errors import BadInput
 from fednorms.data.readers import medmnist as medmnist_reader
 from fednorms.data.readers import npz as npz_reader
-from fednorms.data.readers import recognised
+from fednorms.data.readers import recognized
 from fednorms.data.registry import federation
 from tests.support.layouts import gradient, sizes
 
@@ -58,7 +58,7 @@ def test_npz(tmp_path):
     assert sizes(fed) == {"a": {"train": 16, "test": 4}, "b": {"train": 10, "test": 10}}
     assert torch.equal(fed.site("b").test.x, torch.from_numpy(x[10:]).permute(0, 3, 1, 2))
     assert federation("npz", root=tmp_path / "a.npz", size=4).shape == (3, 4, 4)
-    assert [r.name for r, _ in recognised(tmp_path)] == ["npz"]
+    assert [r.name for r, _ in recognized(tmp_path)] == ["npz"]
 
 
 def test_archives_with_objects_or_without_images_are_refused(tmp_path):
@@ -69,7 +69,7 @@ def test_archives_with_objects_or_without_images_are_refused(tmp_path):
         npz_reader.npz(tmp_path)
     for words in ("evil.npz cannot be read as plain arrays", "other.npz: no x and y", "text.npz cannot be read"):
         assert words in str(caught.value)
-    assert recognised(tmp_path) == []
+    assert recognized(tmp_path) == []
 
 
 def test_hugging_face_is_optional(tmp_path, monkeypatch):
@@ -99,4 +99,4 @@ def test_hugging_face_datasets_saved_to_disk(tmp_path):
     two = federation("huggingface", root=tmp_path / "two", size=4)
     assert sizes(two) == {"a": {"train": 10, "test": 2}, "b": {"train": 10, "test": 2}}
     assert two.shape == (3, 4, 4)
-    assert [r.name for r, _ in recognised(tmp_path / "two")] == ["huggingface"]
+    assert [r.name for r, _ in recognized(tmp_path / "two")] == ["huggingface"]

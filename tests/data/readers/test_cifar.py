@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from fednorms.core.errors import BadInput
-from fednorms.data.readers import cifar, recognised
+from fednorms.data.readers import cifar, recognized
 from fednorms.data.registry import federation
 from tests.support.layouts import gradient, pickled, sizes
 
@@ -91,7 +91,7 @@ def test_cifar_100(tmp_path):
     assert fed.num_classes == 100
     assert fed.classes[7] == "name7"
     assert sizes(fed) == {"cifar-100": {"train": 200, "test": 100}}
-    assert [r.name for r, _ in recognised(root)] == ["cifar-100"]
+    assert [r.name for r, _ in recognized(root)] == ["cifar-100"]
     assert cifar.cifar_100(root, protocol="fedbabu", complete=False, allow_pickle=True).preprocessing.mean[0] == 0.507
 
 

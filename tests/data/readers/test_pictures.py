@@ -10,7 +10,7 @@ import torch
 
 from fednorms.core.errors import BadInput
 from fednorms.data.pickles import to_npz
-from fednorms.data.readers import divisions, domainnet, office, pacs_vlcs, recognised
+from fednorms.data.readers import divisions, domainnet, office, pacs_vlcs, recognized
 from fednorms.data.registry import federation
 from tests.support.layouts import class_folders, first_values, pickled, picture, sizes
 
@@ -155,7 +155,7 @@ def test_office_home_and_31(tmp_path):
     office31 = office.office_31(tmp_path, val=0, test=1 / 3, **options(tmp_path))
     assert office31.num_classes == 31
     assert set(map(str, sizes(office31).values())) == {"{'train': 62, 'test': 31}"}
-    assert [r.name for r, _ in recognised(tmp_path / "office31")] == ["office-31"]
+    assert [r.name for r, _ in recognized(tmp_path / "office31")] == ["office-31"]
     assert sum(office.OFFICE31_COUNTS.values()) == 4110, "as published"
     with pytest.raises(BadInput, match=r"(?s)2,724 of 2,817 images of amazon.*405 of 498 images of dslr.*702 of 795"):
         office.office_31(tmp_path, cache=False)

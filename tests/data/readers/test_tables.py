@@ -136,13 +136,13 @@ def test_isic_weights_and_preprocessing():
     # Colour constancy makes the 6-norm of every channel the same, and keeps the overall length of the scene's colour.
     x = np.random.default_rng(0).integers(10, 90, (16, 16, 3)).astype(np.uint8)
     x[..., 0] = x[..., 0] // 2
-    y = isic.shades_of_grey(x).astype(float)
+    y = isic.shades_of_gray(x).astype(float)
     norms = np.power((y**6).mean((0, 1)), 1 / 6)
     assert norms.max() / norms.min() < 1.05
-    assert isic.shades_of_grey(np.full((2, 2, 3), 255, np.uint8) * np.array([1, 0, 0], np.uint8)).max() <= 255, (
+    assert isic.shades_of_gray(np.full((2, 2, 3), 255, np.uint8) * np.array([1, 0, 0], np.uint8)).max() <= 255, (
         "clipped"
     )
-    assert isic.shades_of_grey(np.zeros((2, 2, 3), np.uint8)).max() == 0
+    assert isic.shades_of_gray(np.zeros((2, 2, 3), np.uint8)).max() == 0
     wide = Image.new("RGB", (600, 450), (90, 90, 90))
     assert np.asarray(isic.lesion(wide, 200)).shape == (200, 200, 3)
     assert (np.asarray(isic.lesion(wide, 200)) == 90).all()

@@ -79,12 +79,12 @@ def from_folders(
     >>> from PIL import Image
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as root:
-    ...     for site, colour in (("berlin", "red"), ("oslo", "blue")):
+    ...     for site, color in (("berlin", "red"), ("oslo", "blue")):
     ...         for label in ("cat", "dog"):
     ...             folder = Path(root, site, label)
     ...             folder.mkdir(parents=True)
     ...             for i in range(5):
-    ...                 Image.new("RGB", (8, 8), colour).save(folder / f"patient{i}-scan.png")
+    ...                 Image.new("RGB", (8, 8), color).save(folder / f"patient{i}-scan.png")
     ...     from_folders(root, val=0, group=r"(patient\d+)", cache=False, name="pets")
     Federation 'pets': 2 sites, 2 classes, images 3x8x8
     site    domain  train  val  test  classes

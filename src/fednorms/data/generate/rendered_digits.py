@@ -36,7 +36,7 @@ def fonts() -> list[Path]:
 def synth_digits(count: int, seed: int = 0, size: int = 32) -> tuple[Tensor, Tensor]:
     """Render colored digits on colored ground (uint8, count x 3 x size x size), with labels 0, 1, ..., 9, 0, ...
 
-    The digit in the centre is the label; neighbours with probability 1/2, rotation up to 20 degrees, text and ground
+    The digit in the center is the label; neighbors with probability 1/2, rotation up to 20 degrees, text and ground
     at least 40 apart in luminance, Gaussian blur up to 1.5 pixels, in DejaVu (or Pillow's own font without matplotlib).
     For tests and demonstrations only: the published set has other fonts, so results cannot be compared with it.
 

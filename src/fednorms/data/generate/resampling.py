@@ -29,9 +29,9 @@ def box_matrix(inside: int, out: int) -> Tensor:
     reach = max(scale, 1.0) / 2
     matrix = torch.zeros(out, inside)
     for i in range(out):
-        centre = (i + 0.5) * scale
-        for j in range(max(0, int(centre - reach + 0.5)), min(inside, int(centre + reach + 0.5))):
-            if -0.5 < (j - centre + 0.5) / max(scale, 1.0) <= 0.5:
+        center = (i + 0.5) * scale
+        for j in range(max(0, int(center - reach + 0.5)), min(inside, int(center + reach + 0.5))):
+            if -0.5 < (j - center + 0.5) / max(scale, 1.0) <= 0.5:
                 matrix[i, j] = 1
     return matrix / matrix.sum(1, keepdim=True)
 
@@ -61,8 +61,8 @@ def elastic_transform(x: Tensor, c: Sequence[float], r: Draws) -> Tensor:
     """Move three points by up to c2 pixels and the image with them, then each pixel by c0 blur(U(-1, 1), c1)."""
     alpha, sigma, reach = c
     n, _, h, w = x.shape
-    centre, arm = np.array([h // 2, w // 2], float), min(h, w) // 3
-    before = centre + arm * np.array([(1, 1), (1, -1), (-1, -1)])  # (3, 2)
+    center, arm = np.array([h // 2, w // 2], float), min(h, w) // 3
+    before = center + arm * np.array([(1, 1), (1, -1), (-1, -1)])  # (3, 2)
     after = before + r.uniform(-reach, reach, (n, 3, 2))
     # The output at p is the input at A p + b, where A and b map the moved points back.
     ones = np.ones((n, 3, 1))

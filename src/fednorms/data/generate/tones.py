@@ -53,9 +53,9 @@ def saturate(x: Tensor, c: Sequence[float], r: Draws) -> Tensor:
     value, low = x.amax(1, keepdim=True), x.amin(1, keepdim=True)
     saturation = (value - low) / value.clamp(min=1e-12)
     more = (saturation * c[0] + c[1]).clamp(0, 1)
-    coloured = value - (value - x) * more / saturation.clamp(min=1e-12)
+    colored = value - (value - x) * more / saturation.clamp(min=1e-12)
     red = torch.tensor([0.0, 1.0, 1.0], dtype=x.dtype).view(1, 3, 1, 1)
-    return torch.where(saturation > 0, coloured, value * (1 - more * red))
+    return torch.where(saturation > 0, colored, value * (1 - more * red))
 
 
 def gray(x: Tensor) -> Tensor:

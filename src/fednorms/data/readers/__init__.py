@@ -44,10 +44,10 @@ READERS: dict[str, Reader] = {
 }
 
 
-def recognised(root: str | Path) -> list[tuple[Reader, str]]:
+def recognized(root: str | Path) -> list[tuple[Reader, str]]:
     """The readers that recognize a folder, each with the layout that it finds.
 
-    >>> recognised("/no/such/place")
+    >>> recognized("/no/such/place")
     []
     """
     place = Path(root).expanduser()

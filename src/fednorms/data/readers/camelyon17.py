@@ -54,11 +54,11 @@ def camelyon17(
     place = READER.find(root, protocol)
     rows = read_table(place / "metadata.csv", ("patient", "node", "x_coord", "y_coord", "tumor", "center"))
     found = {}
-    for centre in sorted({row["center"] for row in rows}):
-        mine = [row for row in rows if row["center"] == centre]
+    for center in sorted({row["center"] for row in rows}):
+        mine = [row for row in rows if row["center"] == center]
         paths = [place / "patches" / _patch(row) for row in mine]
         labels = np.asarray([whole_number(row["tumor"], "tumor") for row in mine], np.int64)
-        found[f"center{whole_number(centre, 'center')}"] = Pictures(paths, labels, [row["patient"] for row in mine])
+        found[f"center{whole_number(center, 'center')}"] = Pictures(paths, labels, [row["patient"] for row in mine])
     problems = compared("metadata.csv", {domain: len(p) for domain, p in found.items()}, COUNTS)
     if protocol == "greg":
         parts = greg({d: p.y for d, p in found.items()}, 0.4, 0.4, seed, subsample=0.03)

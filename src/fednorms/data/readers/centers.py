@@ -72,20 +72,20 @@ def centres(
     )
     number = {word: i for i, word in enumerate(words)}
     found, parts, problems = {}, {}, []
-    for centre in sorted({row[columns["center"]] for row in rows}):
-        mine = [row for row in rows if row[columns["center"]] == centre]
+    for center in sorted({row[columns["center"]] for row in rows}):
+        mine = [row for row in rows if row[columns["center"]] == center]
         labels = np.asarray([number[row[columns["label"]]] for row in mine], np.int64)
         groups = [row[columns["patient"]] for row in mine] if "patient" in columns else ()
-        found[centre] = Pictures([_near(table.parent, row[columns["image"]]) for row in mine], labels, groups)
+        found[center] = Pictures([_near(table.parent, row[columns["image"]]) for row in mine], labels, groups)
         if "fold" in columns:
             folds = [row[columns["fold"]].lower() for row in mine]
-            parts[centre] = {part: np.flatnonzero([fold in names for fold in folds]) for part, names in _FOLDS.items()}
-            if lost := len(mine) - sum(map(len, parts[centre].values())):
-                problems.append(f"{centre}: {lost} rows whose fold is not train, val or test")
+            parts[center] = {part: np.flatnonzero([fold in names for fold in folds]) for part, names in _FOLDS.items()}
+            if lost := len(mine) - sum(map(len, parts[center].values())):
+                problems.append(f"{center}: {lost} rows whose fold is not train, val or test")
         else:
-            parts[centre] = split(labels, {"val": val, "test": test}, seed, centre, groups or None)
+            parts[center] = split(labels, {"val": val, "test": test}, seed, center, groups or None)
     raise_problems(f'Federation "centres" in "{table}"', problems + absent(found))
-    members = [Member(centre, centre, at) for centre, at in parts.items()]
+    members = [Member(center, center, at) for center, at in parts.items()]
     source = {"root": str(root.resolve()), "protocol": protocol, "seed": seed, "val": val, "test": test}
     return built(
         "centres", table.parent, found, members, words, size, Preprocessing.centred(3), source, cache, memory_limit
@@ -93,7 +93,7 @@ def centres(
 
 
 def layout(root: Path) -> str | None:
-    """Whether a folder has a table of centres."""
+    """Whether a folder has a table of centers."""
     table = next((p for p in tables_in(root) if _columns(p)), None)
     return f"table {table.name}" if table else None
 

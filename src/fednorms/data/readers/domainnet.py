@@ -87,7 +87,6 @@ def domainnet(
         allow_pickle: open FedBN's pickled lists, with an unpickler that accepts only NumPy arrays.
         cache: the folder for decoded images; False for none.
         memory_limit: in bytes; above it, images stay in the cache on disk.
-
     """
     place = READER.find(root, protocol)
     if protocol in _SHARES:
@@ -164,7 +163,7 @@ def _class_names(lists: Mapping[str, Mapping[str, Pictures]]) -> list[str]:
             for path, label in zip(pictures.paths, pictures.y.tolist(), strict=True):
                 if named.setdefault(label, path.parent.name) != path.parent.name:
                     raise BadInput(
-                        f'Federation "domainnet": label {label} stands for {named[label]} and {path.parent.name}.'
+                        f'Federation "domainnet": label {label} means {named[label]} and {path.parent.name}.'
                     )
     if not named:
         raise BadInput('Federation "domainnet": none of the listed images is there.')

@@ -65,7 +65,7 @@ def fed_isic2019(
     Args:
         root: the folder of ISIC_2019_Training_Input (or of its preprocessed copy) and FLamby's table with the columns
             image, target, center and fold ("train" or "test"). Without folds an 80/20 split is drawn and recorded.
-            Without that table, the centres come from the raw metadata: the prefix of lesion_id (images without one are
+            Without that table, the centers come from the raw metadata: the prefix of lesion_id (images without one are
             left out), and for HAM the `dataset` of HAM10000_metadata.
         protocol: one of `PROTOCOLS`.
         size: what a network sees, in pixels; stored are 224/200 of it.
@@ -73,7 +73,6 @@ def fed_isic2019(
         complete: fail if image counts differ from the published ones.
         cache: the folder for decoded images; False for none.
         memory_limit: in bytes; above it, images stay in the cache on disk.
-
     """
     place = READER.find(root, protocol)
     if not isinstance(size, int) or size < 1:
@@ -87,21 +86,21 @@ def fed_isic2019(
         notes.append(f"{where}: an 80/20 split per centre was drawn with seed {seed}, which is not FLamby's")
     folder = _images(place)
     found, parts, problems = {}, {}, []
-    for i, centre in enumerate(CENTRES):
+    for i, center in enumerate(CENTRES):
         mine = [row for row in rows if whole_number(row["center"], "center") == i]
         labels = np.asarray([whole_number(row["target"], "target") for row in mine], np.int64)
-        found[centre] = Pictures([with_suffix(folder / row["image"]) for row in mine], labels)
+        found[center] = Pictures([with_suffix(folder / row["image"]) for row in mine], labels)
         if folds:
             said = np.array([row["fold"] for row in mine])
-            parts[centre] = {part: np.flatnonzero(said == part) for part in ("train", "test")}
-            have = {part: len(at) for part, at in parts[centre].items()}
-            problems += compared(centre, have, dict(zip(("train", "test"), COUNTS[i], strict=True)))
+            parts[center] = {part: np.flatnonzero(said == part) for part in ("train", "test")}
+            have = {part: len(at) for part, at in parts[center].items()}
+            problems += compared(center, have, dict(zip(("train", "test"), COUNTS[i], strict=True)))
         else:
-            parts[centre] = fractions(labels, 0.0, 0.2, seed, centre)
-            problems += compared("counts", {centre: len(mine)}, {centre: sum(COUNTS[i])})
+            parts[center] = fractions(labels, 0.0, 0.2, seed, center)
+            problems += compared("counts", {center: len(mine)}, {center: sum(COUNTS[i])})
     raise_problems(f'Federation "fed-isic2019" in "{place}"', absent(found))
     notes = deviations("fed-isic2019", problems, complete) + notes
-    members = [Member(centre, centre, at) for centre, at in parts.items() if len(found[centre])]
+    members = [Member(center, center, at) for center, at in parts.items() if len(found[center])]
     side = max(size, size * 224 // 200)
     prepared = Prepared(f"shorter side {side}, shades of grey 6, its middle", lambda image: lesion(image, side))
     norm, source = Preprocessing.imagenet(crop=size), source_of(root, protocol, seed, notes) | {"size": size}
@@ -111,7 +110,7 @@ def fed_isic2019(
 
 
 def layout(root: Path) -> str | None:
-    """Whether a folder is Fed-ISIC2019, and from what its centres come."""
+    """Whether a folder is Fed-ISIC2019, and where its centers come from."""
     if not any(root.glob("ISIC_2019_Training_Input*")):
         return None
     if table := _split_table(root):
@@ -133,7 +132,7 @@ def _images(place: Path) -> Path:
 
 
 def _raw_rows(place: Path) -> Iterator[dict[str, str]]:
-    """Image, target and centre of every image that has a lesion_id, as FLamby makes them."""
+    """Image, target and center of every image that has a lesion_id, as FLamby makes them."""
     ham = _ham_table(place)
     assert ham is not None  # `layout` has seen it
     part_of = {row["image_id"]: row["dataset"] for row in read_table(ham, ("image_id", "dataset"))}
@@ -144,19 +143,19 @@ def _raw_rows(place: Path) -> Iterator[dict[str, str]]:
         image, prefix = row["image"], row["lesion_id"][:3]
         if not prefix:
             continue
-        centre = f"HAM {part_of.get(image, '?')}" if prefix == "HAM" else prefix
+        center = f"HAM {part_of.get(image, '?')}" if prefix == "HAM" else prefix
         said = [float(truth[image][name]) for name in CLASSES] if image in truth else []
-        if centre not in number:
-            problems.append(f'{image}: lesion_id "{row["lesion_id"]}" belongs to no center ({centre})')
+        if center not in number:
+            problems.append(f'{image}: lesion_id "{row["lesion_id"]}" belongs to no center ({center})')
         elif sum(said) != 1 or max(said) != 1:
             problems.append(f"{image}: {_RAW[1]} does not give it one of the eight diagnoses")
         else:
-            yield {"image": image, "target": str(said.index(1.0)), "center": number[centre]}
+            yield {"image": image, "target": str(said.index(1.0)), "center": number[center]}
     raise_problems(f'Federation "fed-isic2019" in "{place}"', problems)
 
 
 def lesion(image: Image.Image, side: int) -> Image.Image:
-    """A picture as Fed-ISIC2019 prepares it: shorter side `side`, colour constancy, the middle square.
+    """A picture as Fed-ISIC2019 prepares it: shorter side `side`, color constancy, the middle square.
 
     >>> lesion(Image.new("RGB", (600, 450), (120, 60, 30)), 224).size
     (224, 224)
@@ -166,13 +165,13 @@ def lesion(image: Image.Image, side: int) -> Image.Image:
     wide, high = (max(side, int(n * scale)) for n in image.size)
     image = image.resize((wide, high), Image.Resampling.BILINEAR)
     left, top = (wide - side) // 2, (high - side) // 2
-    return Image.fromarray(shades_of_grey(np.asarray(image))).crop((left, top, left + side, top + side))
+    return Image.fromarray(shades_of_gray(np.asarray(image))).crop((left, top, left + side, top + side))
 
 
-def shades_of_grey(pixels: np.ndarray, power: int = 6) -> np.ndarray:
-    """Colour constancy: every channel divided by sqrt(3) times its share of the scene's colour.
+def shades_of_gray(pixels: np.ndarray, power: int = 6) -> np.ndarray:
+    """Color constancy: every channel divided by sqrt(3) times its share of the scene's color.
 
-    >>> shades_of_grey(np.full((2, 2, 3), 90, np.uint8))[0, 0].tolist()
+    >>> shades_of_gray(np.full((2, 2, 3), 90, np.uint8))[0, 0].tolist()
     [90, 90, 90]
     """
     x = pixels.astype(np.float64)

@@ -91,7 +91,7 @@ def office_caltech_10(
     """Read Office-Caltech-10: ten classes that Office-31's three domains share with Caltech-256.
 
     With m the shortest training list (125): int(0.5 m) = 62 training images from the start of each list, int(0.4 m) =
-    50 validation images from its end, and the test lists as they are. There is no normalization. FedBN uses flips
+    50 validation images from its end, and the test lists as they are. Nothing is normalized. FedBN augments by flips
     and rotations up to 30 degrees. Without the lists, a stratified 80/20 split is drawn (seed 0) and recorded, because
     its order is different.
 

@@ -10,7 +10,7 @@ from typing import Any
 from fednorms.core.errors import BadInput
 from fednorms.data import Protocol
 from fednorms.data.facts import SiteFacts
-from fednorms.data.readers import READERS, recognised
+from fednorms.data.readers import READERS, recognized
 from fednorms.papers.tables.table import Setting, Table
 from fednorms.runs.cells import opened
 from fednorms.runs.recipe import Recipe
@@ -50,7 +50,7 @@ def find_root(name: str, given: Sequence[Path]) -> Path | None:
 
 
 def _is(name: str, root: Path) -> bool:
-    return any(reader.name == name for reader, _ in recognised(root))
+    return any(reader.name == name for reader, _ in recognized(root))
 
 
 def _plain(name: str) -> str:
