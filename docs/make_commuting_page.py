@@ -15,15 +15,16 @@ HEAD = f"""\
 # Which pairs commute
 
 Written by `PYTHONPATH=. python docs/make_commuting_page.py`; tests compare it with the code, pair by pair. Two methods
-commute if `A + B` and `B + A` leave the same tensors and test losses after two rounds on a tiny network in double
-precision, up to rounding. All pairs that are not listed here commute. Default options, except
+commute if `A + B` and `B + A` give the same tensors and test losses, up to rounding, after two rounds on a tiny network
+in double precision. All pairs that are not listed here commute. Options are the defaults, except
 `{"`, `".join(FITTING.values())}`.
 
 Tried: {", ".join(known())}.
 
-- **order matters with**: both orders train, and differ. Of two server steps, say, the second sees what the first made.
-- **only before**: works when it stands first; the other order is refused.
-- **refused with**: either order is refused when the method is composed, with the reason.
+- **order matters with**: both orders train, and differ. For example, the second of two server steps sees the result of
+  the first.
+- **only before**: works if listed first; the other order is refused.
+- **refused with**: both orders are refused when the method is composed; the error gives the reason.
 
 | method | order matters with | only before | refused with |
 | --- | --- | --- | --- |

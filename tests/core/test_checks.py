@@ -195,7 +195,7 @@ def test_a_loss_of_ones_own_returns_one_number(loss, words):
 
 def test_undeclared_uploads_beside_privacy_are_told():
     talker = own(finish=lambda self, e: (e.mine, Tree(n=one)))
-    text = r"own: finish or a pass sends tensors of its own \(n\), which dplocal does not protect.*uploads = True"
+    text = r"own: finish or a pass sends its own tensors \(n\), which dplocal does not protect.*uploads = True"
     with pytest.raises(BadInput, match=text):
         play(talker + method("dplocal"), n=1)
 

@@ -116,7 +116,7 @@ def test_refusals():
     with pytest.raises(BadInput, match="no residual blocks are known in this LeNet"):
         Net(build("lenet", classes=4, size=32), method("fedwon(nf_residual=true)"), name="lenet")
     for name, problem in [
-        ("timm:hrnet_w18_small", "stands beside others"),
+        ("timm:hrnet_w18_small", "parallel blocks"),
         ("timm:seresnet18", "gate after its last convolution"),
         ("torchvision:efficientnet_v2_s", "ends in SiLU"),
     ]:

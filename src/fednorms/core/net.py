@@ -50,11 +50,11 @@ class Net:
         self.name = name or type(model).__name__
         self.method = method
         self._autocast = torch.autocast(device.split(":")[0], torch.bfloat16, enabled=autocast)
-        self._given: nn.Module | None = model  # until it is probed, to tell a part's mistakes from the user's
+        self._given: nn.Module | None = model  # until it is probed: then a part's mistakes can be told from the user's
         self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
         self.head_was_found = head is None
         self.heads = self.user_heads = split_head(self.module, head)  # the user's: their names before any surgery
-        self.changes: dict[str, list[Change]] = {}  # by part, as surgery goes on
+        self.changes: dict[str, list[Change]] = {}  # by part, in the order of surgery
         self.keeping: list[str] = []  # parts that do not share every tensor
         self._refuse_cumulative()
         self._operate()
@@ -157,7 +157,7 @@ class Net:
             if Route.FROZEN in claims and Route.LOCAL in claims and slot.trainable:
                 problems.append(f"{claims[Route.FROZEN]} freezes {slot.name} but {claims[Route.LOCAL]} keeps it local")
             routes[slot.name] = max(said.values(), default=Route.SHARED)
-            if routes[slot.name] is Route.OWNED:  # not where another part keeps it from its owner
+            if routes[slot.name] is Route.OWNED:  # unless another part keeps it from its owner
                 self.owned_by[owners[0]] = (*self.owned_by.get(owners[0], ()), slot.name)
         for p in self.method.having("route"):
             if not acted[p.name]:
@@ -260,7 +260,7 @@ class Net:
         [1.0, 1.0]
         """
         self._forget()
-        self._set_mode(train=True, batch_statistics=True)  # so that the copy can be trained as well
+        self._set_mode(train=True, batch_statistics=True)  # the copy can then be trained, too
         module = copy.deepcopy(self.module)
         module.get_submodule(self.heads[0])._forward_pre_hooks.pop(self._hook.id)
         with torch.no_grad():
@@ -455,7 +455,7 @@ def _slots(module: nn.Module, heads: list[str]) -> Iterator[tuple[str, Slot]]:
 
 
 def _remember(features: list[Tensor], head: nn.Module, args: tuple[Any, ...]) -> None:
-    # In front of a 1x1 convolution there is one feature vector per position: their mean stands for the image.
+    # Before a 1x1 convolution there is one feature vector per position; the image's feature is their mean.
     features.append(args[0].mean((2, 3)) if isinstance(head, nn.Conv2d) else args[0])
 
 

@@ -64,7 +64,7 @@ def _finish(x: Tensor) -> Tensor:
 
 
 def _positions(n: int, device: torch.device) -> Tensor:
-    # One well mixed number per position, so that a draw starts from them and needs few operations.
+    # One well mixed number per position; draws that start from these need few operations.
     def made(size: int) -> Tensor:
         x = torch.arange(1, size + 1, device=device) * _KEY
         return _finish(x ^ (x >> 29))

@@ -24,7 +24,7 @@ def protected(
     if leaking := sorted(name for name, tree in uploads.items() if tree):
         who = leaking[0]
         raise BadInput(
-            f"{who}: finish or a pass sends tensors of its own ({few(sorted(uploads[who]))}), which {p.name} does not "
+            f"{who}: finish or a pass sends its own tensors ({few(sorted(uploads[who]))}), which {p.name} does not "
             f"protect. Leave out {who} or {p.name}. Declare uploads = True in the class of {who}, and the two are "
             "refused before training starts."
         )

@@ -75,7 +75,7 @@ def load(task: Task, sent: Broadcast, client: Client, context: Context, mine: di
 
 
 def begin(task: Task, sent: Broadcast, client: Client, *, evaluating: bool = False) -> tuple[Carry, dict[str, Tree]]:
-    """Load the received model into a carry of its own; also return the uploads of passes before training."""
+    """Load the received model into a new carry; also return the uploads of passes before training."""
     context = context_of(task, sent.round, client, evaluating=evaluating)
     mine, model, early = arrive(task, sent, client, context)
     return carry_of(task, sent, client, context, mine, model), early

@@ -41,7 +41,7 @@ class Task:
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     weighting: Weighting | None = None
-    needs_two: bool = False  # batch normalization cannot take a batch of one
+    needs_two: bool = False  # batch normalization cannot use a batch of one
     second: bool = False  # trains the clients' second models: see `Part.twin`
     cohort: float = 0.0  # how many clients a round is expected to have; 0: all
     deployed: bool = False  # across machines: see `Context`
@@ -122,7 +122,7 @@ class Upload:
     weight: float
     model: Tree
     parts: dict[str, Tree]
-    metrics: dict[str, float | Tensor] = field(default_factory=dict)  # tensors, so that nothing waits for a GPU
+    metrics: dict[str, float | Tensor] = field(default_factory=dict)  # tensors: a number would wait for the GPU
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Combined:
     model: Tree
     parts: dict[str, Tree]
     sampled: int  # how many clients sent something
-    even: Tree  # the mean model with equal weights, where a part asks for it
+    even: Tree  # the mean model with equal weights, if a part requests it
 
 
 @dataclass(frozen=True)
@@ -210,13 +210,13 @@ class Carry:
     loss_sum: Tensor
     active: list[str] = field(default_factory=list)
     optimizer: Optimizer | None = None
-    velocity: Tree = field(default_factory=Tree)  # what earlier phases and rounds left, where momentum is kept
+    velocity: Tree = field(default_factory=Tree)  # from earlier phases and rounds, if momentum is kept
     grad_sum: Tree = field(default_factory=Tree)
     grad_steps: dict[str, int] = field(default_factory=dict)
     steps: int = 0
     exchanged_steps: int = 0  # steps that moved something that is sent
     dropped: int = 0
-    fresh: bool = True  # no step of this phase was taken yet: what hooks return is looked at closely
+    fresh: bool = True  # before the first step of a phase, in which hooks' results are checked in full
     derivative: Callable[..., Sequence[Tensor | None]] | None = None  # in place of torch.autograd.grad
     watch: bool = False  # check every hook's result, to name the one that diverged
 

@@ -81,7 +81,7 @@ def swap(model: nn.Module, matches: Matches, make: Callable[[nn.Module, str], nn
             f"Cannot replace the whole model ({short(model)}) in place; expected a model that contains the layer. Wrap "
             "it: nn.Sequential(model)."
         )
-    # Replacements are made first and put in place after, so that an error leaves the model as it was.
+    # All replacements are made before any is put in place: an error leaves the model unchanged.
     made: dict[nn.Module, nn.Module] = {}
     places: list[tuple[nn.Module, str, nn.Module]] = []
     changes: list[Change] = []

@@ -42,7 +42,7 @@ class Context:
 
     round: int
     rounds: int
-    lr: float  # this round's rate; in a test, that of the last round that was trained
+    lr: float  # this round's rate; in a test, the last trained round's
     lr_0: float  # the first round's rate
     momentum: float
     keeps_momentum: bool  # from round to round
@@ -189,7 +189,7 @@ class End(_OnRequest):
     down: Tree
     mine: Tree
     model: Tree = field(default_factory=Tree)
-    owned: tuple[str, ...] = ()  # the tensors of `model` that this part owns, and may send under names of its own
+    owned: tuple[str, ...] = ()  # the tensors of `model` that this part owns, and may send under other names
 
     @property
     def effective_steps(self) -> float:

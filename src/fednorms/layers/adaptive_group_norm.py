@@ -166,7 +166,7 @@ class AdaptiveGroupNorm(nn.Module):
     def share(self) -> Tensor:
         """The pair (s_bn, s_gn) that this call uses; it sums to 1."""
         if (self.training if self.sampling is None else self.sampling) or self.eval_mode == "sample":
-            # Drawn in float32 whatever the layer's dtype, so that the sample does not depend on it.
+            # Always drawn in float32: the sample must not depend on the layer's dtype.
             u = noise.uniform((2,), self.stream, self.logits.new_empty(0, dtype=torch.float32))
             gumbel = -torch.log(-torch.log(u)).to(self.logits.dtype)
             return torch.softmax((self.logits + gumbel) / self.tau, dim=0)

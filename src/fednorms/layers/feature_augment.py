@@ -116,7 +116,7 @@ class FeatureAugment(nn.Module):
             buffer.copy_(torch.where(fires, new, buffer))
 
     def _uniform(self, *shape: int) -> Tensor:
-        # float32 whatever the model's type, so that the draws do not depend on it.
+        # Always float32: the draws must not depend on the model's dtype.
         return noise.uniform(shape, self.stream, self.mean.new_empty(0, dtype=torch.float32))
 
     def _normal(self, x: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ def _odd(model: nn.Module, name: str, module: nn.Module, block: _Block) -> str:
     path = name.split(".")
     above = [model.get_submodule(".".join(path[:i])) for i in range(1, len(path))]
     if any(isinstance(m, nn.ModuleList) for m in above):
-        return "stands beside others, not after them, so that the variance of its input is not known"
+        return "is in a list of parallel blocks, so the variance of its input is unknown"
     if not block.opening or (block.added and block.ending is None):
         return "has no standardized convolution at its start or end"
     if block.added and not isinstance(block.norm, nn.Identity):

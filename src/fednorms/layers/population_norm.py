@@ -67,7 +67,7 @@ class PopulationNorm(nn.Module):
         return keep_act(norm, new)
 
     def _xi(self, x: Tensor) -> Tensor:
-        # Two uniforms give a normal (Box and Muller); drawn in float32, so that they do not depend on the dtype.
+        # Two uniforms give a normal (Box and Muller); always in float32, independent of the dtype.
         u = noise.uniform((2, self.channels), self.stream, x.new_empty(0, dtype=torch.float32))
         return (torch.sqrt(-2 * torch.log(u[0])) * torch.cos(2 * math.pi * u[1])).to(self.mean.dtype)
 

@@ -82,7 +82,7 @@ class WSConv2d(StandardisedConv2d):
             device=device,
             dtype=dtype,
         )
-        if not self.weight.is_meta:  # there, torch would load its compiler for nothing
+        if not self.weight.is_meta:  # where torch would load its compiler needlessly
             nn.init.xavier_normal_(self.weight)
         self.form: Form = form
         self.gamma = gamma
@@ -115,7 +115,7 @@ class WSConv2d(StandardisedConv2d):
         if init == "xavier":
             before = conv.weight.detach().flatten()[:64].tolist()
             generator = torch.Generator().manual_seed(noise.seed_of("wsconv", name, *before))
-            # On the CPU and in float32, so that every device and dtype starts from the same numbers.
+            # On the CPU and in float32: every device and dtype must start from the same numbers.
             drawn = torch.empty(conv.weight.shape, dtype=torch.float32, device="cpu")
             with torch.no_grad():
                 new.weight.copy_(nn.init.xavier_normal_(drawn, generator=generator))

@@ -17,7 +17,7 @@ from fednorms.core.norms import is_batchnorm
 from fednorms.core.surgery import Change, swap
 from fednorms.layers.filter_response_norm import FilterResponseNorm, ReLUWithoutThreshold
 
-SIZES = (32, 224, 64, 28, 299)  # images tried where a model does not say what it takes
+SIZES = (32, 224, 64, 28, 299)  # image sizes to try if the model does not give one
 
 
 def rectified_norms(model: nn.Module) -> tuple[set[str], set[str]]:
@@ -37,7 +37,7 @@ def rectified_norms(model: nn.Module) -> tuple[set[str], set[str]]:
     relus: set[str] = set()
 
     def from_norm(name: str, out: Tensor) -> None:
-        made[id(out)] = name, out._version, out  # kept alive, so that its id stays its own
+        made[id(out)] = name, out._version, out  # kept alive: its id must not be reused
         before[name] = before.get(name, 0) + 1
 
     def into_relu(name: str, x: Tensor) -> None:
@@ -58,7 +58,7 @@ def rectified_norms(model: nn.Module) -> tuple[set[str], set[str]]:
         try:
             with torch.no_grad():
                 twin(torch.zeros(2, *shape, dtype=like.dtype, device=like.device))
-        except Exception:  # whatever fails, it only means that this size tells us nothing
+        except Exception:  # any failure: try another size
             continue
         return {n for n, calls in rectified.items() if calls == before[n]}, relus
     return set(), set()

@@ -107,7 +107,7 @@ def _clipped(update: Tree, most: float) -> Tree:
     if math.isinf(most):
         return update
     length = update.to(torch.float64).sqnorm().sqrt()
-    # A little shorter than allowed, so that rounding cannot make it longer.
+    # Slightly shorter than allowed: rounding must not make it longer.
     factor = torch.where(length > most, most / length * (1 - 1e-6), torch.ones_like(length))
     return update.map(lambda t: t * factor.to(t))
 

@@ -58,7 +58,7 @@ class FBN(Part):
     @override
     def finish(self, e: End) -> tuple[Tree, Tree]:
         seen = {k.rsplit(".", 1)[0]: e.model[k] for k in e.owned if k.rsplit(".", 1)[-1] == "seen"}
-        n, first, second = Tree(), Tree(), Tree()  # sums in float64, so that the server may subtract them
+        n, first, second = Tree(), Tree(), Tree()  # sums in float64, because the server subtracts them
         for layer, count in seen.items():
             m, v = (e.model[f"{layer}.{leaf}"].double() for leaf in ("seen_mean", "seen_var"))
             n[layer] = e.context.samples * (count > 0).double()  # a layer may not have been used

@@ -105,7 +105,7 @@ def _clustered(x: Tensor, y: Tensor) -> Tree:
 
 
 def _padded(tree: Tree, size: int) -> Tree:
-    """Filled up with rows of class -1, so that the shapes of a step change rarely."""
+    """Pad with rows of class -1: the shapes of a step then change rarely."""
     more = size - len(tree["class"])
     p = tree["prototype"]
     return Tree(

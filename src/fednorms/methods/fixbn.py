@@ -42,7 +42,7 @@ class FixBN(Part):
 
     @override
     def path(self, c: Context) -> bool:
-        return c.round >= int(self.switch * c.rounds + 1e-9)  # 0.29 * 100 is a hair below 29
+        return c.round >= int(self.switch * c.rounds + 1e-9)  # 0.29 * 100 is slightly below 29
 
     @override
     def plan(self, phases: list[Phase], c: Context) -> list[Phase]:

@@ -11,7 +11,7 @@ from fednorms.core.part import Part, Route, Slot, option, part
 if TYPE_CHECKING:
     from fednorms.core.net import Net
 
-PRESETS = {"LeNet": 2}  # top layers that are shared, by class of the model; others share the classifier alone
+PRESETS = {"LeNet": 2}  # top layers that are shared, by class of the model; others share only the classifier
 
 
 @part("lgfedavg")

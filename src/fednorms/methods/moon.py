@@ -58,7 +58,7 @@ class MOON(Part):
         return [Pass("before", self._remember, _unchanged)]
 
     def _remember(self, local: Local) -> tuple[Tree, Tree]:
-        """The state of a first round has the shape of all others, and says that it counts for nothing."""
+        """The client's last model; in its first round, a state of the same shape whose flag is 0."""
         known = local.mine or join(model=local.model, seen=Tree(before=_one(local.model) * 0))
         return known, Tree()
 

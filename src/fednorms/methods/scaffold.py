@@ -45,7 +45,7 @@ class Scaffold(Part):
 
     @property
     def weighting(self) -> Weighting:  # type: ignore[override]
-        """Of the models; what is uploaded beside them is always a uniform mean."""
+        """The weighting of models; other uploads are always uniform means."""
         return "size" if self.variant == "fedntd" else "uniform"
 
     @override
