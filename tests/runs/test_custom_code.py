@@ -557,7 +557,7 @@ def test_adapted_models_have_no_best_round():
         "settings": [{"name": "a", "columns": {"Tuned": "mean@adapted"}}],
         "rows": [{"name": "one", "method": "fedavg + finetune"}],
     }
-    with pytest.raises(BadInput, match='column "Tuned": adapted models are tested in the last round only'):
+    with pytest.raises(BadInput, match='column "Tuned": adapted models are tested only in the last round'):
         Table.make(values)
     assert Table.make(values | {"selection": "last"}).rows
 

@@ -270,7 +270,7 @@ def test_in_a_round_of_one_client_nothing_drifts_and_the_next_of_several_stands_
 
 def test_a_run_of_one_client_a_round_shows_no_drift(tmp_path):
     path = kept(tmp_path / "run", rounds=10, participation="fixed:1")
-    with pytest.raises(BadInput, match="no round from the tenth on in which several clients trained"):
+    with pytest.raises(BadInput, match="several clients trained"):
         analyse(path, "drift-embedding")
 
 

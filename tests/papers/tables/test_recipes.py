@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import tomllib
 from functools import cache, lru_cache
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -92,7 +94,7 @@ def test_printed_averages_are_those_of_the_printed_columns(name):
         for average, printed in row.averages.items():
             of = {s: c for s, c in table.averages[average].items() if row.runs_in(named[s])}
             cells = [row.published[s][c].mean for s, c in of.items() if c in row.published.get(s, {})]
-            if len(cells) == len(of):  # a cell that contradicts print's own average is left out (register 39)
+            if len(cells) == len(of):  # a cell that contradicts print's own average is left out
                 assert printed.mean == pytest.approx(fmean(cells), abs=0.06), row.name
                 checked += 1
     assert checked > len(table.rows) / 2
@@ -246,3 +248,12 @@ def test_every_column_names_what_the_data_have(name, tiny):
         row = next(row for row in table.rows if row.runs_in(setting))
         source = look(shrunk(recipe_for(table, setting, row, 0, {}), tiny(needs(setting, table))))
         assert not check_columns(setting, source)
+
+
+def test_an_installed_package_has_the_reports_and_not_the_stored_runs():
+    root = Path(__file__).parents[3]
+    build = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    patterns = build["targets"]["wheel"]["exclude"]
+    files = [p for p in (root / "recipes").rglob("*") if p.is_file()]
+    left_out = {p for p in files for pattern in patterns if p.match(pattern.removeprefix("/"))}
+    assert left_out == {p for p in files if p.name == "results.json"} != set()
