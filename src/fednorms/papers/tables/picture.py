@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fednorms.papers.analysis.picture import head, png_of
 from fednorms.papers.tables.ladder import lines_of, steps_of
 from fednorms.papers.tables.summary import APART, MISS, Entry, Section, Summary, ours_of, print_of
-from fednorms.runs.report import COLOURS, DASHES, MARKERS
+from fednorms.runs.report import COLORS, DASHES, MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,8 +62,8 @@ def _in_print(section: Section) -> bool:
 def _style(i: int) -> dict[str, Any]:
     """How the i-th line looks."""
     return {
-        "color": COLOURS[i % len(COLOURS)],
-        "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
+        "color": COLORS[i % len(COLORS)],
+        "linestyle": DASHES[i // len(COLORS) % len(DASHES)],
         "marker": MARKERS[i % len(MARKERS)],
         "markersize": 4,
         "linewidth": 1.6,
@@ -101,9 +101,9 @@ def _draw_ranking(axis: Axes, section: Section) -> None:
         entry = section.rows[row][column]
         if entry.ours is not None:
             mark = "x" if entry.diverged else "o"  # the mean of the seeds that ended
-            axis.errorbar(entry.ours, place, xerr=entry.std or 0.0, fmt=mark, markersize=4, capsize=2, color=COLOURS[0])
+            axis.errorbar(entry.ours, place, xerr=entry.std or 0.0, fmt=mark, markersize=4, capsize=2, color=COLORS[0])
         if (mean := _print(entry)) is not None:
-            axis.plot(mean, place, "o", markersize=7, markerfacecolor="none", color=COLOURS[1])
+            axis.plot(mean, place, "o", markersize=7, markerfacecolor="none", color=COLORS[1])
     axis.set_ylim(len(rows) - 0.5, -0.5)  # rows as in the heat map beside it
     axis.set_yticks(range(len(rows)), [""] * len(rows))
     axis.set_title(f"{column} (%): ours{', and print as rings' if _in_print(section) else ''}", fontsize=9)
