@@ -52,6 +52,8 @@ _PRIVATE = {
     "runs.directory": "runs.store.directory",
     "runs.evaluating": "runs.use.evaluate",
     "runs.exporting": "runs.use.export",
+    "runs.facts": "data.facts",
+    "runs.handed_over": "runs.identity",
     "runs.loading": "runs.use.load",
     "runs.packing": "runs.store.packing",
     "runs.predicting": "runs.use.predict",

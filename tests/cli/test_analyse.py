@@ -61,7 +61,7 @@ def test_a_file_in_the_folders_place_is_refused_before_anything_is_measured(run,
     (tmp_path / "out").write_text("mine")
     assert main(["analyse", str(run), "divergence", "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr()
-    assert "is a file; choose another folder" in said.err
+    assert "is a file. Choose another folder" in said.err
     assert "mean over pairs" not in said.out
     assert (tmp_path / "out").read_text() == "mine"
 

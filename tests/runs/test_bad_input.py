@@ -120,7 +120,7 @@ def test_other_data_are_refused(tmp_path):
         fn.resume(tmp_path / "run", federation=two_sites(second=14), model=model)
 
 
-def test_a_run_with_objects_of_the_users_own_says_what_resume_needs(tmp_path):
+def test_a_run_with_custom_objects_says_what_resume_needs(tmp_path):
     fn.run("fedavg", two_sites(), Flat(), 1, out=tmp_path / "run")
     with pytest.raises(BadInput, match=r"custom federation .*fednorms.resume\(path, federation=...\)"):
         fn.resume(tmp_path / "run")
@@ -142,7 +142,7 @@ def test_every_setting_that_messages_advise_is_an_argument():
         fn.run("fedavg", two_sites(), Flat(), 1, weighting="even")
 
 
-def test_a_named_federation_that_is_handed_over_is_recorded_by_its_name(tmp_path):
+def test_a_named_federation_object_is_recorded_by_its_name(tmp_path):
     found = fn.federation("digits-shift", size=8, test=0.8)
     result = fn.run("fedavg", found, rounds=1, out=tmp_path / "run", recipe=fn.Recipe(data={"augment": "flip"}))
     data = result.recipe.data
@@ -162,7 +162,7 @@ def test_pixels_changed_in_place_are_found_by_the_fingerprint(tmp_path):
 
 
 @pytest.mark.parametrize(("key", "value"), [("hold_out", ["faint"]), ("partition", "iid(clients=2)")])
-def test_what_divides_a_named_federation_is_refused_beside_an_object(key, value):
+def test_hold_out_and_partition_are_refused_for_a_federation_object(key, value):
     recipe = fn.Recipe(data={key: value})
     for start in (fn.run, lambda method, *more, **options: fn.compare([method], *more, **options)):
         with pytest.raises(BadInput, match=f"data.{key} = .* before the run"):

@@ -1,4 +1,4 @@
-"""What users write themselves: parts, models, losses. Nothing of it may be ignored, mixed up or lost in silence."""
+"""Custom parts, models and losses: nothing is silently ignored, mixed up or lost."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_blanks_in_an_option_stay():
     assert str(method("fedbn\n  + fedfn")) == "fedbn + fedfn"
 
 
-def test_parts_of_a_module_of_ones_own_work_on_the_command_line(tmp_path, monkeypatch, capsys):
+def test_custom_parts_work_on_the_command_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "my_parts_of_a_test.py").write_text(
         "import fednorms as fn\n@fn.part('slower')\nclass Slower(fn.Part):\n"
         "    def server(self, delta, r): return 0.5 * delta, r.mine\n"
@@ -317,7 +317,7 @@ def _closed(by):
         lambda k: nn.CrossEntropyLoss(weight=torch.full((3,), float(k))),
     ],
 )
-def test_losses_are_told_apart_by_what_they_hold(make):
+def test_losses_are_distinguished_by_the_values_they_hold(make):
     assert code_hash(make(1)) == code_hash(make(1)) != code_hash(make(2))
 
 
@@ -352,7 +352,7 @@ def test_a_run_of_another_model_or_loss_is_not_taken_for_this_one(tmp_path):
     first = fn.run("fedavg", sites(), model, 1, loss=one, out=tmp_path / "r")
     again = fn.run("fedavg", sites(), tiny_net(0, torch.float32), 1, loss=one, out=tmp_path / "r")
     assert same(first.model().state_dict(), again.model().state_dict())
-    with pytest.raises(BadInput, match=r"(?s)another recipe.*TinyNet@.*seed torch before you build it"):
+    with pytest.raises(BadInput, match=r"(?s)another recipe.*TinyNet@.*seed torch before you build one"):
         fn.run("fedavg", sites(), tiny_net(1, torch.float32), 1, loss=one, out=tmp_path / "r")
     with pytest.raises(BadInput, match=r"(?s)another recipe.*<lambda>@"):
         fn.run("fedavg", sites(), model, 1, loss=two, out=tmp_path / "r")
@@ -608,7 +608,7 @@ def test_what_a_part_reaches_is_part_of_its_hash(tmp_path, monkeypatch):
     assert len({*same_text, *others}) == 4
 
 
-def test_a_run_that_failed_before_its_first_round_does_not_stand_in_the_way(tmp_path):
+def test_a_run_that_failed_before_its_first_round_can_be_started_again(tmp_path):
     @part("mended")
     class Wrong(Part):
         def grad(self, g, s):
@@ -644,7 +644,7 @@ def test_a_script_that_processes_would_run_again_starts_none(guard, found, tmp_p
     assert any("mine.py has no" in note for note in engine.notes) is found
 
 
-def test_an_unknown_method_says_where_own_ones_are_found(tmp_path, monkeypatch, capsys):
+def test_an_unknown_method_says_where_custom_ones_are_found(tmp_path, monkeypatch, capsys):
     assert main(["describe", "nowheretobefound"]) == 2
     assert "FEDNORMS_METHODS=mymodule" in capsys.readouterr().err
     monkeypatch.setenv("FEDNORMS_METHODS", "mine.py")

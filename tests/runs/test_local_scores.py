@@ -1,4 +1,4 @@
-"""Models right after local training, where a round has some of the clients only."""
+"""Scores right after local training, if only some clients train in a round."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A Grid in this process: it hands every message to a ClientApp, through Flower's own serialisation."""
+"""A Grid in this process: it passes every message to a ClientApp, through Flower's own serialization."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SITES = "clean,faint"
 Fault = Callable[[str, Message, Message], Message | None]  # (site, message, reply) -> what the server sees
 
 
-class Desk:
+class LocalGrid:
     """Nodes by number; `fault` may change a reply, or swallow it (None)."""
 
     def __init__(self, config: dict, folder: Path, nodes: dict[int, dict], fault: Fault | None = None) -> None:
@@ -77,7 +77,7 @@ class Desk:
 
 
 def travelled(message: Message) -> Message:
-    """A message after serialisation and back, as Flower sends it."""
+    """A message after serialization and back, as Flower sends it."""
     contents = {key: thing.deflate() for key, thing in get_all_nested_objects(message).items()}
     return inflate_object_from_contents(message.object_id, contents)
 
@@ -92,10 +92,10 @@ def nodes_for(sites: str = SITES) -> dict[int, dict]:
 
 
 def run(method: str, folder: Path, *, nodes=None, fault=None, **changes):
-    """A run over a Desk: the result and the desk."""
+    """A run over an in-process grid: the result and the grid."""
     config = config_of(method, folder, **changes)
-    desk = Desk(config, folder, nodes or nodes_for(), fault)
-    return serve(desk, config), desk
+    grid = LocalGrid(config, folder, nodes or nodes_for(), fault)
+    return serve(grid, config), grid
 
 
 def reference(config: dict, folder: Path):

@@ -1,4 +1,4 @@
-"""Small runs that keep the state after every round, for what is made of them afterwards."""
+"""Small runs that keep the state after every round, for analyses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SMALL = {"federation": "digits-shift", "model": "cnn-small", "data": {"size": 8,
 
 
 def kept(path: Path, method: str = "fedavg", rounds: int = 3, **options: object) -> Path:
-    """Run a method, and say where."""
+    """Run a method; returns the run's directory."""
     recipe = {"method": method, "rounds": rounds, "keep_checkpoints": "all"} | options
     fn.run(recipe=fn.Recipe.make(SMALL | recipe), out=path)
     return path

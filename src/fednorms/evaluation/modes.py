@@ -1,4 +1,4 @@
-"""Which model is tested, and with which normalisation statistics."""
+"""Evaluation modes: which model is tested, and with which normalization statistics."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from fednorms.evaluation.statistics import by_batch, re_estimated, statistics_na
 
 Model = Literal["global", "personal", "after_local", "adapted", "unseen"]
 Statistics = Literal["auto", "global", "own", "batch", "re-estimated"]
-MEASURED = "@test"  # marks, in a saved server state, what a part's "evaluate" pass measured
+MEASURED = "@test"  # suffix, in a saved server state, of what a part's "evaluate" pass measured
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A model and the statistics it normalises with, written "personal", "global/batch" or "unseen/re-estimated".
+    """A model and the statistics it normalizes with, written "personal", "global/batch" or "unseen/re-estimated".
 
     - global: the server's model. personal: the server's shared tensors with the client's own ones.
-    - after_local: the client's model right after it trained last, before averaging (clients that never did have none).
+    - after_local: the client's model right after its last local training, before averaging (only clients that trained).
     - adapted: the personal model after the method's fine-tuning on the client's training data.
-    - unseen: for sites that never trained: the server's model, with tensors that clients keep to themselves (FedBN's)
-      averaged over the clients that trained.
+    - unseen: for sites that never trained, the server's model. Tensors that clients keep (as in FedBN) are averaged
+      over the clients that trained.
 
     Statistics: global (the server's running ones), own (the client's), batch (of each test batch, as large as in
     training; "batch:32": of 32 images), re-estimated (from the site's own images, without labels). "auto" is what the
@@ -62,7 +62,7 @@ class Mode:
         return cls(known[0], f"{kind}:{int(size)}" if sized else kind)
 
     def batch_size(self, task: Task) -> int | None:
-        """How many test images are normalised together; None: a test uses stored statistics."""
+        """How many test images are normalized together; None if a test uses stored statistics."""
         kind, _, size = self.statistics.partition(":")
         if kind != "batch":
             return None
@@ -77,15 +77,15 @@ class Mode:
         kept = [n for n in net.trained if net.routes[n] is Route.LOCAL]
         if self.model == "global" and kept:
             raise BadInput(
-                f"{what} has no global model: clients keep {kept[0]} and {len(kept) - 1} more to "
-                'themselves. Evaluate "personal", or "unseen" for the mean over clients.'
+                f"{what} has no global model: clients keep {kept[0]} and {len(kept) - 1} more tensors. "
+                'Evaluate "personal", or "unseen" for the mean over clients.'
             )
         if self.model == "adapted" and not task.method.evaluation().phases:
             raise BadInput(f'{what} does not adapt. Add "+ finetune" to evaluate "adapted".')
         if self.model == "after_local" and (changing := task.method.changing):
             raise BadInput(
-                f"{what} has no model right after local training to test: {changing[0]} changes updates before "
-                'they are sent. Evaluate "global" or "personal".'
+                f"{what} has no model right after local training to test, because {changing[0]} changes updates "
+                'before they are sent. Evaluate "global" or "personal".'
             )
         statistics = self.statistics
         asked = task.method.evaluation()
@@ -97,16 +97,16 @@ class Mode:
             statistics = "own" if mine else "global"
         wrong = ""
         if self.model == "after_local" and statistics != "own":
-            wrong = 'a model right after local training is tested with the statistics it has then: write "after_local"'
+            wrong = 'a model right after local training is tested with its own statistics. Write "after_local"'
         elif statistics.partition(":")[0] in ("batch", "re-estimated") and not names:
-            wrong = f'model "{net.name}" has no layer with stored statistics: write "{self.model}"'
+            wrong = f'model "{net.name}" has no layer with stored statistics. Write "{self.model}"'
         elif statistics == "own" and self.model == "unseen":
-            wrong = 'a site that never trained has none of its own: write "unseen" or "unseen/re-estimated"'
+            wrong = 'a site that never trained has no statistics. Write "unseen" or "unseen/re-estimated"'
         elif statistics == "own" and self.model in ("global", "personal") and not own:
-            wrong = f'its clients keep none of their own: write "{self.model}" or "{self.model}/re-estimated"'
+            wrong = f'its clients keep no statistics. Write "{self.model}" or "{self.model}/re-estimated"'
         elif statistics == "global" and self.model != "unseen" and Route.LOCAL in routes:
             wrong = (
-                f'its clients never send them, so that the server has none: write "{self.model}/own", '
+                f'its clients never send statistics, so the server has none. Write "{self.model}/own", '
                 f'"{self.model}/batch" or "{self.model}/re-estimated"'
             )
         if wrong:
@@ -118,15 +118,15 @@ class Mode:
 
 
 def headline(task: Task) -> Mode:
-    """The mode a method is judged by: personal if clients keep tensors of their own, else global.
+    """The mode that a method is judged by: personal if clients keep tensors, otherwise global.
 
-    A method that fine-tunes is judged by its global or personal model round by round, and "adapted" at the end.
+    A method that fine-tunes is judged by its global or personal model in every round, and by "adapted" at the end.
     """
     return Mode("personal" if task.personal else "global").resolved(task)
 
 
 def tested_state(task: Task, state: ServerState) -> ServerState:
-    """The server with the model that is tested: parts may test another one than they train from."""
+    """The server with the model that is tested: a part may test another model than it trains from."""
     model = state.model
     for p in task.method.having("evaluation"):
         if rule := p.evaluation().server_model:
@@ -135,7 +135,7 @@ def tested_state(task: Task, state: ServerState) -> ServerState:
 
 
 def unseen_broadcast(task: Task, sent: Broadcast, states: Iterable[ClientState]) -> Broadcast:
-    """The model of a site that never trained: local tensors are the mean over the clients that did."""
+    """The model of a site that never trained: local tensors are averaged over the clients that trained."""
     kept = [n for n, r in task.net.routes.items() if r is Route.LOCAL]
     local = [s.local.pick(kept) for s in states if s.local]
     if not kept or not local:
@@ -144,7 +144,7 @@ def unseen_broadcast(task: Task, sent: Broadcast, states: Iterable[ClientState])
 
 
 def model_for(task: Task, sent: Broadcast, client: Client, mode: Mode) -> tuple[Tree, dict[str, Tree]]:
-    """The tensors that a mode tests at a site, and the parts' own state there. Changes nothing."""
+    """The tensors that a mode tests at a site, and the parts' state there; changes nothing."""
     kept = client.state.local if client.state else Tree()
     if client.state and mode.model in ("global", "unseen"):
         client = replace(client, state=replace(client.state, local=Tree()))
@@ -161,7 +161,7 @@ def model_for(task: Task, sent: Broadcast, client: Client, mode: Mode) -> tuple[
 
 
 def site_state(task: Task, sent: Broadcast, client: Client) -> dict[str, Tree]:
-    """Each part's state at a site; a site that was not there at the start runs the setup passes on its own data."""
+    """Each part's state at a site; a site that joined later runs the setup passes on its own data."""
     context = context_of(task, sent.round, client, evaluating=True)
     mine = own_state(task, sent, client.state)
     for p, job in passes(task, "setup"):
@@ -174,7 +174,7 @@ def site_state(task: Task, sent: Broadcast, client: Client) -> dict[str, Tree]:
 def _statistics(
     task: Task, sent: Broadcast, client: Client, model: Tree, mine: dict[str, Tree], kept: Tree, mode: Mode
 ) -> Tree:
-    """The statistics a mode asks for, where they are not those that the model holds."""
+    """The statistics that a mode asks for, if the model does not hold them already."""
     names = statistics_names(task.net)
     if mode.statistics == "re-estimated":
         return re_estimated(task, sent, client, model, mine).pick(names)
@@ -186,7 +186,7 @@ def _statistics(
 
 
 def answer(task: Task, sent: Broadcast, mine: dict[str, Tree], logits: Tensor, features: Tensor) -> Tensor:
-    """The logits by which a site predicts: the classifier's, or what a part makes of the features."""
+    """The logits that a site predicts with: the classifier's, or a part's own from the features."""
     for p in task.method.having("evaluation"):
         if rule := p.evaluation().predict:
             logits = rule(logits, features, sent.parts[p.name], mine[p.name])
@@ -204,9 +204,9 @@ def score_site(
     mine: dict[str, Tree],
     mode: Mode,
 ) -> SiteScore:
-    """Test a model on a site's data, in stored order; where images of a batch share statistics, in `shuffled_rows`.
+    """Test a model on a site's data, in stored order; if images of a batch share statistics, in `shuffled_rows`.
 
-    With batch statistics, a last batch of one image is normalised with the stored ones.
+    With batch statistics, a last batch of one image is normalized with the stored ones.
     """
     size = mode.batch_size(task)
     batch_mode = size is not None

@@ -23,9 +23,7 @@ class Tally:
     """
 
     classes: int
-    counts: Tensor | None = (
-        None  # (right, total) x classes, where the logits are: nothing waits for a GPU before `score`
-    )
+    counts: Tensor | None = None  # (correct, total) x classes, on the logits' device: no waiting for a GPU
     loss_sum: Tensor | float = 0.0
 
     def add(self, logits: Tensor, y: Tensor) -> None:
@@ -39,7 +37,7 @@ class Tally:
 
     @staticmethod
     def judge(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each image, whether it is classified right, and its cross-entropy."""
+        """For each image, whether it is classified correctly, and its cross-entropy."""
         logits = logits.detach().double()
         return logits.argmax(1) == y, torch.nn.functional.cross_entropy(logits, y, reduction="none")
 
@@ -75,7 +73,7 @@ class SiteScore:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SiteScore:
-        """What `to_dict` wrote.
+        """The inverse of `to_dict`.
 
         >>> score = SiteScore(0.5, 0.5, 1.0, 2, [0.5])
         >>> SiteScore.from_dict(score.to_dict()) == score
@@ -86,7 +84,7 @@ class SiteScore:
 
 
 def judged_by(metric: str) -> str:
-    """The entry of `Scores` by which runs with a recipe's metric are compared.
+    """The field of `Scores` that a recipe's metric compares runs by.
 
     >>> judged_by("accuracy"), judged_by("balanced_accuracy")
     ('mean', 'balanced_accuracy')
@@ -96,7 +94,7 @@ def judged_by(metric: str) -> str:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores on all sites, and which model (`mode`) and which statistics they belong to.
+    """Scores on all sites, and the model (`mode`) and statistics that they belong to.
 
     `mean` and `std` (population form) are over sites, unweighted; `pooled` is over all samples; `domains` are over
     all samples of a domain.
@@ -122,7 +120,7 @@ class Scores:
 
     @property
     def domains(self) -> dict[str, float]:
-        """Accuracy over all samples of each domain: clients that share a test set out score as the whole set does."""
+        """Accuracy over all samples of each domain: clients that share out a test set score as the whole set does."""
         groups: dict[str, list[SiteScore]] = {}
         for site, score in self.sites.items():
             groups.setdefault(self.domain_of[site], []).append(score)

@@ -1,4 +1,4 @@
-"""The statistics that normalisation layers test with: which tensors they are, and measuring them anew."""
+"""The stored statistics of normalization layers: which tensors they are, and how to re-estimate them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def statistics_names(net: Net) -> list[str]:
 
 
 def by_batch(net: Net, model: Tree) -> Tree:
-    """A copy of a model whose layers, told to use batch statistics, use those alone and not a mixture.
+    """A copy of a model whose layers, if told to use batch statistics, use only those and no mixture.
 
     Buffers are copied, since such a forward pass updates them.
     """
@@ -42,12 +42,12 @@ def by_batch(net: Net, model: Tree) -> Tree:
 
 
 def re_estimated(task: Task, sent: Broadcast, client: Client, model: Tree, mine: dict[str, Tree]) -> Tree:
-    """Replace stored statistics by those of the site's own images (no labels used): the mean over batches.
+    """Replace stored statistics by those of the site's own images, without labels: the mean over batches.
 
     m = sum n_b m_b / n, v = sum n_b v_b / n over batches of n_b images, with the batch variance that the layer itself
-    records (BatchNorm: the unbiased one, so that equal batches give what BatchNorm with momentum=None measures).
-    Batches are shuffled by a fixed key, since many readers sort images by class. Dropout is off. A model without such
-    layers comes back as it is.
+    records. For BatchNorm that is the unbiased one, so equal batches give the same as BatchNorm with momentum=None.
+    Batches are shuffled by a fixed key, because many readers sort images by class. Dropout is off. A model without
+    such layers is returned unchanged.
     """
     layers = statistics_layers(task.net)
     if not layers:
@@ -65,8 +65,8 @@ def re_estimated(task: Task, sent: Broadcast, client: Client, model: Tree, mine:
                 sums[key] = sums.get(key, torch.zeros_like(value, dtype=torch.float64)) + len(x) * value.double()
     if not sums:
         raise BadInput(
-            f'Site "{client.name}" has {len(client.data)} image(s), too few to estimate statistics from: '
-            "give it at least two."
+            f'Site "{client.name}" has too few images to estimate statistics: expected at least 2, found '
+            f"{len(client.data)}."
         )
     means = {k: (s / images[k.rpartition(".")[0]]).to(model[k].dtype) for k, s in sums.items()}
     return Tree({**model, **means})

@@ -1,1 +1,1 @@
-"""What a method does to a model, what leaves a site, and all methods next to each other."""
+"""What a method does to a model, what leaves a site, and an overview of all methods."""

@@ -31,7 +31,7 @@ def obstacle(method: Method) -> str:
 
 
 def pools(method: Method) -> str:
-    """The part that brings the data of all sites together, if there is one.
+    """The name of the part that pools the data of all sites; empty if there is none.
 
     >>> from fednorms.methods.registry import method
     >>> pools(method("centralised")), pools(method("fedbn"))
@@ -47,9 +47,9 @@ def _two_sites() -> Federation:
 
 
 def refuse_obstacles(method: Method) -> None:
-    """BadInput for a method that cannot be deployed, naming the engine that can run it."""
+    """Raise BadInput for a method that cannot be deployed, naming the engine that can run it."""
     if reason := obstacle(method):
         raise BadInput(
             f'Method "{method}" cannot run across machines: {reason}. '
-            'Run it where the data are together, with `fednorms run` and engine="loop".'
+            'Run it where all data are in one place, with `fednorms run` and engine="loop".'
         )

@@ -1,4 +1,4 @@
-"""describe: what a method does to a model, measured on a tiny federation rather than written by hand."""
+"""describe: what a method does to a model, measured in a trial run instead of declared."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ ACTS_ON = {
 UNSEEN = {
     "yes": "yes, with the server's model",
     "own statistics": "with statistics measured on their own images",
-    "no": "no: clients keep what they predict with",
+    "no": "no: clients keep tensors that predictions need",
 }
 
 
 @dataclass(frozen=True)
 class PartFacts:
-    """What one part adds, per client and round: bytes beside the model, state, and extra exchanges."""
+    """What one part adds, per client and round: bytes besides the model, state, and extra exchanges."""
 
     name: str
     acts_on: tuple[str, ...]
@@ -100,12 +100,12 @@ class Description:
     model_down: int
     model_kept: int
     forward_passes: float  # per local step
-    extra_passes: float  # over a client's data in a round, beside its steps
+    extra_passes: float  # over a client's data in a round, besides its steps
     batch_of_one: bool
-    mixes_batch: bool  # whether the images of a batch see each other in training
+    mixes_batch: bool  # whether the images of a batch influence each other in training
     weights: int  # parameters of the model before surgery
-    lost_weights: tuple[str, ...]  # those that surgery took away or changed
-    lost_statistics: tuple[str, ...]  # running statistics that surgery took away
+    lost_weights: tuple[str, ...]  # those that surgery removed or changed
+    lost_statistics: tuple[str, ...]  # running statistics that surgery removed
     unseen: Literal["yes", "own statistics", "no"]
 
     @property
@@ -125,7 +125,7 @@ class Description:
 
     @property
     def server_state(self) -> int:
-        """Bytes the server keeps between rounds beside the model."""
+        """Bytes the server keeps between rounds besides the model."""
         return sum(p.server_state for p in self.parts)
 
     @property
@@ -136,17 +136,17 @@ class Description:
 
     @property
     def pretrained(self) -> bool:
-        """Whether published weights are used as they are: surgery keeps every tensor under its name and value."""
+        """Whether published weights are used as they are: surgery keeps the name and value of every tensor."""
         return not self.lost_weights and not self.lost_statistics
 
     @property
     def stateless_clients(self) -> bool:
-        """Whether clients keep nothing, so that a method suits clients that come once."""
+        """Whether clients keep nothing, so the method suits clients that take part once."""
         return self.client_state == 0
 
     @property
     def averaged_only(self) -> bool:
-        """Whether the server only ever needs sums of uploads, as secure aggregation gives."""
+        """Whether the server only needs sums of uploads, as secure aggregation provides."""
         return all(p.averaged_only for p in self.parts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -200,11 +200,11 @@ class Description:
             "",
             f"  acts on                         {', '.join(self.acts_on) or 'nothing'}",
             f"  forward passes per local step   {self.forward_passes:g}",
-            f"  passes over the data beside it  {self.extra_passes:g} per round",
+            f"  other passes over the data      {self.extra_passes:g} per round",
             f"  extra round trips               {'; '.join(trips) or 'none'}",
             f"  clients keep state              {_human(self.client_state) if self.client_state else 'no'}",
             f"  trains with batches of one      {'yes' if self.batch_of_one else 'no'}"
-            f"{' (but images of a batch are normalised or changed together)' if self.mixes_batch else ''}",
+            f"{' (but images of a batch are normalized or changed together)' if self.mixes_batch else ''}",
             f"  uses published weights          {weights}",
             f"  serves sites that never trained {UNSEEN[self.unseen]}",
             f"  uploads are only averaged       {'yes' if self.averaged_only else 'no'}"
@@ -221,7 +221,7 @@ def describe(
     shape: tuple[int, int, int] | None = None,
     head: str | list[str] | None = None,
 ) -> Description:
-    """Describe a method on a model: routes, bytes, state, passes; computed by training two tiny clients for two rounds.
+    """Describe a method on a model: routes, bytes, state and passes, measured on two tiny clients in two rounds.
 
     >>> describe("greg", "cnn-small").forward_passes
     2.0
@@ -241,7 +241,7 @@ def describe(
         upload, kept = finish(task, replace(carry), early)
         after_steps = sum(seen)
     if task.twin:
-        after_steps -= IMAGES  # the second model's steps once more
+        after_steps -= IMAGES  # the second model's steps, counted twice
     uploads = [upload, replace(upload, client=NAMES[1])]
     after = server_update(task, state, uploads)
     sizes = {n: Tree({n: t}).nbytes() for n, t in net.initial.items()}
@@ -289,14 +289,14 @@ def _joint(p: Part, net: Net) -> tuple[int, int]:
 
 
 def _kept(before: torch.Tensor, after: torch.Tensor | None) -> bool:
-    """Whether a tensor has its value still; counters of batches do not matter."""
+    """Whether a tensor still has its value; counters of batches do not matter."""
     if not before.is_floating_point():
         return True
     return after is not None and before.shape == after.shape and torch.equal(before.detach().to(after), after)
 
 
 def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> tuple[str, ...]:
-    """What a part changes: the hooks it implements, less those that change nothing here."""
+    """What a part changes: the hooks that it implements, without those that change nothing here."""
     acts = {hook for hook in ACTS_ON if hook in HOOKS and overrides(p, hook)} | (p.requires & {"joint"})
     phase, one = [recipe_phase(task)], Client(NAMES[0], Split(torch.zeros(1), torch.zeros(1)))
     idle = {
@@ -306,9 +306,9 @@ def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> 
         "evaluation": p.evaluation() == Eval(),
     }
     acts -= {hook for hook, nothing in idle.items() if nothing}
-    if "server" in acts:  # many only keep books there
-        riding = dict([*passes(task, "before"), *passes(task, "after")])
-        how = riding[p].reduce if p in riding else p.reduction
+    if "server" in acts:  # many only update their state there
+        passing = dict([*passes(task, "before"), *passes(task, "after")])
+        how = passing[p].reduce if p in passing else p.reduction
         up = reduce_uploads([u.parts.get(p.name, Tree()) for u in uploads], [1.0] * len(uploads), how)
         delta = uploads[0].model.pick(task.net.sent_params) - state.model
         here = context_of(task, state.round, None)
@@ -321,7 +321,7 @@ def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> 
 
 @torch.no_grad()
 def _mixes_batch(net: Net, x: torch.Tensor) -> bool:
-    """Whether an image's answer in training depends on the others of its batch."""
+    """Whether an image's logits in training depend on the other images of its batch."""
 
     def answer(images: torch.Tensor) -> torch.Tensor:
         with noise.keyed(torch.tensor([0, 0])):
@@ -332,10 +332,10 @@ def _mixes_batch(net: Net, x: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def _unseen(task: Task, sent: Broadcast, client: Client) -> Literal["yes", "own statistics", "no"]:
-    """What a site that never trained can do: by changing the tensors that clients keep, and looking at the answer."""
-    net, stranger = task.net, replace(client, state=None)
-    context = context_of(task, sent.round, stranger, evaluating=True)
-    model = load(task, sent, stranger, context, own_state(task, sent, None))
+    """Whether the method serves a site that never trained: change the tensors that clients keep, compare logits."""
+    net, newcomer = task.net, replace(client, state=None)
+    context = context_of(task, sent.round, newcomer, evaluating=True)
+    model = load(task, sent, newcomer, context, own_state(task, sent, None))
     x = client.data.batch(torch.arange(2))[0].to(task.like.dtype)
 
     def answer(changed: set[str]) -> torch.Tensor:
@@ -351,7 +351,7 @@ def _unseen(task: Task, sent: Broadcast, client: Client) -> Literal["yes", "own 
 
 
 class _counting:
-    """Sees, while it is open, the size of every batch that goes forward through a net."""
+    """Records, while open, the size of every batch that passes forward through a net."""
 
     def __init__(self, net: Net) -> None:
         self.net, self.seen = net, list[int]()

@@ -1,4 +1,4 @@
-"""What leaves a site: every tensor of an upload, measured on a tiny federation rather than written by hand."""
+"""What leaves a site: every tensor of an upload, measured in a trial run instead of declared."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fednorms.explain.trial import AVERAGED, NAMES, Trial
 from fednorms.methods.registry import method as read_method
 
 _STATISTICS = [
-    "  (!) Such tensors are computed from a site's images directly, not learnt; a few numbers per channel or",
-    "  class, but of that site alone unless they are averaged before anybody sees them.",
+    "  (!) Such tensors are computed directly from a site's images, not learned. They are a few numbers per channel",
+    "  or class, but of that site only, unless they are averaged before anybody sees them.",
 ]
 
 
@@ -35,7 +35,7 @@ class Leaving:
     what: str
     names: tuple[str, ...]
     nbytes: int
-    statistics: bool  # statistics of the data, not something that was learnt
+    statistics: bool  # statistics of the data, not learned
     averaged: bool  # the server needs only their sum over sites
 
 
@@ -61,7 +61,7 @@ class Privacy:
 
     @property
     def secure_aggregation(self) -> bool:
-        """Whether the server only ever needs sums over sites."""
+        """Whether the server only needs sums over sites."""
         return all(x.averaged for x in self.leaving)
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,37 +147,37 @@ def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small
 
 
 def _owns_buffers(net: Net, p: Part) -> bool:
-    """Whether a part handles tensors that layers record rather than learn, so that its uploads come from them."""
+    """Whether a part owns tensors that layers record instead of learn, so its uploads come from the data."""
     return any(name in net.buffers for name in net.owned_by.get(p.name, ()))
 
 
 def _measures(task: Task, p: Part, when: str, sent: Broadcast, client: Client) -> tuple[Tree, bool]:
-    """What a pass uploads, and whether it looked at the data for it."""
+    """What a pass uploads, and whether it read the data for it."""
     job = next(job for job in p.passes() if job.when == when)
     mine = own_state(task, sent, client.state)
     context = context_of(task, sent.round, client)
     view = _Watched(task, p, client, load(task, sent, client, context, mine), context, sent, mine)
-    return job.client(view)[1], view.looked
+    return job.client(view)[1], view.reads_data
 
 
 @dataclass
 class _Watched(LocalView):
-    """A site's data as a pass sees them, noting whether it looks."""
+    """A site's data as a pass sees them; records whether the pass reads them."""
 
-    looked: bool = False
+    reads_data: bool = False
 
     def images(self) -> Iterator[Tensor]:
-        self.looked = True
+        self.reads_data = True
         return super().images()
 
     def features(self) -> Iterator[tuple[Tensor, Tensor]]:
-        self.looked = True
+        self.reads_data = True
         return super().features()
 
     def layer_inputs(
         self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None, *, shuffled: bool = True
     ) -> Iterator[dict[str, Tensor]]:
-        self.looked = True
+        self.reads_data = True
         return super().layer_inputs(wanted, batch_size, shuffled=shuffled)
 
 

@@ -1,4 +1,4 @@
-"""Every method side by side: its idea from its docstring, its costs and limits as `describe` measures them."""
+"""An overview of all methods: the idea from the docstring, costs and limits as `describe` measures them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODEL = "cnn-small"
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """What a docstring says of a method."""
+    """What a method's docstring says about it."""
 
     name: str
     idea: str
@@ -72,26 +72,26 @@ COLUMNS: dict[str, tuple[str, Value]] = {
         lambda d, avg: _ratio(d.client_state, avg.bytes_up),
     ),
     "server": (
-        "what the server keeps beside the model, in models",
+        "what the server keeps besides the model, in models",
         lambda d, avg: _ratio(d.server_state, avg.bytes_up),
     ),
     "down": ("bytes a client receives in a round, FedAvg = 1", lambda d, avg: _ratio(d.bytes_down, avg.bytes_down)),
     "up": ("bytes a client sends in a round, FedAvg = 1", lambda d, avg: _ratio(d.bytes_up, avg.bytes_up)),
     "passes": (
-        "forward passes per local step, and passes over the client's data beside its steps",
+        "forward passes per local step, and other passes over the client's data",
         lambda d, avg: f"{d.forward_passes:g}" + (f" + {d.extra_passes:g}/round" if d.extra_passes else ""),
     ),
     "stateless": (
-        "works for clients that come once: they keep nothing",
+        "suits clients that take part once: they keep nothing",
         lambda d, avg: "yes" if d.stateless_clients else "no",
     ),
     "batch of 1": (
-        "yes: an image is trained on as if it were alone; mixed: the images of a batch change each other, and one "
-        "image is too few where batch normalisation has one value per channel",
+        "yes: each image is trained on independently; mixed: the images of a batch influence each other, and one "
+        "image is too few where batch normalization has one value per channel",
         lambda d, avg: "mixed" if d.mixes_batch else "yes",
     ),
     "pretrained": (
-        "whether published weights are used as they are: all of them, all but running statistics, or not all",
+        "whether published weights are used as they are: all, all but running statistics, or not all",
         lambda d, avg: _pretrained(d),
     ),
     "secure": (
@@ -99,28 +99,28 @@ COLUMNS: dict[str, tuple[str, Value]] = {
         lambda d, avg: "yes" if d.averaged_only else "no",
     ),
     "unseen": (
-        "sites that never trained: yes, with the server's model; stats: after measuring their own statistics; no: the "
-        "clients keep what they predict with",
+        "sites that never trained: yes, with the server's model; stats: after measuring their own statistics; no: "
+        "clients keep tensors that predictions need",
         lambda d, avg: {"own statistics": "stats"}.get(d.unseen, d.unseen),
     ),
 }
 
 
 def facts(method: str, avg: Description) -> dict[str, str]:
-    """The columns of one method; empty where it does not fit the model (`avg` is FedAvg's description).
+    """The columns of one method; empty if it does not fit the model (`avg` is FedAvg's description).
 
     >>> facts("scaffold", describe("fedavg", MODEL))["up"]
     '1.99'
     """
     try:
         found = describe(method, MODEL)
-    except BadInput:  # a part of the user's own that acts on other models
+    except BadInput:  # a custom part that acts on other models
         return dict.fromkeys(COLUMNS, "")
     return {title: value(found, avg) for title, (_, value) in COLUMNS.items()}
 
 
 def overview() -> list[tuple[CatalogEntry, dict[str, str]]]:
-    """Every method with its facts; takes a few seconds."""
+    """All methods with their columns; takes a few seconds."""
     avg = describe("fedavg", MODEL)
     return [(entry, facts(entry.name, avg)) for entry in entries()]
 

@@ -1,7 +1,7 @@
-"""Across real machines: the same methods on Flower. `pip install 'fednorms[flower]'`.
+"""Run the same methods across machines, with Flower. `pip install 'fednorms[flower]'`.
 
 A Flower project needs two lines: `client = client_app()` and `server = server_app()`; `fednorms deploy init` writes
-the rest. `docs/flower.md` tells the story.
+the rest. See `docs/flower.md`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["client_app", "server_app"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    """Import the apps when they are asked for: the rest of this package works without Flower."""
+    """Import the apps on access: the rest of this package works without Flower."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_flower()
@@ -29,6 +29,6 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
 
 
 def require_flower() -> None:
-    """Say what to install where Flower is not there."""
+    """Raise BadInput that says what to install if Flower is missing."""
     if find_spec("flwr") is None:
         raise BadInput("Flower is not installed. Install it with: pip install 'fednorms[flower]'")

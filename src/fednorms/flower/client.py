@@ -1,4 +1,4 @@
-"""The ClientApp: answers "hello" with the site's card, and trains, tests and measures as the server asks."""
+"""The ClientApp: answers "hello" with the site's card, and trains, evaluates and measures for the server."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Answer = Callable[[SiteClient, Broadcast, RecordDict], RecordDict]
 def client_app(
     site: SiteSource | None = None, model: Callable[[], nn.Module] | None = None, loss: Loss | None = None
 ) -> ClientApp:
-    """The ClientApp of a project, for any recipe and method.
+    """Make the ClientApp of a project, for any recipe and method.
 
     Args:
-        site: the data of a site as a `Federation` of one site; by default what the node's config names: a folder of
+        site: returns the data of a site as a `Federation` of one site. By default the node's config names a folder of
             class/image (`data`) and the site's name (`site`).
-        model: makes a model of your own, with torch's generators at the recipe's seed; the server's app needs the same.
-            By default the recipe names it.
-        loss: a loss of your own.
+        model: makes a custom model; torch's generators then have the recipe's seed. The server's app needs the same
+            function. By default the recipe names the model.
+        loss: a custom loss.
     """
     app = ClientApp()
 
@@ -69,7 +69,7 @@ def client_app(
                 names, parts = list(client.task.net.initial), [p.name for p in client.task.method.parts]
                 sent = messages.unpack_broadcast(message.content, fixed, names, parts, client.device)
                 content = answer(client, sent, message.content)
-                content.config_records[ABOUT]["kept"] = client.keep(accepted)  # on the disk before the reply leaves
+                content.config_records[ABOUT]["kept"] = client.keep(accepted)  # on disk before the reply is sent
             return content
 
         return handle
@@ -83,8 +83,8 @@ def client_app(
 
 def _train(client: SiteClient, sent: Broadcast, content: RecordDict) -> RecordDict:
     done = client.train(sent, score=bool(messages.about(content)["score"]))
-    private = client.task.method.privacy is not None  # what the accountant does not count stays here
-    reply = messages.pack_upload(done.uploads[0], {"site": client.site.name}, telling=not private)
+    private = client.task.method.privacy is not None  # send nothing that the accountant does not count
+    reply = messages.pack_upload(done.uploads[0], {"site": client.site.name}, with_metrics=not private)
     for score in done.after_local.values():
         reply["after_local"] = messages.pack_score(score)
     return reply
@@ -106,7 +106,7 @@ def _evaluate(client: SiteClient, sent: Broadcast, content: RecordDict) -> Recor
 
 
 def _reporting(answer: Callable[[Message, Context], RecordDict]) -> Callable[[Message, Context], Message]:
-    """An error of ours travels as words; any other is reported by Flower."""
+    """Send a fednorms error as a reply; Flower reports any other."""
 
     def handle(message: Message, context: Context) -> Message:
         try:

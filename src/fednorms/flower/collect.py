@@ -1,4 +1,4 @@
-"""A site's own model after a run: the server's half from its run directory, the site's half from the site's disk."""
+"""Export a site's own model after a run, from the server's run directory and the state on the site's disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def export_at_site(run: Path, site: str, out: Path, state: Path | None = None) -
 
     >>> export_at_site(Path("nowhere"), "north", Path("out"))
     Traceback (most recent call last):
-    fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory)
+    fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory).
     """
     opened = open_run(run, device="cpu")
     if site not in opened.facts.clients:

@@ -1,8 +1,8 @@
-"""A site's own state on its disk: two generations, so that a reply that got lost can be taken back.
+"""A site's own state on its disk, in two generations, so a lost reply can be undone.
 
-Flower keeps nothing for a site between runs and restarts. Under the state folder lies, for every recipe and site,
-`round-000004.safetensors`: the state after round 4. The server says which round it accepted; the site continues from
-that one, and a newer one, whose reply was lost, is forgotten.
+Flower keeps nothing for a site between runs and restarts. The state folder holds, for every recipe and site,
+`round-000004.safetensors`: the state after round 4. The server says which round it accepted last. The site continues
+from that one, and drops a newer one whose reply was lost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NONE = -1  # the round of a site that has no state
 
 
 def default_root() -> Path:
-    """Where states are kept unless the node's config says otherwise."""
+    """The default state folder, if the node's config names none."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fednorms"
 
 
@@ -47,17 +47,17 @@ class Generations:
         self.folder = root / recipe / f"{quote(site, safe='')[:60]}-{mark}"
 
     def rounds(self) -> list[int]:
-        """The rounds after which a state is kept."""
+        """The rounds whose states are stored."""
         return sorted(int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.safetensors"))
 
     def load(self, accepted: int, device: torch.device | str = "cpu") -> ClientState | None:
-        """The state that the server accepted last; None before the first."""
+        """Load the state that the server accepted last; None before the first."""
         if accepted == NONE:
             return None
-        return self._read(self._path(accepted), f"the state of site {self.site!r} after round {accepted}", device)
+        return self._read(self._path(accepted), f'The state of site "{self.site}" after round {accepted}', device)
 
     def save(self, state: ClientState, accepted: int) -> None:
-        """Keep a new state beside the accepted one, and no other."""
+        """Store a new state next to the accepted one, and remove all others."""
         with clear_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         write_atomic(self._path(state.round), pack_client(state))
@@ -66,14 +66,14 @@ class Generations:
                 self._path(t).unlink(missing_ok=True)
 
     def save_fixed(self, fixed: Tree) -> None:
-        """Keep the tensors of the model that never travel again."""
+        """Store the tensors of the model that are sent only once."""
         with clear_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         write_atomic(self.folder / "fixed.safetensors", pack_client(ClientState(0, fixed, {})))
 
     def load_fixed(self, device: torch.device | str = "cpu") -> Tree:
-        """What `save_fixed` kept."""
-        what = f"what site {self.site!r} was sent at the start"
+        """Load what `save_fixed` stored."""
+        what = f'The first model that was sent to site "{self.site}"'
         return self._read(self.folder / "fixed.safetensors", what, device).local
 
     def _path(self, t: int) -> Path:
@@ -84,4 +84,4 @@ class Generations:
             return unpack_client(path.read_bytes(), device)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise RunFailed(f"{what} cannot be read from {path} ({reason}): restore the folder from a copy") from error
+            raise RunFailed(f"{what} cannot be read from {path} ({reason}). Restore the folder from a copy.") from error

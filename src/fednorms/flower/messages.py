@@ -1,4 +1,4 @@
-"""Broadcasts and uploads as Flower records: one ArrayRecord for the model and one per part, dtypes as they are."""
+"""Broadcasts and uploads as Flower records: one ArrayRecord for the model and one per part, dtypes unchanged."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from fednorms.core.tree import Tree
 from fednorms.evaluation.scores import SiteScore
 
 ABOUT, MODEL, FIXED, PART, METRICS = "about", "model", "fixed", "part:", "metrics"
-SILENT = {"loss": math.nan, "steps": 0.0, "dropped": 0.0}  # how the training went, if a site does not tell
+NO_METRICS = {"loss": math.nan, "steps": 0.0, "dropped": 0.0}  # the metrics of a site that does not send any
 About = dict[str, str | int | float | bool | list[str]]
 
 
 def array_record(tree: Tree) -> ArrayRecord:
-    """A tree as an ArrayRecord: names, order, shapes and dtypes stay."""
+    """A tree as an ArrayRecord, with the same names, order, shapes and dtypes."""
     return ArrayRecord({k: t.detach().cpu().contiguous() for k, t in tree.items()})
 
 
 def tree_of(record: ArrayRecord, device: torch.device | str = "cpu") -> Tree:
-    """The tree of an ArrayRecord, copied into torch's own memory: kernels may round by alignment."""
+    """The tree of an ArrayRecord, copied into torch's own memory: rounding may depend on alignment."""
     arrays = ((k, torch.from_numpy(array.numpy())) for k, array in record.items())
     return Tree({k: t.to(device).clone(memory_format=torch.contiguous_format) for k, t in arrays})
 
 
 def about(content: RecordDict) -> Mapping[str, object]:
-    """What a message says beside its tensors."""
+    """What a message says besides its tensors."""
     record = content.config_records.get(ABOUT)
     return record if record is not None else {}
 
 
 def trees(content: RecordDict, device: torch.device | str = "cpu") -> dict[str, Tree]:
-    """All trees of a message by the names of their records."""
+    """All trees of a message, by record name."""
     return {name: tree_of(record, device) for name, record in content.array_records.items()}
 
 
 def pack_broadcast(sent: Broadcast, model: Tree, fixed: Tree, words: About) -> RecordDict:
-    """A broadcast as records; `model` are the tensors that travel, `fixed` those that travel once."""
+    """A broadcast as records; `model` holds the tensors that are sent, `fixed` those that are sent only once."""
     content = RecordDict({ABOUT: ConfigRecord({"round": sent.round, **words}), MODEL: array_record(model)})
     if fixed:
         content[FIXED] = array_record(fixed)
@@ -50,7 +50,7 @@ def pack_broadcast(sent: Broadcast, model: Tree, fixed: Tree, words: About) -> R
 def unpack_broadcast(
     content: RecordDict, fixed: Tree, names: list[str], parts: list[str], device: torch.device | str
 ) -> Broadcast:
-    """The broadcast of a message; `names` orders its model, `parts` are the method's."""
+    """The broadcast in a message; `names` gives the order of its model, `parts` those of the method."""
     found = trees(content, device)
     whole = {**fixed, **found[MODEL]}
     return Broadcast(
@@ -60,9 +60,9 @@ def unpack_broadcast(
     )
 
 
-def pack_upload(upload: Upload, words: About, *, telling: bool = True) -> RecordDict:
-    """An upload as records; `telling` also how the training went: its loss, and how many steps there were."""
-    metrics = {name: float(value) for name, value in upload.metrics.items()} if telling else {}
+def pack_upload(upload: Upload, words: About, *, with_metrics: bool = True) -> RecordDict:
+    """An upload as records; the metrics are the training loss and the numbers of steps."""
+    metrics = {name: float(value) for name, value in upload.metrics.items()} if with_metrics else {}
     content = RecordDict(
         {ABOUT: ConfigRecord(dict(words)), MODEL: array_record(upload.model), METRICS: MetricRecord(metrics)}
     )
@@ -72,7 +72,7 @@ def pack_upload(upload: Upload, words: About, *, telling: bool = True) -> Record
 def unpack_upload(
     content: RecordDict, client: str, weight: float, parts: list[str], device: torch.device | str
 ) -> Upload:
-    """The upload of a message; who sent it and how much it weighs is what the server knows, not what is claimed."""
+    """The upload in a message; its sender and weight are what the server knows, not what the message claims."""
     found = trees(content, device)
     metrics = content.metric_records[METRICS]
     return Upload(
@@ -80,7 +80,7 @@ def unpack_upload(
         weight=weight,
         model=found[MODEL],
         parts={name: found[PART + name] for name in parts if PART + name in found},
-        metrics={name: float(str(metrics.get(name, silent))) for name, silent in SILENT.items()},
+        metrics={name: float(str(metrics.get(name, default))) for name, default in NO_METRICS.items()},
     )
 
 
@@ -96,7 +96,7 @@ def unpack_score(record: MetricRecord) -> SiteScore:
 
 
 def nbytes(content: RecordDict) -> int:
-    """How many bytes the tensors of a message take, as they are serialised."""
+    """The number of bytes that the tensors of a message take when serialized."""
     return sum(record.count_bytes() for record in content.array_records.values())
 
 

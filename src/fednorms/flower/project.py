@@ -1,4 +1,4 @@
-"""A ready Flower project: what `fednorms deploy init` writes."""
+"""Write a ready Flower project, for `fednorms deploy init`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fednorms.runs.store.atomic import check_folder
 from fednorms.runs.toml import dumps
 
 NAME = "fednorms-deployment"
-_APP = '''"""The apps that Flower starts: fednorms does the work, for the recipe in pyproject.toml."""
+_APP = '''"""The apps that Flower starts: fednorms runs the recipe in pyproject.toml."""
 
 from fednorms.flower import client_app, server_app
 
@@ -26,7 +26,7 @@ server = server_app()
 
 
 def write_project(folder: Path, recipe: Recipe, deployment: Deployment, host: str = "server.example") -> list[Path]:
-    """Write pyproject.toml, the apps, a README of five commands and the script that makes certificates.
+    """Write pyproject.toml, the apps, a README with five commands and a script that makes certificates.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as root:
@@ -36,7 +36,7 @@ def write_project(folder: Path, recipe: Recipe, deployment: Deployment, host: st
     """
     refuse_obstacles(read_method(recipe.method))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"{folder} is there already and not empty: choose another folder.")
+        raise BadInput(f"{folder} exists and is not empty. Choose another folder.")
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
@@ -76,8 +76,8 @@ def _pyproject(recipe: Recipe, deployment: Deployment) -> str:
         },
     }
     return (
-        "# A Flower project; README.md says how to run it. Below [tool.flwr.app.config] is the recipe: change it\n"
-        "# here, or for one run with: flwr run . --run-config 'rounds=5'. Lists are written as text.\n" + dumps(head)
+        "# A Flower project; README.md says how to run it. The recipe is in [tool.flwr.app.config]: change it there,\n"
+        "# or for one run with: flwr run . --run-config 'rounds=5'. Lists are written as text.\n" + dumps(head)
     )
 
 
@@ -94,12 +94,16 @@ def _readme(recipe: Recipe, deployment: Deployment, host: str) -> str:
         "@CLASSES@": ", ".join(deployment.class_names),
         "@HOST@": host,
         "@OUT@": deployment.out,
-        "@COUNT@": str(len(sites) or deployment.minimum),
+        "@COUNT@": _all_sites(len(sites) or deployment.minimum),
         "@WAIT@": f"{deployment.wait:g}",
-        "@MINIMUM@": str(deployment.minimum),
+        "@MINIMUM@": "one has" if deployment.minimum == 1 else f"{deployment.minimum} have",
     }.items():
         text = text.replace(mark, value)
     return text
+
+
+def _all_sites(count: int) -> str:
+    return {1: "the site has", 2: "both sites have"}.get(count, f"all {count} sites have")
 
 
 def _template(name: str) -> str:

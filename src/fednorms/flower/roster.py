@@ -1,8 +1,7 @@
-"""Which node is which site, and asking sites something with a deadline.
+"""The roster: which node is which site, and sending messages to sites with a deadline.
 
-A node is a number that Flower gives, perhaps another one after each start; a site is the name that its node is
-configured with. Every node is greeted once and answers with its site's card. Of two nodes that claim one name, the one
-that was there first counts.
+A node is a number from Flower, which may change at each start. A site is the name in its node's config. Every node is
+asked once for its site's card. If two nodes claim the same name, the first one counts.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from fednorms.flower import messages
 from fednorms.flower.agreement import Card
 from fednorms.flower.settings import Deployment
 
-POLL = 0.25  # seconds between two looks for replies
+POLL = 0.25  # seconds between two checks for replies
 
 
 @dataclass
 class Answers:
-    """What came back from sites, and why nothing came from the others."""
+    """The replies of sites, and why the others sent none."""
 
     contents: dict[str, RecordDict] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
@@ -37,13 +36,13 @@ class Roster:
 
     def __init__(self, grid: Grid, deployment: Deployment) -> None:
         self.grid, self.deployment = grid, deployment
-        self.names: list[str] = deployment.site_names  # in the order of the run; fixed once it has begun
+        self.names: list[str] = deployment.site_names  # in the order of the run; fixed once the run has begun
         self.cards: dict[str, Card] = {}  # of every site that ever joined
-        self._nodes: dict[int, Card] = {}  # greeted and fitting, in the order in which they answered
+        self._nodes: dict[int, Card] = {}  # accepted nodes, in the order in which they answered
         self._refused: dict[int, str] = {}
-        self._greeted: dict[str, int] = {}  # hello messages under way
+        self._greeted: dict[str, int] = {}  # hello messages without a reply so far
         self._online: set[int] = set()
-        self._news: dict[str, str] = {}  # what was refused since it was last asked for
+        self._news: dict[str, str] = {}  # nodes refused since `news` was last called
 
     @property
     def facts(self) -> Facts:
@@ -52,7 +51,7 @@ class Roster:
 
     # -- who is there -------------------------------------------------------------------------------------------
     def gather(self) -> None:
-        """Wait until all sites have joined, or until the time is up and enough have; then the names are fixed."""
+        """Wait until all sites have joined, or until enough have when the time is up; then fix the names."""
         enough = max(self.deployment.minimum, len(self.names))
         self.wait_for(enough, self.names)
         if not self.names:
@@ -60,7 +59,7 @@ class Roster:
             self.names = [site for _, site in here]
 
     def wait_for(self, count: int, names: list[str]) -> None:
-        """Wait until so many of these sites (none named: of any) are there."""
+        """Wait until this many of the named sites (or of any, if none are named) are connected."""
         end = time.monotonic() + self.deployment.wait
         while True:
             self.look()
@@ -72,15 +71,15 @@ class Roster:
                     return
                 missing = [name for name in names if name not in here]
                 raise RunFailed(
-                    f"{len(here)} sites have joined within {self.deployment.wait:g} s, {count} are needed"
+                    f"Too few sites have joined within {self.deployment.wait:g} s: expected {count}, found {len(here)}"
                     + (f"; missing: {', '.join(missing)}" if missing else "")
                     + "".join(f"; refused: {reason}" for reason in self._refused.values())
-                    + ". Start their nodes, then run again: it continues from the last checkpoint."
+                    + ". Start their nodes, and run again to continue from the last checkpoint."
                 )
             time.sleep(POLL)
 
     def here(self) -> dict[str, int]:
-        """The sites that can be asked now, with their nodes."""
+        """The connected sites, with their nodes."""
         found: dict[str, int] = {}
         for node, card in self._nodes.items():
             if node in self._online:
@@ -88,12 +87,12 @@ class Roster:
         return found
 
     def news(self) -> dict[str, str]:
-        """Which nodes were refused since this was last asked, and why."""
-        said, self._news = self._news, {}
-        return said
+        """Which nodes were refused since the last call, and why."""
+        news, self._news = self._news, {}
+        return news
 
     def look(self) -> None:
-        """See which nodes are there, greet new ones, and read what earlier ones answered."""
+        """Update the connected nodes, ask new ones for their cards, and read the cards that have arrived."""
         before, self._online = self._online, set(self.grid.get_node_ids())
         for node in before - self._online:
             self._refused.pop(node, None)
@@ -112,7 +111,7 @@ class Roster:
             del self._greeted[message]
 
     def _admit(self, node: int, reply: Message) -> str:
-        """Take a node in by the card it sent; otherwise say why not."""
+        """Accept a node by its card; otherwise say why not."""
         if reply.has_error():
             return f"its app failed: {reply.error.reason}"
         words = messages.about(reply.content)
@@ -126,11 +125,11 @@ class Roster:
             return f'site "{card.site}" is not one of {", ".join(self.names)}'
         first = next((c for name, c in sorted(self.cards.items()) if name != card.site), None)
         if first is not None and (wrong := card.differs(first)):
-            return f'site "{card.site}" does not fit: {wrong}'
+            return f'site "{card.site}" does not fit, {wrong}'
         if card.facts.samples < 1:
             return f'site "{card.site}" has no training images'
         if card.site in self.here():
-            self._news[f"node {node}"] = f'a second node calls itself "{card.site}"; the first one counts'
+            self._news[f"node {node}"] = f'a second node is called "{card.site}"; the first one counts'
         else:
             self.cards[card.site] = card
         self._nodes[node] = card
@@ -147,7 +146,7 @@ class Roster:
             self.cards[name] = self._nodes[here[name]]
         outgoing = [self._message(kind, contents[name], here[name]) for name in asked]
         ids: list[str | None] = list(self.grid.push_messages(outgoing)) if outgoing else []
-        ids = ids or [None] * len(asked)  # Flower takes none of them if they are too large together
+        ids = ids or [None] * len(asked)  # Flower accepts none of them if they are too large together
         open_: dict[str, str] = {}
         for name, message in zip(asked, ids, strict=True):
             if message:
@@ -159,7 +158,7 @@ class Roster:
             for reply in self._pull(set(open_)):
                 self._sort(open_.pop(reply.metadata.reply_to_message_id), reply, answers)
             if open_:
-                self.look()  # whoever comes in the meantime is taken in for the next round
+                self.look()  # nodes that connect in the meantime take part in the next round
                 time.sleep(POLL)
         answers.lost |= {name: f"no reply within {self.deployment.deadline:g} s" for name in open_.values()}
         return answers

@@ -1,4 +1,4 @@
-"""The ServerApp: our rounds over Flower's Grid."""
+"""The ServerApp: the rounds of a run over Flower's Grid."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fednorms.runs.store.directory import RunDirectory
 
 
 def server_app(model: Callable[[], nn.Module] | None = None, loss: Loss | None = None) -> ServerApp:
-    """The ServerApp of a project, for any recipe and method; `model` and `loss` as in `client_app`."""
+    """Make the ServerApp of a project, for any recipe and method; `model` and `loss` as in `client_app`."""
     app = ServerApp()
 
     @app.main()
@@ -48,10 +48,10 @@ def serve(
     """Run a recipe over a Grid from the start or from its last checkpoint; the run's directory is `deploy.out`."""
     given, deployment = settings.read(config)
     refuse_obstacles(read_method(given.method))
-    # A site keeps the last state that was accepted and the one after it, so no round may go without a checkpoint.
+    # A site stores only its last accepted state and the one after it, so every round needs a checkpoint.
     recipe = given.resolved().model_copy(update={"checkpoint_every": 1, "engine": "loop"})
     with numerics(recipe.precision, recipe.deterministic), repeatable(recipe.threads, recipe.seed):
-        start = model() if model else None  # under the recipe's seed, as at the sites
+        start = model() if model else None  # with the recipe's seed, as at the sites
         directory = RunDirectory(Path(deployment.out).expanduser())
         directory.create(recipe.to_toml(), resume=True)
         with directory.lock():

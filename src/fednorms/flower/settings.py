@@ -1,4 +1,4 @@
-"""What a Flower run is told: the recipe and the deployment's settings, as the scalars that a run config can carry."""
+"""The config of a Flower run: recipe and deployment settings, as the scalars that a run config can hold."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _PREFIX = "deploy."
 
 @dataclass(frozen=True)
 class Deployment:
-    """What a run across machines needs beside its recipe."""
+    """The settings of a run across machines, besides its recipe."""
 
     sites: str = ""
-    """Names of the sites that may take part, with commas; without it, those that are there at the start."""
+    """Names of the sites that may take part, separated by commas; if empty, those connected at the start."""
     minimum: int = 1
     """How many sites must answer for a round to count."""
     wait: float = 600.0
     """Seconds to wait for sites to join before the first round, or for enough of them before a later one."""
     deadline: float = 3600.0
-    """Seconds that sites have for their part of a round; the round goes on without those that take longer."""
+    """Seconds that sites have for their part of a round; the round continues without those that take longer."""
     out: str = "run"
-    """The server's run directory: metrics, checkpoints, summary; a run that is there is continued."""
+    """The server's run directory (metrics, checkpoints, summary); an unfinished run in it is continued."""
     classes: str = ""
-    """Names of the classes in their order, with commas: what the folders at the sites must be called."""
+    """Names of the classes in their order, separated by commas: the folder names at every site."""
     channels: int = 3
-    """Channels of the images: 3 (RGB), 1 (grey) or 4 (RGBA)."""
+    """Channels of the images: 3 (RGB), 1 (gray) or 4 (RGBA)."""
 
     @property
     def site_names(self) -> list[str]:
@@ -48,7 +48,7 @@ class Deployment:
 
 
 def listed(text: str) -> list[str]:
-    """Names with commas between them as a list.
+    """Split names separated by commas.
 
     >>> listed("north, south,")
     ['north', 'south']
@@ -85,23 +85,26 @@ def read(config: Mapping[str, Scalar], where: str = "the run config") -> tuple[R
 def _deployment(own: Mapping[str, Scalar], where: str) -> Deployment:
     known: dict[str, type] = {f.name: type(f.default) for f in fields(Deployment)}
     if unknown := [key for key in own if key not in known]:
-        raise BadInput(f'{where}: unknown key "deploy.{unknown[0]}": {nearest(unknown[0], known)}')
+        raise BadInput(f'Unknown key "deploy.{unknown[0]}" in {where}: {nearest(unknown[0], known)}.')
     made: dict[str, Any] = {}
     for key, value in own.items():
         kind = known[key]
         if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
-            raise BadInput(f"{where}: deploy.{key} is {kind.__name__}, got {value!r}.")
+            raise BadInput(f"Wrong value of deploy.{key} in {where}: expected {kind.__name__}, got {value!r}.")
         made[key] = kind(value)
     found = Deployment(**made)
     if found.minimum < 1 or found.wait < 0 or found.deadline <= 0:
-        raise BadInput(f"{where}: deploy.minimum is at least 1, deploy.wait at least 0, deploy.deadline above 0.")
+        raise BadInput(
+            f"Wrong value in {where}: deploy.minimum must be at least 1, deploy.wait at least 0 and deploy.deadline "
+            "above 0."
+        )
     if len(set(found.site_names)) < len(found.site_names):
-        raise BadInput(f'{where}: deploy.sites names a site twice: "{found.sites}".')
+        raise BadInput(f'deploy.sites names a site twice in {where}: "{found.sites}".')
     return found
 
 
 def flat(recipe: Recipe) -> dict[str, Any]:
-    """A recipe as tables of scalars, which is all that a Flower project's configuration may hold.
+    """A recipe as tables of scalars: a Flower project's configuration holds nothing else.
 
     >>> flat(Recipe(rounds=3))["rounds"], flat(Recipe())["evaluate"]
     (3, '["auto"]')
@@ -114,7 +117,7 @@ def flat(recipe: Recipe) -> dict[str, Any]:
         return json.dumps(list(value)) if isinstance(value, (list, tuple)) else value
 
     if not values["data"]["group"]:
-        del values["data"]["group"]  # which came later: a site keeps its state under the hash of the rest
+        del values["data"]["group"]  # added later: a site stores its state under the hash of the other keys
     recorded = ("version", "fingerprint", "own_parts")
     return {k: plain(v) for k, v in values.items() if v is not None and k not in recorded}
 
@@ -133,7 +136,7 @@ _NOT_RESULTS = (
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """A short hash of what a recipe trains, wherever and however: under it a site keeps its state.
+    """A short hash of what a recipe trains, independent of where and how; a site stores its state under it.
 
     >>> fingerprint(Recipe(rounds=3)) == fingerprint(Recipe(rounds=3, device="cuda")) != fingerprint(Recipe(rounds=4))
     True

@@ -1,4 +1,4 @@
-"""A site's half of a run: its data, its state, and the reference engine on both."""
+"""A site's side of a run: its data, its state, and the reference engine on both."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import open_federation
 from fednorms.runs.store.clients import ClientStore
 
-AT_THE_SITES = "custom:at the sites"  # the federation of a recipe whose data are folders at the sites
+AT_THE_SITES = "custom:at the sites"  # the recipe's federation if the data are folders at the sites
 
 
 def open_site(recipe: Recipe, deployment: Deployment, node: Mapping[str, Scalar]) -> Federation:
-    """The data of one site as a federation of its own, as a node's config names them.
+    """Open the data of one site, as a federation of one site, as the node's config says.
 
-    `data` is a folder of class/image, and `site` its name (default: the folder's). Without `data`, the site is taken
-    from the recipe's federation: by name, or by the `partition-id` that Flower's simulation gives.
+    `data` is a folder of class/image, and `site` the site's name (default: the folder's). Without `data`, the site is
+    taken from the recipe's federation, by name or by the `partition-id` of Flower's simulation.
     """
     name = str(node.get("site", ""))
     attributes = {k.removeprefix("attribute."): str(v) for k, v in node.items() if k.startswith("attribute.")}
     if "data" not in node:
         return _part_of_federation(recipe, node, name, attributes)
     if not deployment.class_names:
-        raise BadInput("deploy.classes is empty: the project must name the classes that every site's folder has.")
+        raise BadInput("deploy.classes is empty. The project must name the classes: the folder names at every site.")
     options = recipe.data
     site = site_from_folder(
         str(node["data"]),
@@ -63,14 +63,14 @@ def _part_of_federation(
 ) -> Federation:
     if recipe.federation == AT_THE_SITES or not (name or "partition-id" in node):
         raise BadInput(
-            'The node names no data: start it with --node-config \'site="north" data="/path/of/class/folders"\'.'
+            'The node names no data. Start it with --node-config \'site="north" data="/path/of/class/folders"\'.'
         )
     found = open_federation(recipe)
     number = int(node.get("partition-id", 0))
     if not name and number >= len(found.clients):
         raise BadInput(
-            f'Federation "{found.name}" has {len(found.clients)} sites, none for partition {number}: '
-            "simulate as many nodes as there are sites."
+            f'Federation "{found.name}" has {len(found.clients)} sites and none for partition {number}. '
+            "Simulate as many nodes as there are sites."
         )
     site = found.site(name) if name else found.clients[number]
     site = replace(site, attributes={**site.attributes, **attributes})
@@ -78,7 +78,7 @@ def _part_of_federation(
 
 
 class SiteClient:
-    """A site while it answers one message."""
+    """A site as a client of the run, while it answers one message."""
 
     def __init__(
         self,
@@ -92,22 +92,22 @@ class SiteClient:
         self.site = federation.sites[0]
         root = Path(str(node["state"])) if "state" in node else default_root()
         self.generations = Generations(root.expanduser(), fingerprint(recipe), self.site.name)
-        here = recipe.resolved().model_copy(update={"pretrained": False, "weights": ""})  # weights come from the server
+        here = recipe.resolved().model_copy(update={"pretrained": False, "weights": ""})  # the server sends the weights
         self.task = assemble(here, facts, model, loss, deployed=True)
         self.engine = Loop(self.task, federation, federation, ClientStore(2**60), EngineSettings(here.threads))
         self.device = self.task.like.device
         for p in self.task.method.parts:
-            p.arrange(federation)  # a part may need attributes that this site lacks, and says so
+            p.arrange(federation)  # fails if a part needs attributes that this site lacks
 
     def recall(self, accepted: int) -> None:
-        """Go back to the state that the server accepted last."""
+        """Restore the state that the server accepted last."""
         state = self.generations.load(accepted, self.device)
         if state is not None:
             self.engine.store.put(self.site.name, state)
         self.engine.store.mark_clean()
 
     def keep(self, accepted: int) -> int:
-        """Write a state that changed to the disk, before anything is answered; the round to be accepted."""
+        """Write a changed state to disk before the reply; returns the round that the server should accept."""
         if self.site.name not in self.engine.store.changed:
             return accepted
         state = self.engine.store[self.site.name]
@@ -115,7 +115,7 @@ class SiteClient:
         return state.round
 
     def fixed(self, sent: Tree) -> Tree:
-        """The tensors that travel once: those of this message, or those kept from the first one."""
+        """The tensors that are sent once: those of this message, or those stored from the first one."""
         names = [n for n in self.task.net.initial if n not in set(self.task.net.exchanged)]
         if sent:
             self.generations.save_fixed(sent)
@@ -123,7 +123,7 @@ class SiteClient:
         return self.generations.load_fixed(self.device) if names else Tree()
 
     def measure(self, sent: Broadcast, part: str, when: str) -> Tree:
-        """Run one extra pass; what a "setup" pass keeps becomes part of the site's state."""
+        """Run one extra pass; what a "setup" pass keeps is stored in the site's state."""
         p, job = next(
             (p, job) for p in self.task.method.parts for job in p.passes() if (p.name, job.when) == (part, when)
         )

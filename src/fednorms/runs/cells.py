@@ -1,4 +1,4 @@
-"""The cells of a comparison (one method, one seed): run one after the other, or side by side in processes."""
+"""The cells of a comparison (one method, one seed each), run one after the other or in parallel processes."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from fednorms.runs.store.directory import RunDirectory
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison: a method as the user wrote it, its recipe (with the seed), and its directory."""
+    """One run of a comparison: the method as the user wrote it, its recipe (with the seed), and its directory."""
 
     label: str
     recipe: Recipe
     path: Path | None = None
     shorten: Callable[[Result], list[dict[str, Any]]] | None = None
-    """What is needed of a run's history: that of many runs with many sites would fill the memory."""
+    """Reduces a run's history to what is needed: many runs with many sites would fill the memory."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a cell gave: the rows of its rounds, or in `error` why it failed (`details` is a bug's traceback)."""
+    """The outcome of a cell: the rows of its rounds, or why it failed (`details` is a bug's traceback)."""
 
     label: str
     seed: int
@@ -54,7 +54,7 @@ class Outcome:
 
     @property
     def status(self) -> Literal["done", "diverged", "failed"]:
-        """Whether it has a result: also a divergence is one, an error is not."""
+        """Whether the cell has a result: divergence counts as one, an error does not."""
         return "done" if not self.error else "diverged" if self.kind == "Diverged" else "failed"
 
     @property
@@ -80,7 +80,7 @@ Watch = Callable[[CellEvent], None]
 
 
 def run_cell(cell: Cell, custom: Custom, watch: Watch) -> Outcome:
-    """Run one cell, or continue it; a failure is an outcome too, so that the others go on."""
+    """Run or continue one cell; a failure is an outcome too, so the other cells continue."""
     recipe, before = cell.recipe, torch.get_num_threads()
 
     def after_round(event: RoundEvent) -> None:
@@ -106,7 +106,7 @@ def run_cell(cell: Cell, custom: Custom, watch: Watch) -> Outcome:
 
 
 def opened(recipe: Recipe) -> Federation:
-    """The federation of a recipe; the latest one stays open, because runs of the same data follow each other."""
+    """The federation of a recipe; the latest one is cached, because runs on the same data follow each other."""
     return _opened(recipe.federation, recipe.data.model_dump_json())
 
 
@@ -122,7 +122,7 @@ def run_cells(
     watch: Watch = lambda event: None,
 ) -> list[Outcome]:
     """Run all cells, `jobs` at a time; outcomes in the order of the cells."""
-    here = [i for i, cell in enumerate(cells) if jobs == 1 or _finished(cell)]  # those only need to be read
+    here = [i for i, cell in enumerate(cells) if jobs == 1 or _finished(cell)]  # finished ones only need to be read
     outcomes: dict[int, Outcome] = {}
     for i in here:
         outcomes[i] = run_cell(cells[i], custom, watch)
@@ -139,7 +139,7 @@ def _finished(cell: Cell) -> bool:
         return False
     try:
         return RunDirectory(cell.path).summary() is not None
-    except RunFailed:  # not readable: the run writes it again
+    except RunFailed:  # unreadable: the run writes it again
         return False
 
 
@@ -153,16 +153,16 @@ def _done(cell: Cell, outcome: Outcome) -> CellEvent:
 class _Worker:
     process: BaseProcess
     line: Connection
-    cell: int | None = None  # which one it is at
+    cell: int | None = None  # the index of its current cell
     ready: bool = False
 
 
 class _Pool:
-    """Worker processes that each take the next cell; one that dies costs its cell only."""
+    """Worker processes that each take the next cell; if one dies, only its cell is lost."""
 
     def __init__(self, jobs: int, custom: Custom, watch: Watch) -> None:
         self.jobs, self.custom, self.watch = jobs, custom, watch
-        self.context = get_context("spawn")  # a fork would inherit torch's threads in a bad state
+        self.context = get_context("spawn")  # a fork would inherit torch's threads in an unusable state
         self.workers: list[_Worker] = []
 
     def run(self, cells: Sequence[Cell]) -> list[Outcome]:
@@ -174,7 +174,7 @@ class _Pool:
                     self._start(todo.pop(), cells)
                 for line in wait([w.line for w in self.workers]):
                     worker = next(w for w in self.workers if w.line is line)
-                    event = self._hear(worker, cells)
+                    event = self._receive(worker, cells)
                     if event is None:
                         continue
                     self.watch(event)
@@ -195,7 +195,7 @@ class _Pool:
         process.start()
         there.close()
         self.workers.append(_Worker(process, here, index))
-        with suppress(BrokenPipeError):  # it died at once: `_hear` finds out
+        with suppress(BrokenPipeError):  # it died at once: `_receive` notices
             here.send(cells[index])
 
     def _next(self, worker: _Worker, todo: list[int], cells: Sequence[Cell]) -> None:
@@ -208,7 +208,7 @@ class _Pool:
         with suppress(BrokenPipeError):
             worker.line.send(cells[worker.cell])
 
-    def _hear(self, worker: _Worker, cells: Sequence[Cell]) -> CellEvent | None:
+    def _receive(self, worker: _Worker, cells: Sequence[Cell]) -> CellEvent | None:
         try:
             said = worker.line.recv()
         except (EOFError, ConnectionError):
@@ -216,7 +216,7 @@ class _Pool:
             code = worker.process.exitcode
             if not worker.ready:
                 raise RunFailed(
-                    f"A worker process could not start (exit code {code}). In a script, call compare under "
+                    f"A worker process could not start (exit code {code}). In a script, call compare below "
                     '`if __name__ == "__main__":`, or use jobs=1.'
                 ) from None
             assert worker.cell is not None
@@ -228,7 +228,7 @@ class _Pool:
 
 
 def _work(line: Connection, custom: Custom) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business, which then ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and then ends this process
     line.send(None)
     with suppress(EOFError, BrokenPipeError):
         while True:

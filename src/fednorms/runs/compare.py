@@ -1,4 +1,4 @@
-"""compare: several methods over several seeds on the same cohorts and batches, as one table."""
+"""compare: run several methods with several seeds on the same cohorts and batches, and make one table."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from fednorms.data import Federation
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.cells import Cell, Outcome, Watch, run_cells
 from fednorms.runs.identity import Custom, recipe_keys
+from fednorms.runs.interface import option
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session, data_notes, open_federation
@@ -37,7 +38,7 @@ MEAN, BALANCED = "mean", "balanced"
 
 @dataclass(frozen=True)
 class MeanStd:
-    """A cell of the table: accuracy as mean and sample standard deviation over seeds (None with one seed)."""
+    """A cell of the table: mean and sample standard deviation over seeds (None with one seed)."""
 
     mean: float
     std: float | None
@@ -71,16 +72,16 @@ class TableRow:
 class Comparison:
     """Methods, seeds and how each did in the last round; the repr is the table.
 
-    Every row names its evaluation mode (model/statistics). `mean` is over domains; domains that did not train have
-    columns of their own and do not count in it. Accuracy after the last round, never the best one on test data. Where
-    the recipe's metric is balanced accuracy, that has a column, too, and decides which method is the best.
+    Every row names its evaluation mode (model/statistics). `mean` is over the domains that trained; the others have
+    separate columns. Accuracy is that after the last round, never the best on test data. If the recipe's metric is
+    balanced accuracy, it has a column as well, and it decides which method is the best.
 
     >>> comparison = compare(["fedavg", "fedbn"], rounds=1, seeds=1, evaluate=["personal"])
     >>> [row.label for row in comparison.rows], comparison.best in ("fedavg", "fedbn")
     (['fedavg', 'fedbn'], True)
     """
 
-    methods: dict[str, str]  # as written, and in full
+    methods: dict[str, str]  # as the user wrote it, and in full
     seeds: list[int]
     outcomes: list[Outcome]
     about: dict[str, str] = field(default_factory=dict)
@@ -124,7 +125,7 @@ class Comparison:
 
     @property
     def columns(self) -> list[str]:
-        """The domains, those that did not train, the mean over the former, and the metric if that is another."""
+        """The domains that trained, those that did not, the mean over the former, and the metric if it differs."""
         last = list(dict.fromkeys([MEAN, self.judged_by]))
         found = list(dict.fromkeys(c for row in self.rows for c in row.entries if c not in last))
         return [*sorted(found, key=lambda c: c.endswith("(unseen)")), *last]
@@ -135,7 +136,7 @@ class Comparison:
 
     @property
     def best(self) -> str | None:
-        """The method with the highest mean over domains (or balanced accuracy, see above), None if all failed."""
+        """The method with the highest mean over domains (or balanced accuracy); None if all failed."""
         whole = [row for row in self.rows if self.judged_by in row.entries]
         return max(whole, key=lambda row: row.entries[self.judged_by].mean).label if whole else None
 
@@ -171,7 +172,7 @@ class Comparison:
         return table
 
     def remarks(self) -> list[str]:
-        """What stands under the table: failures first, then what was compared and how."""
+        """The lines below the table: failures first, then what was compared and how."""
         lines = []
         for label in self.methods:
             failed = {o.seed: o.error for o in self.outcomes if o.label == label and o.error}
@@ -239,13 +240,14 @@ def compare(
 ) -> Comparison:
     """Run every method with every seed; the same seed means the same cohorts, batches and (where it fits) weights.
 
-    `seeds=3` is 0, 1, 2. `lr` may be a dictionary {method: rate}; methods it leaves out keep the recipe's. `recipe`
-    gives all that is not given; without it, that is cnn-small on digits-shift for 30 rounds. `device` is cpu, cuda or
-    auto. With `out`, every run lies in OUT/METHOD-SEED, calling again continues where it stopped, and the table is
-    written as Markdown, CSV and JSON, with the learning curves as a picture. `jobs` runs that many at a time in
-    processes; a run uses one thread unless the recipe says otherwise, so that results do not depend on `jobs`. A model
-    of your own starts every seed from the weights it has, and the table says so; a loss of your own is a function of
-    logits and labels (with `jobs`, one that can be pickled).
+    `seeds=3` means 0, 1, 2. `lr` may be a dictionary {method: rate}; methods that it leaves out keep the recipe's rate.
+    What is not given comes from `recipe`, or from its defaults: cnn-small on digits-shift for 30 rounds. `device` is
+    cpu, cuda or auto. With `out`, every run is stored in OUT/METHOD-SEED, calling again continues where it stopped, and
+    the table is written as Markdown, CSV and JSON, with a picture of the learning curves. `jobs` is the number of runs
+    in parallel processes. A run uses one thread unless the recipe says otherwise, so results do not depend on `jobs`.
+
+    A custom model starts every seed from the weights it has, and the table says so. A custom loss is a function of
+    logits and labels; with `jobs` it must be picklable.
 
     >>> compare(["fedavg", "fedbn"], rounds=1, seeds=2).seeds
     [0, 1]
@@ -269,7 +271,7 @@ def compare(
     rates = _rates(lr, chosen) if isinstance(lr, Mapping) else {}
     root = Path(out) if out is not None else None
     if root is not None and (root / "recipe.toml").exists():
-        raise BadInput(f"compare: {root} holds a run: choose another directory for the comparison.")
+        raise BadInput(f"compare: {root} holds a run. Choose another directory for the comparison ({option('out')}).")
     slugs = _slugs(list(chosen))
     cells = []
     for label, text in chosen.items():
@@ -286,8 +288,8 @@ def compare(
     comparison = Comparison(chosen, numbers, outcomes, about, root, metric=cells[0].recipe.metric)
     if custom.model is not None and len(numbers) > 1:
         comparison.notes.append(
-            "first weights: those of your model in every seed; seeds vary the order of images, who takes part in a "
-            "round and what is drawn in training alone"
+            "first weights: those of your model in every seed; seeds vary only the order of images, who takes part in "
+            "a round, and what is drawn in training"
         )
     comparison.notes += data_notes(data)
     if root is not None:
@@ -299,7 +301,7 @@ def compare(
 
 
 def _replaced(root: Path, chosen: Mapping[str, str]) -> list[str]:
-    """That a table of other methods was here: their runs stay, and naming all of them makes one table of both."""
+    """A note if a table of other methods was here: their runs stay, and naming all methods makes one table."""
     try:
         before = list(json.loads((root / "comparison.json").read_bytes())["methods"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -414,7 +416,7 @@ def _about(cells: list[Cell], federation: Federation, seeds: list[int]) -> dict[
 
 
 def hardware(device: str) -> str:
-    """The machine in words: the GPU, if it is used, and the processor.
+    """Describe the machine: the GPU, if it is used, and the processor.
 
     >>> "cores" in hardware("cpu")
     True

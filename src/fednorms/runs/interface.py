@@ -31,3 +31,12 @@ def option(name: str) -> str:
     'hold_out='
     """
     return f"--{name.replace('_', '-')}" if _on_command_line.get() else f"{name}="
+
+
+def flag(name: str) -> str:
+    """The name of a switch: `--skip-broken` on the command line, `skip_broken=True` in Python.
+
+    >>> flag("skip_broken")
+    'skip_broken=True'
+    """
+    return option(name) + ("" if _on_command_line.get() else "True")

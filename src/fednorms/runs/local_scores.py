@@ -1,4 +1,4 @@
-"""Scores of clients' models right after their last local training, where a round has only some of the clients."""
+"""Scores of clients' models right after their last local training, if only some clients train in a round."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fednorms.runs.session import Session
 
 
 class LocalScores:
-    """Each client's model, right after it trained last, stays what it is: its score is taken then and kept.
+    """Collects each client's score right after its last local training before a test.
 
-    Which rounds are a client's last before the next test is known beforehand, because cohorts are drawn from seeds:
-    only rounds that are somebody's last are scored. Where a client can fail in a round and the run goes on, all rounds
-    are, since its last may have been an earlier one. A client that never trained has no such model. What rounds between
-    two tests have scored is recorded in their rows, from which a continued run starts.
+    Cohorts are drawn from seeds, so a client's last round before the next test is known in advance, and only such
+    rounds are scored. If a client can fail without ending the run, all rounds are scored, because its last successful
+    round may be an earlier one. A client that never trained has no score. Rounds between two tests record their scores
+    in their rows, from which a resumed run starts.
     """
 
     def __init__(self, session: Session, history: Iterable[Mapping[str, Any]]) -> None:
@@ -31,12 +31,12 @@ class LocalScores:
             self.latest |= {name: SiteScore.from_dict(values) for name, values in found.items()}
 
     def due(self, t: int) -> bool:
-        """Whether the model is tested after round t (the first is 0)."""
+        """Whether the model is tested after round t, counted from 0."""
         recipe = self._session.recipe
         return t + 1 == recipe.rounds or (t + 1) % recipe.evaluate_every == 0
 
     def ends_here(self, t: int) -> set[str]:
-        """The clients that train in round t and not again before the next test, as far as is known beforehand."""
+        """The clients that train in round t and, as far as is known, not again before the next test."""
         if self.mode is None:
             return set()
         if self._may_fail:
@@ -50,7 +50,7 @@ class LocalScores:
         return {client for client, last in self._last.items() if last == t}
 
     def take(self, t: int, found: Mapping[str, SiteScore]) -> dict[str, SiteScore]:
-        """Keep what round t has scored; returns what its row has to record, which a test records by itself."""
+        """Keep the scores of round t; returns those that its row must record, because no test records them."""
         ends = self.ends_here(t)
         kept = {name: score for name, score in found.items() if name in ends}
         self.latest |= kept

@@ -1,4 +1,4 @@
-"""The base losses that a recipe can name."""
+"""Base losses that a recipe can name."""
 
 from __future__ import annotations
 

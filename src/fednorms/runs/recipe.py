@@ -1,4 +1,4 @@
-"""Recipe: everything that determines a run, as text that reproduces it."""
+"""Recipe: everything that determines a run, in a text form that reproduces it."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from fednorms.transforms.chains import CHAINS
 
 
 class Data(BaseModel):
-    """How a named federation or a folder of images becomes sites with training, validation and test data."""
+    """How a named federation or a folder of images becomes sites with training, validation and test splits."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     root: str = ""
-    """Folder of a data set that the federation names, as "digits-five" (nothing is downloaded)."""
+    """Folder of the data set that the federation names, such as "digits-five" (nothing is downloaded)."""
     protocol: str = ""
-    """Whose division of a data set, as "fedwon" (default: its first; see `fednorms data check ROOT`)."""
+    """Which paper's split of the data set, such as "fedwon" (default: the first; see `fednorms data check ROOT`)."""
     complete: bool = True
-    """Whether a data set with other counts than the published ones is an error."""
+    """Fail if image counts differ from the published ones."""
     allow_pickle: bool = False
-    """Whether a data set's pickled archives may be opened; nothing but NumPy arrays is admitted."""
+    """Open a data set's pickled archives; only NumPy arrays are accepted in them."""
     size: int | None = Field(default=None, ge=1)
-    """Resize images to this many pixels (default: as they are; digits-shift: 16)."""
+    """Resize images to this many pixels (default: keep their size; digits-shift: 16)."""
     seed: int | None = None
-    """Seed of the division into training, validation and test data (default 0)."""
+    """Seed of the split into training, validation and test data (default 0)."""
     val: float | None = Field(default=None, ge=0, lt=1)
     """Fraction of each site's images for validation."""
     test: float | None = Field(default=None, ge=0, lt=1)
     """Fraction of each site's images for testing."""
     group: str = ""
-    """For folders: a regular expression that finds in a file's name what stays together, as "(patient[0-9]+)"."""
+    """For folders: a regular expression that finds in a file name what stays together, such as "(patient[0-9]+)"."""
     hold_out: list[str] = []
     """Sites or domains that do not train and are tested as unseen."""
     augment: str = "auto"
-    """Transforms of training images: a chain, as "flip_rotate" (see `fednorms list transforms`), "none", or "auto":
-    as the data set's papers do."""
+    """Transforms of training images: a chain such as "flip_rotate" (see `fednorms list transforms`), "none", or "auto"
+    (those of the data set's papers)."""
     partition: str = ""
-    """Divide the training sites anew, as "dirichlet(beta=0.3, clients=100)" or "file:PATH" (default: as they are)."""
+    """Partition the training sites, such as "dirichlet(beta=0.3, clients=100)" or "file:PATH" (default: keep them)."""
 
     @field_validator("partition")
     @classmethod
@@ -66,7 +66,7 @@ class Data(BaseModel):
     def _chain(cls, name: str) -> str:
         known = ("auto", "none", *CHAINS)
         if name not in known:
-            raise BadInput(f'Unknown chain of transforms "{name}" in data.augment: {nearest(name, known)}')
+            raise BadInput(f'Unknown chain of transforms "{name}" in data.augment: {nearest(name, known)}.')
         return name
 
 
@@ -93,16 +93,16 @@ class Recipe(BaseModel):
     participation: str = "all"
     """"all", "fixed:10" (clients), "fixed:0.1" (a fraction) or "bernoulli:0.4"."""
     weighting: Literal["auto", "size", "uniform"] = "auto"
-    """Weights of client models: by data size, equal, or as the method's paper says."""
+    """Weights of client models: by data size, equal, or auto (as in the method's paper)."""
     training: Training = Training()
     data: Data = Data()
     loss: str = "auto"
-    """Base loss: cross_entropy, focal (gamma 2), or auto: that of the data set's papers, else cross_entropy."""
+    """Base loss: cross_entropy, focal (gamma 2), or auto (that of the data set's papers, by default cross_entropy)."""
     class_weights: list[float] | Literal["auto", "none", "balanced"] = "auto"
-    """Weight of each class in the loss; balanced: n / (classes * n_c) over all training data; auto: as the data set's
-    papers do, with their loss."""
+    """Weight of each class in the loss; balanced: n / (classes * n_c) over all training data; auto: those of the data
+    set's papers, with their loss."""
     metric: Literal["auto", "accuracy", "balanced_accuracy"] = "auto"
-    """Which score chooses the best validation round and is reported first; auto: that of the data set's papers."""
+    """The score that chooses the best validation round and is reported first; auto: that of the data set's papers."""
     head: list[str] = []
     """Names of the classifier's layers, if they cannot be found."""
     pretrained: bool = False
@@ -110,20 +110,20 @@ class Recipe(BaseModel):
     weights: str = ""
     """Start the model from this safetensors or torch file."""
     evaluate: list[str] = ["auto"]
-    """Evaluation modes, as "personal", "global/batch" or "global/batch:32"; auto: what the method is judged by."""
+    """Evaluation modes, such as "personal", "global/batch" or "global/batch:32"; auto: those that fit the method."""
     evaluate_every: int = Field(default=1, ge=1)
-    """Test after every so many rounds (the last always)."""
+    """Test every this many rounds, and after the last."""
     validate_every: int | None = Field(default=None, ge=1)
-    """Between tests, validate after every so many rounds, and test a round that is the best so far (default: never)."""
+    """Between tests, validate every this many rounds, and test a round that is the best so far (default: never)."""
     checkpoint_every: int = Field(default=1, ge=1)
-    """Write a checkpoint after every so many rounds (the last always)."""
+    """Write a checkpoint every this many rounds, and after the last."""
     keep_checkpoints: Literal["newest", "all"] = "newest"
-    """Which of them stay: the newest two, from one of which a run goes on, or all, to look into rounds later."""
+    """Which checkpoints to keep: the newest two, from which a run resumes, or all, to analyze rounds later."""
     on_divergence: Literal["stop", "skip"] = "stop"
     """What to do when a client's update is not finite."""
     engine: Literal["auto", "loop", "graphs", "workers"] = "auto"
     """How clients run: loop, one after the other; graphs, as CUDA graphs on streams; workers, in processes, one
-    per core or GPU; auto: graphs on a GPU, else loop, or workers if threads=1 and they prove faster."""
+    per core or GPU; auto: graphs on a GPU; on a CPU loop, or workers if threads=1 and they prove faster."""
     workers: int = Field(default=0, ge=0)
     """Worker processes (0: one per core or GPU)."""
     device: str = "cpu"
@@ -131,17 +131,17 @@ class Recipe(BaseModel):
     precision: Precision = "float32"
     """float32, float64, tf32 (float32 with short products on a GPU) or bfloat16 (autocast)."""
     deterministic: bool = True
-    """Repeat bit for bit on one device; false lets cuDNN choose what is fastest."""
+    """Repeat bit for bit on one device; false lets cuDNN choose the fastest algorithm."""
     threads: int = Field(default=1, ge=1)
-    """CPU threads per client; more help large networks only, and results repeat bit for bit at equal threads."""
+    """CPU threads per client; more help only large networks. Results repeat bit for bit with equal threads."""
     state_limit_mb: int = Field(default=1024, ge=0)
-    """Client states beyond this many megabytes go to disk."""
+    """Client states beyond this many megabytes are stored on disk."""
     version: str = __version__
     """The library's version."""
     fingerprint: str = ""
-    """Hash of the federation's data, recorded by a run; a run is not continued on other data."""
+    """Hash of the federation's data, recorded by a run; a run does not resume on other data."""
     own_parts: dict[str, str] = {}
-    """Parts of the method that do not come with the library, each with a hash of its code; recorded by a run."""
+    """Custom parts of the method, each with a hash of its code; recorded by a run."""
 
     @field_validator("method")
     @classmethod
@@ -163,18 +163,18 @@ class Recipe(BaseModel):
         return modes
 
     def resolved(self) -> Recipe:
-        """With everything that depends on the machine written out, so that it is recorded."""
+        """Replace what depends on the machine by its value, to record it."""
         device = pick_device(self.device)
         engine = self.engine
         if engine == "auto":
             fast = all(p.requires <= PROVIDES["graphs"] for p in read_method(self.method).parts)
-            measured = device == "cpu" and self.threads == 1  # which changes no bit, so it need not be recorded
+            measured = device == "cpu" and self.threads == 1  # the choice changes no bit, so it need not be recorded
             engine = "graphs" if device.startswith("cuda") and fast else "auto" if measured else "loop"
         mine = own_parts(read_method(self.method))
         return self.model_copy(update={"device": device, "engine": engine, "own_parts": mine})
 
     def adopting(self, protocol: Protocol) -> Recipe:
-        """With every "auto" that the data set decides written out, so that it is recorded.
+        """Replace every "auto" that the data set decides by its value, to record it.
 
         >>> Recipe().adopting(Protocol("flip")).data.augment, Recipe().adopting(Protocol()).loss
         ('flip', 'cross_entropy')
@@ -183,7 +183,7 @@ class Recipe(BaseModel):
         augment = protocol.augment if self.data.augment == "auto" and not augments else self.data.augment
         loss = protocol.loss if self.loss == "auto" else self.loss
         weights = self.class_weights
-        if weights == "auto":  # they belong to their loss
+        if weights == "auto":  # weights belong to their loss
             weights = list(protocol.class_weights) if protocol.class_weights and loss == protocol.loss else "none"
         return self.model_copy(
             update={
@@ -195,7 +195,7 @@ class Recipe(BaseModel):
         )
 
     def whole_method(self) -> Method:
-        """The method as it trains: with the part `augment` in front if `data.augment` names a chain.
+        """The method as it trains: with the part `augment` first if `data.augment` names a chain.
 
         >>> str(Recipe(method="fedbn", data={"augment": "flip"}).whole_method())
         "augment(chain='flip') + fedbn"
@@ -206,7 +206,7 @@ class Recipe(BaseModel):
         if any(p.name == "augment" for p in chosen.parts):
             raise BadInput(
                 f'Images would be augmented twice: by data.augment = "{chain}" and by the method "{chosen}". '
-                "Leave one of them out."
+                "Leave out one of them."
             )
         return read_method(f"augment(chain='{chain}')") + chosen
 

@@ -1,4 +1,4 @@
-"""A comparison on paper: Markdown, CSV and JSON, and a picture of accuracies and learning curves."""
+"""The report of a comparison: Markdown, CSV and JSON, and a picture of accuracies and learning curves."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-NO_PICTURE = "no picture: matplotlib is missing; get it with `pip install 'fednorms[report]'` and compare again"
+NO_PICTURE = "no picture: matplotlib is missing; install it with `pip install 'fednorms[report]'` and compare again"
 
-# Okabe and Ito's colours, told apart by every kind of colour vision; lines differ in dashes and markers as well.
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8c8c8c")
+# Okabe and Ito's colors, distinct for every kind of color vision; lines also differ in dashes and markers.
+COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8c8c8c")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*"
 
 
 def markdown(comparison: Comparison) -> str:
-    """The table as Markdown, the best of each column in bold, and beneath it what was compared.
+    """The table as Markdown, with the best of each column in bold, and below it what was compared.
 
     >>> from fednorms.runs.compare import compare
     >>> print(markdown(compare(["fedavg"], rounds=1, seeds=1)).splitlines()[0])
@@ -50,7 +50,7 @@ def _escape(text: str) -> str:
 
 
 def csv_table(comparison: Comparison) -> str:
-    """The table as CSV, accuracies in per cent: one line per method and mode, mean and std of every column.
+    """The table as CSV, accuracies in percent: one line per method and mode, mean and std of every column.
 
     >>> from fednorms.runs.compare import compare
     >>> csv_table(compare(["fedavg"], rounds=1, seeds=1)).splitlines()[0]
@@ -73,9 +73,9 @@ def csv_table(comparison: Comparison) -> str:
 
 
 def write(comparison: Comparison, folder: Path, federation: Federation | None = None) -> None:
-    """Write comparison.md, .csv and .json and curves.png into a folder; without matplotlib, say how to get it.
+    """Write comparison.md, .csv and .json and curves.png to a folder; without matplotlib, say how to install it.
 
-    With `federation`, the picture begins with one image of every site. Leave it out where images are private.
+    With `federation`, the picture starts with images of every site. Leave it out if images are private.
     """
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def _samples(panel: SubFigure, federation: Federation, most: int = 8) -> None:
     panel.suptitle("What each site sees", fontsize=11, fontweight="bold")
     for site, axes in zip(sites, grid, strict=True):
         split = next(iter(site.splits.values()))
-        # The same classes at every site, so that only the look differs.
+        # The same classes at every site, so only the appearance differs.
         for axis, wanted in zip(axes, (3, 5), strict=True):
             at = (split.y == wanted % federation.num_classes).nonzero().flatten()
             x, _ = split.batch(at[:1] if len(at) else [0])
@@ -169,13 +169,13 @@ def _curves(axis: Axes, comparison: Comparison) -> None:
     for number, (label, curve) in enumerate(curves.items()):
         if not curve:
             continue
-        colour = COLOURS[number % len(COLOURS)]
+        color = COLORS[number % len(COLORS)]
         t, mean = list(curve), [100 * e.mean for e in curve.values()]
         axis.plot(
             t,
             mean,
-            color=colour,
-            linestyle=DASHES[number // len(COLOURS) % len(DASHES)],
+            color=color,
+            linestyle=DASHES[number // len(COLORS) % len(DASHES)],
             linewidth=2,
             marker=MARKERS[number % len(MARKERS)],
             markersize=5,
@@ -184,7 +184,7 @@ def _curves(axis: Axes, comparison: Comparison) -> None:
         )
         low = [100 * (e.mean - (e.std or 0)) for e in curve.values()]
         high = [100 * (e.mean + (e.std or 0)) for e in curve.values()]
-        axis.fill_between(t, low, high, color=colour, alpha=0.12, linewidth=0)
+        axis.fill_between(t, low, high, color=color, alpha=0.12, linewidth=0)
     axis.set_xlabel("round")
     axis.set_ylabel("mean accuracy over domains (%)")
     spread = "mean ± std over seeds" if len(comparison.seeds) > 1 else f"seed {comparison.seeds[0]}"

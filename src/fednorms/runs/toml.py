@@ -1,4 +1,4 @@
-"""Write TOML (the standard library only reads it): the scalars, lists and nested tables that recipes use."""
+"""Write TOML, which the standard library only reads: the scalars, lists and nested tables of recipes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 def dumps(table: Mapping[str, object]) -> str:
-    """A mapping as TOML text, scalars first; entries that are None are left out.
+    """Write a mapping as TOML text, scalars first; entries that are None are left out.
 
     >>> print(dumps({"name": "a, b", "n": 3, "inner": {"rate": 0.5, "list": [1, 2], "off": None}}))
     name = "a, b"

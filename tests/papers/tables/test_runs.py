@@ -249,7 +249,7 @@ def test_no_data_at_all_is_bad_input_that_says_what_is_needed(finished, tmp_path
 def test_a_file_in_the_place_of_the_folder_is_refused_before_the_first_run(finished, tmp_path, below):
     folder, *_ = finished
     (tmp_path / "taken").write_text("mine")
-    with pytest.raises(BadInput, match=r"taken is a file; choose another folder"):
+    with pytest.raises(BadInput, match=r"taken is a file. Choose another folder"):
         heard(folder, tmp_path.joinpath("taken", *below))
     assert (tmp_path / "taken").read_text() == "mine"
 

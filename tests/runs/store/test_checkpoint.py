@@ -1,4 +1,4 @@
-"""Checkpoints: round trips, damage and the way back, and a crash between any two system calls."""
+"""Checkpoints: round trips, damage and recovery, and a crash between any two system calls."""
 
 from __future__ import annotations
 
@@ -290,12 +290,12 @@ def test_a_damaged_checkpoint_falls_back_and_says_so(two, damage, which):
         assert found.notes == []  # without a manifest it looks like one that was never finished
     elif which == "server" and damage is _flip:
         assert found.notes == [
-            "checkpoint of round 12 is damaged (server.safetensors: hash differs); continuing from round 10"
+            "The checkpoint of round 12 is damaged (server.safetensors: hash differs); continuing from round 10."
         ]
     else:
         (note,) = found.notes
-        assert note.startswith(f"checkpoint of round 12 is damaged ({path.name}: ")
-        assert note.endswith("; continuing from round 10")
+        assert note.startswith(f"The checkpoint of round 12 is damaged ({path.name}: ")
+        assert note.endswith("; continuing from round 10.")
 
 
 def test_every_single_flipped_byte_of_a_manifest_is_noticed(two):
@@ -312,7 +312,7 @@ def test_every_single_flipped_byte_of_a_manifest_is_noticed(two):
 def test_all_damaged_is_one_clear_error(two):
     for path in two.glob("round-*/server.safetensors"):
         _flip(path)
-    with pytest.raises(RunFailed, match=r"every checkpoint in .* is damaged: round 12 \(server.*round 10 \(server"):
+    with pytest.raises(RunFailed, match=r"Every checkpoint in .* is damaged: round 12 \(server.*round 10 \(server"):
         load(two)
 
 
@@ -356,7 +356,7 @@ def test_a_client_file_that_vanishes_later_is_one_clear_error(two):
     found = load(two)
     for path in (two / "clients").iterdir():
         path.unlink()
-    with pytest.raises(RunFailed, match=r"cannot read .*No such file"):
+    with pytest.raises(RunFailed, match=r"Cannot read .*No such file"):
         found.clients["a"]
 
 
@@ -507,8 +507,8 @@ def test_the_best_model_is_complete_and_apart_from_the_checkpoints(tmp_path):
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (errno.ENOSPC, "the disk is full.*free space and continue with `fednorms resume "),
-        (errno.EFBIG, "limit.*free space and continue with `fednorms resume "),
+        (errno.ENOSPC, "the disk is full.*Free space.*continue with `fednorms resume "),
+        (errno.EFBIG, "limit.*free space.*continue with `fednorms resume "),
         (errno.EACCES, "not writable.*continue with `fednorms resume "),
         (errno.EROFS, "not writable.*continue with `fednorms resume "),
         (errno.EIO, "continue with `fednorms resume "),
@@ -527,7 +527,7 @@ def test_disk_errors_are_one_clear_message_and_leave_the_old_file(tmp_path, monk
         patch.setattr(os, call, fail)
         with pytest.raises(RunFailed, match=words) as caught:
             write_atomic(path, b"new")
-    assert str(caught.value).startswith(f"cannot write {path}: ")
+    assert str(caught.value).startswith(f"Cannot write {path}: ")
     assert f"fednorms resume {tmp_path}`" in str(caught.value)
     assert path.read_bytes() == b"old"
     assert files(tmp_path) == {"file", "recipe.toml"}

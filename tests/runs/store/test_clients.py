@@ -218,7 +218,7 @@ def test_a_full_disk_is_one_clear_error_and_the_state_stays(tmp_path, monkeypatc
     store.put("a", client(1, 1.0))
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", fail)
-        with pytest.raises(RunFailed, match=f"cannot write {tmp_path}: the disk is full"):
+        with pytest.raises(RunFailed, match=f"Cannot write {tmp_path}: the disk is full"):
             store.put("b", client(1, 2.0))
     assert is_client(store["a"], 1, 1.0)
     assert is_client(store["b"], 1, 2.0)
@@ -228,7 +228,7 @@ def test_a_spilled_file_that_vanishes_is_one_clear_error(tmp_path):
     store = ClientStore(0, tmp_path)
     store.put("a", client(1, 1.0))
     next(tmp_path.rglob("*.safetensors")).unlink()
-    with pytest.raises(RunFailed, match="cannot read back the state of client 'a'"):
+    with pytest.raises(RunFailed, match='Cannot read the state of client "a"'):
         store["a"]
 
 

@@ -44,7 +44,7 @@ def test_paths_are_inside_the_directory(run):
 
 def test_the_same_recipe_may_be_resumed_but_not_started_again(run):
     run.create(RECIPE, resume=True)
-    with pytest.raises(BadInput, match=r"already holds a run of this recipe.*fednorms resume .*another --out"):
+    with pytest.raises(BadInput, match=r"already holds a run of this recipe.*fednorms resume .*another out="):
         run.create(RECIPE, resume=False)
 
 
@@ -52,23 +52,23 @@ def test_the_same_recipe_may_be_resumed_but_not_started_again(run):
 @pytest.mark.parametrize(
     ("other", "there", "asked"),
     [
-        (RECIPE.replace("3", "4"), "line 2 there:     rounds = 3", "line 2 asked for: rounds = 4"),
-        (RECIPE + "x = 1\n", "line 4 there:     (nothing)", "line 4 asked for: x = 1"),
-        ("", 'line 1 there:     method = "fedavg"', "line 1 asked for: (nothing)"),
+        (RECIPE.replace("3", "4"), "line 2 of that run: rounds = 3", "line 2 requested:   rounds = 4"),
+        (RECIPE + "x = 1\n", "line 4 of that run: (nothing)", "line 4 requested:   x = 1"),
+        ("", 'line 1 of that run: method = "fedavg"', "line 1 requested:   (nothing)"),
     ],
 )
 def test_another_recipe_is_refused_with_the_difference(run, resume, other, there, asked):
     with pytest.raises(BadInput) as caught:
         run.create(other, resume=resume)
     message = str(caught.value)
-    for words in (str(run.path), there, asked, "another --out", "fednorms resume"):
+    for words in (str(run.path), there, asked, "another out=", "fednorms resume"):
         assert words in message
     assert run.read_recipe() == RECIPE
 
 
 def test_a_directory_with_something_else_in_it_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(BadInput, match=r"not empty and holds no run \(it has thesis.tex\).*another --out"):
+    with pytest.raises(BadInput, match=r"not empty and holds no run \(it has thesis.tex\).*another out="):
         RunDirectory(tmp_path).create(RECIPE, resume=True)
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
@@ -97,7 +97,7 @@ def test_a_directory_that_cannot_be_written_is_bad_input(tmp_path, monkeypatch, 
     path = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(os, call, fail)
-        with pytest.raises(BadInput, match=f"cannot write a run into {path} .*choose another --out"):
+        with pytest.raises(BadInput, match=f"Cannot write a run to {path} .*choose another out="):
             RunDirectory(path).create(RECIPE, resume=False)
 
 
@@ -153,7 +153,7 @@ def test_two_processes_cannot_write_one_run_and_a_killed_one_leaves_no_lock(run)
         assert f"({other.pid})" in str(caught.value)
         other.kill()
     with run.lock(), _locker(run.path) as other:
-        assert f"another process ({os.getpid()}) is writing the run in {run.path}" in other.stdout.readline()
+        assert f"Another process ({os.getpid()}) is writing the run in {run.path}" in other.stdout.readline()
         other.stdin.close()
     with run.lock():  # given back after a failure inside, too
         pass

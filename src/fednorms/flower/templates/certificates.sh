@@ -1,15 +1,15 @@
 #!/bin/sh
-# Makes what the nodes need to trust each other; needs openssl and ssh-keygen. Run it once, on the server:
+# Makes the keys and certificates of a deployment; needs openssl and ssh-keygen. Run it once, on the server:
 #
 #   ./certificates.sh            for the sites of this project
 #
 # It writes into ./certificates, and never overwrites anything:
 #   ca.key                  signs the server's certificate. Keep it secret; nobody else needs it.
-#   ca.crt                  give it to every site: with it a node knows that the server is the right one.
+#   ca.crt                  give it to every site: a node checks the server with it.
 #   server.key, server.pem  the server's key (secret) and certificate.
-#   SITE.key                a site's key. Give it to that site only; with it the server knows the node.
-#   SITE.pub                the public half; the server registers it (the last command of step 1 in README.md).
-# A site that prefers to make its key itself runs the ssh-keygen line below and sends you SITE.pub only.
+#   SITE.key                a site's key. Give it only to that site: the server recognizes the node by it.
+#   SITE.pub                the public key; the server registers it (the last command of step 1 in README.md).
+# A site can also make its key itself: it runs the ssh-keygen line below and sends you only SITE.pub.
 set -eu
 umask 077
 host="@HOST@"
@@ -27,7 +27,7 @@ fi
 if [ ! -e server.key ]; then
     openssl ecparam -name secp384r1 -genkey -noout -out server.key
     openssl req -new -sha384 -key server.key -out server.csr -subj "/CN=$host"
-    # Under these names the server may be reached; nodes refuse it under any other.
+    # The server can be reached by these names; nodes refuse it under any other.
     case "$host" in
         *[!0-9.]*) names="DNS:$host,DNS:localhost,IP:127.0.0.1" ;;
         *) names="IP:$host,DNS:localhost,IP:127.0.0.1" ;;

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fednorms.papers.analysis.picture import head, png_of
 from fednorms.papers.tables.cell import NOT_COMPARABLE, TableCell, mark, ours_text, published_text
 from fednorms.papers.tables.summary import Section, Summary, axis_lines, axis_steps
-from fednorms.runs.report import COLOURS, DASHES, MARKERS
+from fednorms.runs.report import COLORS, DASHES, MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,8 +58,8 @@ def figure(summary: Summary) -> Figure:
 def _style(i: int) -> dict[str, Any]:
     """How the i-th line looks."""
     return {
-        "color": COLOURS[i % len(COLOURS)],
-        "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
+        "color": COLORS[i % len(COLORS)],
+        "linestyle": DASHES[i // len(COLORS) % len(DASHES)],
         "marker": MARKERS[i % len(MARKERS)],
         "markersize": 4,
         "linewidth": 1.6,
@@ -97,9 +97,9 @@ def _draw_ranking(axis: Axes, section: Section) -> None:
         cell = section.rows[row][column]
         if cell.ours is not None:
             point = "x" if cell.diverged else "o"  # the mean of the seeds that ended
-            axis.errorbar(cell.ours, place, xerr=cell.std or 0.0, fmt=point, markersize=4, capsize=2, color=COLOURS[0])
+            axis.errorbar(cell.ours, place, xerr=cell.std or 0.0, fmt=point, markersize=4, capsize=2, color=COLORS[0])
         if (mean := _published(cell)) is not None:
-            axis.plot(mean, place, "o", markersize=7, markerfacecolor="none", color=COLOURS[1])
+            axis.plot(mean, place, "o", markersize=7, markerfacecolor="none", color=COLORS[1])
     axis.set_ylim(len(rows) - 0.5, -0.5)  # the order of the heat map
     axis.set_yticks(range(len(rows)), [""] * len(rows))
     axis.set_title(f"{column} (%): ours{', published as rings' if section.has_published else ''}", fontsize=9)

@@ -1,4 +1,4 @@
-"""Files that are either the old one or the new one, and disk errors as one clear message."""
+"""Atomic writes: a file is either the old one or the new one. Disk errors become one clear message."""
 
 from __future__ import annotations
 
@@ -11,28 +11,32 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fednorms.core.errors import BadInput, RunFailed
+from fednorms.runs.interface import option
 
 FULL = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
 NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
-TEMPORARY = ".tmp"  # how the names of half-written files end
+TEMPORARY = ".tmp"  # suffix of half-written files
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a file where a folder is to be, or one that is not writable, before the work whose results go there.
+    """Refuse an output folder that is a file or not writable, before the work whose results go there.
 
     >>> check_folder(Path("pyproject.toml/results"))
     Traceback (most recent call last):
-    fednorms.BadInput: --out pyproject.toml/results: pyproject.toml is a file; choose another folder
+    fednorms.BadInput: Cannot write to pyproject.toml/results: pyproject.toml is a file. Choose another folder (out=).
     """
     there = next((p for p in (out, *out.parents) if os.path.lexists(p)), out)
     if os.path.lexists(there) and not there.is_dir():
-        raise BadInput(f"--out {out}: {there} is a file; choose another folder")
+        raise BadInput(f"Cannot write to {out}: {there} is a file. Choose another folder ({option('out')}).")
     if not os.access(there if there.is_dir() else Path.cwd(), os.W_OK | os.X_OK):
-        raise BadInput(f"--out {out}: {there} cannot be written to; make it writable or choose another folder")
+        raise BadInput(
+            f"Cannot write to {out}: {there} is not writable. Make it writable, or choose another folder "
+            f"({option('out')})."
+        )
 
 
 def resume_command(run: Path | str) -> str:
-    """What continues a run, for a shell.
+    """The shell command that continues a run.
 
     >>> resume_command("runs/my first")
     "fednorms resume 'runs/my first'"
@@ -41,10 +45,9 @@ def resume_command(run: Path | str) -> str:
 
 
 def replace_bytes(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Put `data` into `path` by writing beside it and renaming; raises the plain OSError.
+    """Put `data` into `path` by writing a temporary file and renaming it; raises the plain OSError.
 
-    With `sync=False` the file itself is on the disk, but its name perhaps not yet: call `sync_directory` once
-    after several files.
+    With `sync=False` the file is on disk, but its name may not be yet: call `sync_directory` once after several files.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +73,7 @@ def replace_bytes(path: Path, data: bytes, *, sync: bool = True) -> None:
 
 
 def write_all(handle: int, data: bytes) -> None:
-    """Write all of `data`, however little each call takes.
+    """Write all of `data`, in as many calls as it takes.
 
     >>> import tempfile
     >>> with tempfile.TemporaryFile() as f:
@@ -84,7 +87,7 @@ def write_all(handle: int, data: bytes) -> None:
 
 
 def sync_directory(folder: Path) -> None:
-    """Make the names in a folder survive a power cut, where the system can.
+    """Make the names in a folder survive a power cut, where the system supports it.
 
     >>> sync_directory(Path("."))
     """
@@ -101,11 +104,11 @@ def sync_directory(folder: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Like `replace_bytes`, but a disk error is a `RunFailed` that says what to do; the old file stays.
+    """Like `replace_bytes`, but a disk error becomes a `RunFailed` that says what to do; the old file stays.
 
     >>> write_atomic(Path("no such folder/a"), b"")
     Traceback (most recent call last):
-    fednorms.RunFailed: cannot write no such folder/a: No such file or directory. ...
+    fednorms.RunFailed: Cannot write no such folder/a: No such file or directory. ...
     """
     with clear_errors(path):
         replace_bytes(path, data, sync=sync)
@@ -118,8 +121,8 @@ def clear_errors(path: Path) -> Iterator[None]:
     >>> with clear_errors(Path("runs/a/metrics.jsonl")):
     ...     raise OSError(errno.ENOSPC, "No space left on device")
     Traceback (most recent call last):
-    fednorms.RunFailed: cannot write runs/a/metrics.jsonl: the disk is full. What was written before is
-    safe: free space and continue with `fednorms resume RUN`
+    fednorms.RunFailed: Cannot write runs/a/metrics.jsonl: the disk is full. What was written before is
+    safe. Free space, and continue with `fednorms resume RUN`.
     """
     try:
         yield
@@ -128,25 +131,25 @@ def clear_errors(path: Path) -> Iterator[None]:
 
 
 def explain(error: OSError, path: Path) -> str:
-    """What went wrong with `path`, and what to do about it, in one sentence each.
+    """Say what went wrong with `path`, and what to do about it.
 
     >>> print(explain(OSError(errno.EROFS, "Read-only file system"), Path("runs/a")))
-    cannot write runs/a: it is not writable (Read-only file system). What was written before is
-    safe: make it writable and continue with `fednorms resume RUN`
+    Cannot write runs/a: it is not writable (Read-only file system). What was written before is
+    safe. Make it writable, and continue with `fednorms resume RUN`.
     """
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in FULL:
-        what, remedy = "the disk is full", "free space"
+        what, remedy = "the disk is full", "Free space"
     elif error.errno == errno.EFBIG:
         what = "the file would be larger than the file system or this process's limit (`ulimit -f`) allows"
-        remedy = "raise the limit or free space"
+        remedy = "Raise the limit or free space"
     elif error.errno in NOT_WRITABLE:
-        what, remedy = f"it is not writable ({reason})", "make it writable"
+        what, remedy = f"it is not writable ({reason})", "Make it writable"
     else:
-        what, remedy = reason, "see that the disk is there and healthy"
+        what, remedy = reason, "Check the disk"
     return (
-        f"cannot write {path}: {what}. What was written before is safe: {remedy} and continue with "
-        f"`{resume_command(_run_of(path))}`"
+        f"Cannot write {path}: {what}. What was written before is safe. {remedy}, and continue with "
+        f"`{resume_command(_run_of(path))}`."
     )
 
 

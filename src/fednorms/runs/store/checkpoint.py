@@ -1,12 +1,12 @@
 """Checkpoints that survive kill -9 at any moment, a full disk and damaged files.
 
-Under the root lie `round-000012/server.safetensors`, `clients/NAME@000012.safetensors` for the clients whose
-state changed, and `round-000012/manifest.json`, which names every file of the checkpoint with its size and
-hash: also those of clients that have not changed since an earlier one. Three rules make it safe:
+The root holds `round-000012/server.safetensors`, `clients/NAME@000012.safetensors` for every client whose state
+changed, and `round-000012/manifest.json`. The manifest names every file of the checkpoint with its size and hash,
+including the files of clients that have not changed since an earlier round. Three rules make it safe:
 
-1. the manifest comes last, so a checkpoint without one was never finished and does not count;
-2. no file that a manifest may name is ever written again: a second version gets another name;
-3. old files go only when the new manifest is on the disk, manifests first.
+1. The manifest is written last. A checkpoint without one was never finished and does not count.
+2. A file that a manifest may name is never written again: a second version gets another name.
+3. Old files are removed only after the new manifest is on disk, manifests first.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ import torch
 from fednorms.core.errors import RunFailed
 from fednorms.core.states import ClientState, ServerState
 from fednorms.core.tree import Tree
+from fednorms.runs.interface import option
 from fednorms.runs.store.atomic import clear_errors, sync_directory, write_atomic
 from fednorms.runs.store.packing import pack_client, pack_server, unpack_client, unpack_server
 
 FORMAT = 1
 
-# Manifests that this process has written or checked in full: `save` need not read every client's file again.
+# Manifests that this process has written or fully checked, so `save` need not read every client's file again.
 _trusted: set[tuple[Path, str]] = set()
 
 
 class _Damaged(Exception):
-    """A checkpoint that cannot be used; says which file and why."""
+    """A checkpoint cannot be used; says which file and why."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded checkpoint. Client states are read when they are asked for, and not kept.
+    """A loaded checkpoint. Client states are read on access and not kept in memory.
 
-    `notes` says which newer checkpoints were damaged; show them to the user.
+    `notes` say which newer checkpoints were damaged; show them to the user.
     """
 
     server: ServerState
@@ -63,7 +64,7 @@ class _File:
 
 @dataclass(frozen=True)
 class _Bare:
-    """A client state without any tensor (every client of FedAvg): no file, it stands in the manifest."""
+    """A client state without tensors (every client of FedAvg): it has no file and is stored in the manifest."""
 
     round: int
     parts: list[str]
@@ -95,9 +96,10 @@ def save(
     *,
     keep_all: bool = False,
 ) -> None:
-    """Write the checkpoint of `server.round`; clients not in `changed` are as the newest checkpoint has them.
+    """Write the checkpoint of `server.round`; clients not in `changed` are as in the newest checkpoint.
 
-    `changed` may be lazy: its states are read one at a time. `extra` is any JSON. The last two stay, or all.
+    `changed` may be lazy: its states are read one at a time. `extra` is any JSON. The last two checkpoints are kept, or
+    all of them.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +116,7 @@ def save(
     if keep_all:
         return
 
-    # Beside the new one stays the newest older one that is sound; a damaged one must not push it out.
+    # Besides the new checkpoint, keep the newest older one that is undamaged; a damaged one must not replace it.
     older = base if base is None or base.round < server.round else _newest_sound(root, server.round - 1)
     kept = [m for m in (new, older) if m is not None]
     manifests = {f"round-{m.round:06d}/manifest.json" for m in kept}
@@ -128,11 +130,11 @@ def save(
     )
     for path in root.glob("round-*"):
         with suppress(OSError):
-            path.rmdir()  # only an empty folder goes
+            path.rmdir()  # removes only an empty folder
 
 
 def load(root: Path, device: torch.device | str = "cpu") -> Checkpoint | None:
-    """The newest checkpoint whose files are all there and undamaged; None if none was ever finished.
+    """Load the newest checkpoint whose files are all present and undamaged; None if none was ever finished.
 
     >>> load(Path("no such folder")) is None
     True
@@ -145,21 +147,21 @@ def load(root: Path, device: torch.device | str = "cpu") -> Checkpoint | None:
             problems.append((number, damage))
             continue
         notes = [
-            f"checkpoint of round {bad} is damaged ({damage}); continuing from round {number}"
+            f"The checkpoint of round {bad} is damaged ({damage}); continuing from round {number}."
             for bad, damage in problems
         ]
         return _opened(root, manifest, notes, device)
     if problems:
         what = "; ".join(f"round {number} ({damage})" for number, damage in problems)
         raise RunFailed(
-            f"every checkpoint in {root} is damaged: {what}. The run cannot be continued: restore the folder "
-            "from a copy, or start again with another --out"
+            f"Every checkpoint in {root} is damaged: {what}. The run cannot be continued. Restore the folder from a "
+            f"copy, or start again with another {option('out')}."
         )
     return None
 
 
 def load_round(root: Path, number: int, device: torch.device | str = "cpu") -> Checkpoint | None:
-    """The checkpoint of one round, None if there is none; damaged, it is a `RunFailed`.
+    """Load the checkpoint of one round; None if there is none, `RunFailed` if it is damaged.
 
     >>> load_round(Path("no such folder"), 3) is None
     True
@@ -171,7 +173,7 @@ def load_round(root: Path, number: int, device: torch.device | str = "cpu") -> C
         return _opened(root, _checked(root, path), [], device)
     except _Damaged as damage:
         raise RunFailed(
-            f"the checkpoint of round {number} in {root} is damaged ({damage}): use another round"
+            f"The checkpoint of round {number} in {root} is damaged ({damage}). Use another round."
         ) from damage
 
 
@@ -185,7 +187,7 @@ def kept_rounds(root: Path) -> list[int]:
 
 
 def save_best(root: Path, server: ServerState, clients: Mapping[str, ClientState], extra: dict[str, Any]) -> None:
-    """Keep this model, with the states of all clients, as the best so far; then the one before goes.
+    """Store this model, with the states of all clients, as the best so far, and remove the previous best.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -194,7 +196,7 @@ def save_best(root: Path, server: ServerState, clients: Mapping[str, ClientState
     {'accuracy': 0.9}
     """
     root = root / "best"
-    before = None  # its files of clients that have not changed since are used again
+    before = None  # files of clients that have not changed since are used again
     with suppress(_Damaged):
         before = _checked(root, root / "manifest.json", trust=True)
     stem = f"server@{server.round:06d}"
@@ -208,7 +210,7 @@ def save_best(root: Path, server: ServerState, clients: Mapping[str, ClientState
 
 
 def load_best(root: Path, device: torch.device | str = "cpu") -> Checkpoint | None:
-    """What `save_best` kept last, None if nothing; damaged, it is a `RunFailed`, for there is no other.
+    """Load what `save_best` stored last; None if there is nothing, `RunFailed` if it is damaged.
 
     >>> load_best(Path("no such folder")) is None
     True
@@ -220,12 +222,12 @@ def load_best(root: Path, device: torch.device | str = "cpu") -> Checkpoint | No
         return _opened(root / "best", _checked(root / "best", path), [], device)
     except _Damaged as damage:
         raise RunFailed(
-            f"the best model in {root / 'best'} is damaged ({damage}): use the last one, or run again"
+            f"The best model in {root / 'best'} is damaged ({damage}). Use the last one, or run again."
         ) from damage
 
 
 class _LazyClients(Mapping[str, ClientState]):
-    """The client states of a checkpoint, each read from its file when asked for."""
+    """The client states of a checkpoint, each read from its file on access."""
 
     def __init__(self, root: Path, entries: dict[str, _File | _Bare], device: torch.device | str) -> None:
         self._root, self._entries, self._device = root, entries, device
@@ -253,7 +255,7 @@ def _commit(
     base: _Manifest | None,
     complete: bool = False,
 ) -> _Manifest:
-    json.dumps(extra)  # not JSON: say so before anything is written
+    json.dumps(extra)  # fails before anything is written if it is not JSON
     path = root / manifest_path
     with clear_errors(path):
         for folder in (path.parent, root / "clients"):
@@ -278,7 +280,7 @@ def _commit(
 
 
 def _place(root: Path, stem: str, data: bytes, before: _File | _Bare | None = None) -> _File:
-    """Write `data` under a name that no manifest can be using for something else."""
+    """Write `data` under a name that no manifest uses for anything else."""
     content = _hash(data)
     if isinstance(before, _File) and before.hash == content:
         return before
@@ -289,13 +291,13 @@ def _place(root: Path, stem: str, data: bytes, before: _File | _Bare | None = No
             if not path.exists():
                 write_atomic(path, data, sync=False)
                 break
-            if _hash(path.read_bytes()) == content:  # a round played again after a crash writes the same again
+            if _hash(path.read_bytes()) == content:  # a round repeated after a crash writes the same bytes
                 break
     return _File(name, len(data), content)
 
 
 def _manifests(root: Path) -> list[tuple[int, Path]]:
-    """The manifests there are, newest first."""
+    """All manifests, newest first."""
     found = []
     for path in root.glob("round-*/manifest.json"):
         number = path.parent.name.removeprefix("round-")
@@ -305,7 +307,7 @@ def _manifests(root: Path) -> list[tuple[int, Path]]:
 
 
 def _newest_sound(root: Path, last: int) -> _Manifest | None:
-    """The newest undamaged checkpoint up to round `last`: what `load` gave, or what was saved since."""
+    """The newest undamaged checkpoint up to round `last`: what `load` returned, or what was saved since."""
     for number, path in _manifests(root):
         if number <= last:
             with suppress(_Damaged):
@@ -332,7 +334,7 @@ def _check(root: Path, file: _File) -> None:
         if size != file.size:
             raise _Damaged(f"{path.name}: {size} bytes instead of {file.size}")
         with path.open("rb") as stream:
-            found = hashlib.file_digest(stream, _hasher).hexdigest()  # in pieces, not all in memory
+            found = hashlib.file_digest(stream, _hasher).hexdigest()  # in chunks, not all in memory
     except FileNotFoundError as error:
         raise _Damaged(f"{path.name}: missing") from error
     except OSError as error:
@@ -345,10 +347,10 @@ def _read(root: Path, file: _File) -> bytes:
     try:
         data = (root / file.path).read_bytes()
     except OSError as error:
-        raise RunFailed(f"cannot read {root / file.path}: {error.strerror or error}") from error
+        raise RunFailed(f"Cannot read {root / file.path}: {error.strerror or error}.") from error
     if _hash(data) != file.hash:
         raise RunFailed(
-            f"{root / file.path} has changed since the checkpoint was opened: is another process writing it?"
+            f"{root / file.path} has changed since the checkpoint was opened. Is another process writing it?"
         )
     return data
 
@@ -376,11 +378,11 @@ def _read_manifest(path: Path) -> _Manifest:
     except OSError as error:
         raise _Damaged(f"{path.name}: cannot be read, {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _Damaged(f"{path.name}: not a whole manifest") from error
+        raise _Damaged(f"{path.name}: not a complete manifest") from error
 
 
 def _remove(paths: Iterable[Path]) -> None:
-    # The checkpoint is safe already: a file that cannot be removed now goes after the next one.
+    # The checkpoint is already safe. A file that cannot be removed now is removed after the next one.
     for path in list(paths):
         with suppress(OSError):
             path.unlink()
@@ -397,6 +399,6 @@ def _hash(data: bytes) -> str:
 
 
 def _safe(name: str) -> str:
-    """A file name for a client that may be called anything: readable, short, unique even without case."""
+    """A file name for a client with any name: readable, short, and unique even if case is ignored."""
     encoded = name.encode("utf-8", "surrogatepass")
     return f"{quote(encoded, safe='')[:60]}-{_hash(encoded)[:10]}"

@@ -1,4 +1,4 @@
-"""Client states between rounds: in memory up to a limit, beyond it on disk."""
+"""Client states between rounds: in memory up to a limit, on disk beyond it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from fednorms.runs.store.packing import pack_client, unpack_client
 class ClientStore(ClientStates):
     """The states of all clients by name, in sorted order.
 
-    When their tensors hold more than `limit_bytes`, the least recently used go to files in a folder of their
-    own under `spill` (the system's temporary directory by default) and come back bit for bit, on the device
-    they were on. The folder goes with the store. `source` holds states that need not be in memory, a
-    checkpoint's for instance: they are read when asked for.
+    When their tensors take more than `limit_bytes`, the least recently used states are written to a folder under
+    `spill` (default: the system's temporary directory) and read back bit for bit, onto the device they were on. The
+    folder is removed with the store. `source` holds states that need not be in memory, such as those of a checkpoint:
+    they are read on access.
 
     >>> store = ClientStore(limit_bytes=100)
     >>> for name in ("b", "a"):
@@ -38,12 +38,12 @@ class ClientStore(ClientStates):
         self, limit_bytes: int, spill: Path | None = None, source: Mapping[str, ClientState] | None = None
     ) -> None:
         if limit_bytes < 0:
-            raise BadInput(f"the memory for client states must be at least 0 bytes, got {limit_bytes}")
+            raise BadInput(f"The memory for client states must be at least 0 bytes, got {limit_bytes}.")
         self.limit_bytes, self.spill = limit_bytes, spill
         self._source: Mapping[str, ClientState] = source if source is not None else {}
         self._live: OrderedDict[str, ClientState] = OrderedDict()  # least recently used first
         self._bytes = 0
-        self._own: set[str] = set()  # put here, so the source's state is out of date
+        self._own: set[str] = set()  # put here: the source's state is out of date
         self._files: dict[str, tuple[Path, torch.device]] = {}  # spilled and still up to date
         self._changed: set[str] = set()
         self._folder: Path | None = None
@@ -57,7 +57,7 @@ class ClientStore(ClientStates):
         if name in self._files:
             state = self._reload(name)
         elif name in self._own:
-            raise RunFailed(f"the state of client {name!r} is gone: the client store was closed")
+            raise RunFailed(f'The state of client "{name}" is gone: the client store was closed.')
         else:
             state = self._source[name]
         self._keep(name, state)
@@ -81,7 +81,7 @@ class ClientStore(ClientStates):
         return sorted(self._own | self._source.keys())
 
     def put(self, name: str, state: ClientState) -> None:
-        """Keep `state` as the client's newest.
+        """Store `state` as the client's newest.
 
         >>> store = ClientStore(0)
         >>> store.put("a", ClientState(4, Tree(), {}))
@@ -98,7 +98,7 @@ class ClientStore(ClientStates):
 
     @property
     def changed(self) -> Mapping[str, ClientState]:
-        """The clients put since `mark_clean`, sorted; a state is read when asked for.
+        """The clients put since `mark_clean`, sorted; a state is read on access.
 
         >>> store = ClientStore(0)
         >>> store.put("a", ClientState(4, Tree(), {}))
@@ -108,7 +108,7 @@ class ClientStore(ClientStates):
         return _Some(self, sorted(self._changed))
 
     def mark_clean(self) -> None:
-        """Everything is in a checkpoint now.
+        """Note that everything is in a checkpoint now.
 
         >>> store = ClientStore(0)
         >>> store.put("a", ClientState(4, Tree(), {})); store.mark_clean()
@@ -126,7 +126,7 @@ class ClientStore(ClientStates):
         return ClientStore(self.limit_bytes, self.spill, source=states)
 
     def in_memory(self) -> int:
-        """The bytes that states hold in memory now, never more than the limit after a call has ended.
+        """The bytes that states take in memory now; between calls never more than the limit.
 
         >>> ClientStore(0).in_memory()
         0
@@ -134,7 +134,7 @@ class ClientStore(ClientStates):
         return self._bytes
 
     def close(self) -> None:
-        """Remove the spilled files now, rather than when the store is collected or the program ends.
+        """Remove the spilled files now, not only when the store is garbage collected or the program ends.
 
         >>> ClientStore(0).close()
         """
@@ -175,13 +175,13 @@ class ClientStore(ClientStates):
             return unpack_client(path.read_bytes(), device)
         except OSError as error:
             raise RunFailed(
-                f"cannot read back the state of client {name!r} from {path}: {error.strerror or error}. "
-                "Continue from the last checkpoint with `fednorms resume RUN`"
+                f'Cannot read the state of client "{name}" back from {path}: {error.strerror or error}. '
+                "Continue from the last checkpoint with `fednorms resume RUN`."
             ) from error
 
 
 class _Some(Mapping[str, ClientState]):
-    """Some of a store's states, looked up when asked for."""
+    """Some of a store's states, looked up on access."""
 
     def __init__(self, store: ClientStore, names: list[str]) -> None:
         self._store, self._names = store, names

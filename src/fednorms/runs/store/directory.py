@@ -1,4 +1,4 @@
-"""A run's directory: recipe, metrics, summary, checkpoints, and the lock that keeps a second writer out."""
+"""A run's directory: recipe, metrics, summary, checkpoints, and a lock against a second writer."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.data.facts import Facts
+from fednorms.runs.interface import option
 from fednorms.runs.store.atomic import (
     FULL,
     NOT_WRITABLE,
@@ -72,12 +73,12 @@ class RunDirectory:
 
     @property
     def facts_path(self) -> Path:
-        """What is known of the federation without its data."""
+        """The facts of the federation (JSON): enough to use the model without the data."""
         return self.path / "federation.json"
 
     @property
     def resume_command(self) -> str:
-        """What continues the run, for a shell."""
+        """The shell command that continues the run."""
         return resume_command(self.path)
 
     @property
@@ -87,42 +88,42 @@ class RunDirectory:
 
     @property
     def spill(self) -> Path:
-        """Where client states go that do not fit in memory; emptied when the run is locked."""
+        """The folder for client states that do not fit in memory; emptied when the run is locked."""
         return self.path / "spill"
 
     def create(self, recipe_toml: str, resume: bool) -> None:
-        """Make the directory and write the recipe; with `resume`, a run of this very recipe may be there.
+        """Create the directory and write the recipe; with `resume`, it may already hold a run of the same recipe.
 
         >>> RunDirectory("pyproject.toml").create("", resume=False)
         Traceback (most recent call last):
-        fednorms.BadInput: pyproject.toml is a file, not a directory for a run: choose another --out
+        fednorms.BadInput: pyproject.toml is a file, not a directory for a run. Choose another out=.
         """
         try:
             self._claim(recipe_toml, resume)
         except (FileExistsError, NotADirectoryError) as error:
             found = next(p for p in (self.path, *self.path.parents) if p.exists())
-            raise BadInput(f"{found} is a file, not a directory for a run: choose another --out") from error
+            raise BadInput(f"{found} is a file, not a directory for a run. Choose another {option('out')}.") from error
         except OSError as error:
             if error.errno in NOT_WRITABLE:
                 raise BadInput(
-                    f"cannot write a run into {self.path} ({error.strerror or error}): make it writable or "
-                    "choose another --out"
+                    f"Cannot write a run to {self.path} ({error.strerror or error}). Make it writable, or choose "
+                    f"another {option('out')}."
                 ) from error
             if error.errno not in FULL and not os.path.exists(self.recipe):  # Path.exists raises for long names
                 raise BadInput(
-                    f"cannot make a run at {self.path} ({error.strerror or error}): choose another --out"
+                    f"Cannot create a run at {self.path} ({error.strerror or error}). Choose another {option('out')}."
                 ) from error
             raise RunFailed(explain(error, self.path)) from error
 
     def _claim(self, recipe_toml: str, resume: bool) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.recipe.exists():
-            # What a run killed in its first moment leaves is no reason to refuse.
+            # Ignore what a run leaves that was killed as it started.
             others = [n for n in sorted(os.listdir(self.path)) if n != _LOCK and not n.endswith(TEMPORARY)]
             if others:
                 raise BadInput(
                     f"{self.path} is not empty and holds no run (it has {', '.join(others[:3])}"
-                    f"{', ...' if others[3:] else ''}): choose another --out or empty it first"
+                    f"{', ...' if others[3:] else ''}). Choose another {option('out')}, or empty it first."
                 )
             replace_bytes(self.recipe, recipe_toml.encode())
             return
@@ -132,44 +133,46 @@ class RunDirectory:
             if _without_fingerprint(there) == _without_fingerprint(recipe_toml):
                 raise BadInput(
                     f"{self.path} holds a run of this recipe on other data: images or labels of the federation have "
-                    "changed since. Restore them, or choose another --out"
+                    f"changed since. Restore them, or choose another {option('out')}."
                 )
             own = "@" in difference and "custom:" in difference
-            hint = "What is your own is told apart by its code and, a model, by its first weights: seed torch before "
+            hint = (
+                "Custom objects are compared by their code, models also by their first weights: seed torch before you"
+            )
             raise BadInput(
                 f"{self.path} holds a run of another recipe:\n{difference}\n"
-                + f"{hint}you build it.\n" * own
-                + f"Choose another --out, or continue the run that is there with `{self.resume_command}`"
+                + f"{hint} build one.\n" * own
+                + f"Choose another {option('out')}, or continue that run with `{self.resume_command}`."
             )
         if not resume:
             raise BadInput(
-                f"{self.path} already holds a run of this recipe: continue it with "
-                f"`{self.resume_command}`, or choose another --out"
+                f"{self.path} already holds a run of this recipe. Continue it with `{self.resume_command}`, or choose "
+                f"another {option('out')}."
             )
 
     def read_recipe(self) -> str:
-        """The recipe of the run that is here; BadInput if there is none.
+        """Read the recipe of the run; BadInput if there is none.
 
         >>> RunDirectory("nowhere").read_recipe()
         Traceback (most recent call last):
-        fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file ...)
+        fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file ...).
         """
         try:
             return self.recipe.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise BadInput(f"{self.path} is not a run: it has no readable recipe.toml ({reason})") from error
+            raise BadInput(f"{self.path} is not a run: it has no readable recipe.toml ({reason}).") from error
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from writing this run; the system drops the lock when this one dies.
+        """Keep other processes from writing to this run; the system drops the lock if this process dies.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder, RunDirectory(folder).lock():
         ...     with RunDirectory(folder).lock():
         ...         pass
         Traceback (most recent call last):
-        fednorms.RunFailed: another process (...) is writing the run in ...: wait for it, or stop it
+        fednorms.RunFailed: Another process (...) is writing the run in .... Wait for it, or stop it.
         """
         with clear_errors(self.path / _LOCK):
             handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
@@ -179,20 +182,20 @@ class RunDirectory:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
                     owner = os.read(handle, 20).decode("ascii", "replace").strip() or "unknown"
-                    who = f"another process ({owner})"
-                    raise RunFailed(f"{who} is writing the run in {self.path}: wait for it, or stop it") from error
+                    who = f"Another process ({owner})"
+                    raise RunFailed(f"{who} is writing the run in {self.path}. Wait for it, or stop it.") from error
                 except OSError:
-                    pass  # a file system without locks: better to run than to refuse
+                    pass  # a file system without locks: run without one
             with clear_errors(self.path / _LOCK):
                 os.ftruncate(handle, 0)
                 write_all(handle, f"{os.getpid()}\n".encode())
-            shutil.rmtree(self.spill, ignore_errors=True)  # of a process that was killed
+            shutil.rmtree(self.spill, ignore_errors=True)  # left by a process that was killed
             yield
         finally:
             os.close(handle)
 
     def drop_if_empty(self) -> None:
-        """Take back what a run has written that has neither a round nor a checkpoint; the folder stays."""
+        """Remove the files of a run that has neither a round nor a checkpoint; the folder stays."""
         if self.checkpoints.exists() or (self.metrics_path.exists() and self.metrics_path.stat().st_size):
             return
         shutil.rmtree(self.spill, ignore_errors=True)
@@ -201,7 +204,7 @@ class RunDirectory:
                 file.unlink(missing_ok=True)
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        r"""Add one row, in one write; a number that is not finite becomes null.
+        r"""Append one row, in one write; a number that is not finite becomes null.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -217,13 +220,13 @@ class RunDirectory:
                 try:
                     write_all(handle, line)
                 except BaseException:
-                    os.ftruncate(handle, end)  # works on a full disk, too
+                    os.ftruncate(handle, end)  # also works on a full disk
                     raise
             finally:
                 os.close(handle)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All rows; a last line that a crash left unfinished is left out.
+        """Read all rows; a last line that a crash left unfinished is ignored.
 
         >>> RunDirectory("nowhere").metrics()
         []
@@ -231,7 +234,7 @@ class RunDirectory:
         return [row for _, row in self._lines()]
 
     def cut_metrics(self, round: int) -> int:
-        """Drop the rows of rounds after `round`, those a resumed run writes again; returns how many went.
+        """Drop the rows of rounds after `round`, which a resumed run writes again; returns how many were dropped.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -253,7 +256,7 @@ class RunDirectory:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise RunFailed(f"cannot read {self.metrics_path}: {error.strerror or error}") from error
+            raise RunFailed(f"Cannot read {self.metrics_path}: {error.strerror or error}.") from error
         lines = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
         out = []
         for number, line in enumerate(lines, start=1):
@@ -263,9 +266,9 @@ class RunDirectory:
                     raise ValueError
             except ValueError as error:
                 if number == len(lines):
-                    break  # a power cut can leave the size of the last line without its bytes
+                    break  # a power cut can leave the last line's length without its bytes
                 raise RunFailed(
-                    f"{self.metrics_path}, line {number}, is not a JSON object: repair or remove that line"
+                    f"{self.metrics_path}, line {number}, is not a JSON object. Repair or remove that line."
                 ) from error
             out.append((line, row))
         return out
@@ -290,7 +293,7 @@ class RunDirectory:
             ) from error
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary, all of it or nothing.
+        """Write the summary atomically.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -302,7 +305,7 @@ class RunDirectory:
         write_atomic(self.summary_path, text.encode("utf-8", "replace"))
 
     def summary(self) -> dict[str, Any] | None:
-        """The summary, None while the run has not ended.
+        """Read the summary; None while the run has not ended.
 
         >>> RunDirectory("nowhere").summary() is None
         True
@@ -312,7 +315,9 @@ class RunDirectory:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise RunFailed(f"cannot read {self.summary_path} ({error}): `fednorms resume` writes it again") from error
+            raise RunFailed(
+                f"Cannot read {self.summary_path} ({error}). `{self.resume_command}` writes it again."
+            ) from error
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401
@@ -323,7 +328,7 @@ def _finite(value: Any) -> Any:  # noqa: ANN401
         return [_finite(entry) for entry in value]
     if isinstance(value, bool):
         return value
-    if isinstance(value, Integral):  # NumPy's scalars, too
+    if isinstance(value, Integral):  # also NumPy's scalars
         return int(value)
     if isinstance(value, Real):
         return float(value) if math.isfinite(value) else None
@@ -331,7 +336,7 @@ def _finite(value: Any) -> Any:  # noqa: ANN401
 
 
 def _end_of_whole_lines(handle: int) -> int:
-    """Cut off an unfinished last line, and stand where the next line begins."""
+    """Cut off an unfinished last line, and move to where the next line begins."""
     end = os.lseek(handle, 0, os.SEEK_END)
     while end:
         start = max(0, end - 4096)
@@ -345,7 +350,7 @@ def _end_of_whole_lines(handle: int) -> int:
 
 
 def _with_defaults(text: str) -> str:
-    """A recipe as it would be written now: an older one lacks keys that have come since."""
+    """A recipe as it would be written now: an older one lacks keys that were added since."""
     from fednorms.runs.recipe import Recipe
 
     try:
@@ -362,5 +367,5 @@ def _first_difference(there: str, asked: str) -> str:
     for number, (old, new) in enumerate(zip_longest(there.splitlines(), asked.splitlines()), start=1):
         if old != new:
             old, new = ("(nothing)" if text is None else text for text in (old, new))
-            return f"  line {number} there:     {old}\n  line {number} asked for: {new}"
+            return f"  line {number} of that run: {old}\n  line {number} requested:   {new}"
     return "  they differ in line endings only"

@@ -14,11 +14,11 @@ from torch import Tensor
 from fednorms.core.states import ClientState, ServerState
 from fednorms.core.tree import Tree
 
-_KEY = "fednorms"  # of the metadata: safetensors knows neither empty trees nor the order of names
+_KEY = "fednorms"  # in the metadata, because safetensors stores neither empty trees nor the order of names
 
 
 def pack_server(state: ServerState) -> bytes:
-    """The server's state as the bytes of a safetensors file, its tensors named model/NAME and part/PART/NAME.
+    """Pack the server's state as the bytes of a safetensors file, with tensors model/NAME and part/PART/NAME.
 
     >>> state = ServerState(3, Tree(w=torch.ones(2)), {"scaffold": Tree()}, seed=7)
     >>> again = unpack_server(pack_server(state))
@@ -30,7 +30,7 @@ def pack_server(state: ServerState) -> bytes:
 
 
 def unpack_server(data: bytes, device: torch.device | str = "cpu") -> ServerState:
-    """The state that `pack_server` packed, on `device`.
+    """Unpack what `pack_server` packed, onto `device`.
 
     >>> unpack_server(pack_server(ServerState(0, Tree(), {}, seed=7))).seed
     7
@@ -40,7 +40,7 @@ def unpack_server(data: bytes, device: torch.device | str = "cpu") -> ServerStat
 
 
 def pack_client(state: ClientState) -> bytes:
-    """A client's state as the bytes of a safetensors file: local/NAME, velocity/NAME and part/PART/NAME.
+    """Pack a client's state as the bytes of a safetensors file: local/NAME, velocity/NAME and part/PART/NAME.
 
     >>> state = ClientState(3, Tree(), {"scaffold": Tree({"a/b": torch.ones(2)})})
     >>> list(unpack_client(pack_client(state)).parts["scaffold"])
@@ -51,7 +51,7 @@ def pack_client(state: ClientState) -> bytes:
 
 
 def unpack_client(data: bytes, device: torch.device | str = "cpu") -> ClientState:
-    """The state that `pack_client` packed, on `device`.
+    """Unpack what `pack_client` packed, onto `device`.
 
     >>> unpack_client(pack_client(ClientState(3, Tree(), {}))).round
     3
@@ -61,7 +61,7 @@ def unpack_client(data: bytes, device: torch.device | str = "cpu") -> ClientStat
 
 
 def _parts(parts: Mapping[str, Tree]) -> dict[str, Tree]:
-    # Quoted, so that no slash in a part's name can be taken for the one before the tensor's name.
+    # Quoted, so a slash in a part's name is not taken for the separator.
     return {"part/" + quote(name, safe=""): tree for name, tree in parts.items()}
 
 
@@ -87,8 +87,8 @@ def _unpack(data: bytes, device: torch.device | str) -> tuple[dict[str, Any], di
     about = json.loads(header["__metadata__"][_KEY])
     named, channels_last = load(data), set(about["channels_last"])
     for name in list(named):
-        # A copy in torch's own, aligned memory: some matrix kernels round differently on other alignments,
-        # and a resumed run must not.
+        # Copy into torch's own aligned memory: some matrix kernels round differently on other alignments, and a
+        # resumed run must not.
         form = torch.channels_last if name in channels_last else torch.contiguous_format
         named[name] = named[name].to(device).clone(memory_format=form)
     return about, {p: Tree({key: named[f"{p}/{key}"] for key in keys}) for p, keys in about["trees"].items()}

@@ -1,1 +1,1 @@
-"""After training: open a run, test it again, predict, export, load, and adapt it to a new site."""
+"""After training: open a run, evaluate it again, predict, export, load, and adapt it to a new site."""

@@ -1,4 +1,4 @@
-"""Give a site that never trained a model of its own: its own statistics, and fine-tuning if asked."""
+"""Adapt a run's model to a site that never trained: measure its statistics, and fine-tune if asked."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from fednorms.engines.devices import repeatable
 from fednorms.evaluation.modes import Mode, score_site, site_state
 from fednorms.evaluation.scores import SiteScore
 from fednorms.evaluation.statistics import re_estimated, statistics_names
+from fednorms.runs.interface import option
 from fednorms.runs.losses import Loss
-from fednorms.runs.use.choose import Chosen, choose
+from fednorms.runs.use.choose import Chosen
 from fednorms.runs.use.export import check_target, write_model
 from fednorms.runs.use.opened import OpenRun, Which, open_run
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """Scores of a new site's model on held-out images: as it came, with the site's statistics, and fine-tuned.
+    """Scores of a new site's model on held-out images: before, with the site's own statistics, and fine-tuned.
 
-    Scores are None where no image was held out, `fine_tuned` also where nothing was trained. `path` is the saved model.
+    Scores are None if no image was held out; `fine_tuned` is also None without fine-tuning. `path` is the saved model.
 
     >>> score = SiteScore(0.5, 0.5, 1.0, 4, [0.5])
     >>> Adapted("clinic", score, score, None, {"train": 9, "test": 4})
@@ -76,27 +77,28 @@ def adapt(
 ) -> Adapted:
     """Adapt a run's model to a new site with images in folder/class/image, and test it on a held-out part.
 
-    The model is that of an unseen site (tensors that clients keep to themselves are their mean). Its normalisation
-    statistics are measured anew on the site's training images, without labels; with `epochs` it is then fine-tuned on
-    them as the method's own evaluation does (else all of it, at `lr`, by default a tenth of the run's), and the
-    statistics are measured once more. `test` is the fraction held out; a folder may bring train/ and test/ of its own.
-    `group`, a regular expression, finds in a file's name what stays together (a patient, who is then not both adapted
-    to and tested); by default it is the run's own, "" is none. With `out`, the final model is saved as `export` does.
+    The model is that of an unseen site: tensors that clients keep are averaged over the clients. Its normalization
+    statistics are measured on the site's training images, without labels. With `epochs` the model is then fine-tuned on
+    these images, and the statistics are measured once more. Fine-tuning follows the method's own evaluation phases; a
+    method without them trains all tensors at `lr` (default: a tenth of the run's rate).
+
+    `test` is the fraction held out; a folder may have its own train/ and test/ instead. `group` is a regular expression
+    that finds in a file's name what stays together, such as a patient, so no patient is both adapted to and tested. By
+    default it is the run's own; "" is none. With `out`, the final model is saved as by `export`.
 
     >>> adapt("nowhere", "folder")
     Traceback (most recent call last):
-    fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory)
+    fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory).
     """
     if epochs < 0 or (lr is not None and not 0 <= lr < math.inf) or not 0 <= test < 1:
         raise BadInput(
-            f"adapt: epochs and lr must be at least 0 and test a fraction below 1, got {epochs}, {lr} and {test}."
+            f"adapt: epochs and lr must be at least 0 and test a fraction below 1. Got epochs {epochs}, lr {lr} and "
+            f"test {test}."
         )
     if lr is not None and not epochs:
-        raise BadInput(
-            f"adapt: lr {lr:g} is the rate of fine-tuning, of which 0 epochs were asked for: give epochs, too."
-        )
+        raise BadInput(f"adapt: lr {lr:g} is for fine-tuning, but epochs is 0. Give {option('epochs')} as well.")
     if size is not None and size < 1:
-        raise BadInput(f"adapt: size is a number of pixels, at least 1, got {size}.")
+        raise BadInput(f"adapt: size must be at least 1 pixel, got {size}.")
     if out is not None:
         check_target(Path(out))
     opened = open_run(path, which, model=model, loss=loss)
@@ -107,8 +109,8 @@ def adapt(
         task.net.probe(shape, facts.num_classes)
     site = _site(folder, opened, stored, test, group)
     if site.train is None:
-        raise BadInput(f"{folder} has no training images to adapt to: put some in folder/class or folder/train/class.")
-    start_from = choose(task, facts, opened.test_broadcast, opened.clients)
+        raise BadInput(f"{folder} has no training images to adapt to. Put some in folder/class or folder/train/class.")
+    start_from = opened.choose()
     sent, client = start_from.sent, Client(site.name, site.train)
     notes = opened.notes + start_from.notes + _notes(opened, epochs)
     with repeatable(opened.recipe.threads or 1, "adapt", task.seed, site.name):
@@ -123,7 +125,7 @@ def adapt(
 
         scores = score(start), score(estimated), score(tuned)
     if site.test is None:
-        notes.append("No image was held out, so that nothing was tested.")
+        notes.append("No image was held out, so nothing was tested.")
     saved = None
     if out is not None:
         final = Chosen(estimated if tuned is None else tuned, mine, sent, client, measured_here=False, notes=notes)
@@ -132,7 +134,7 @@ def adapt(
 
 
 def _site(folder: str | Path, opened: OpenRun, stored: tuple[int, int, int], test: float, group: str | None) -> Site:
-    """The new site, divided as the run's own folders were unless `group` says otherwise, or it is divided already."""
+    """The new site, split as the run's own folders were unless `group` says otherwise, or it is split already."""
     divided = not test or Path(folder, "train").is_dir()
     whose = ("" if divided else opened.recipe.data.group) if group is None else group
     try:
@@ -142,7 +144,8 @@ def _site(folder: str | Path, opened: OpenRun, stored: tuple[int, int, int], tes
     except BadInput as problem:
         if group is None and whose and "group" in str(problem):
             raise BadInput(
-                f"{problem}. The group {whose!r} is the run's own: give the one of this site's names, or an empty one."
+                f'{problem}. The group "{whose}" is that of the run. Give one that fits the file names of this site '
+                f"({option('group')}), or an empty one."
             ) from None
         raise
 
@@ -150,7 +153,7 @@ def _site(folder: str | Path, opened: OpenRun, stored: tuple[int, int, int], tes
 def _models(
     opened: OpenRun, sent: Broadcast, client: Client, mine: dict[str, Tree], epochs: int, lr: float | None
 ) -> tuple[Tree, Tree, Tree | None]:
-    """The model as it comes, with the site's statistics, and fine-tuned from there."""
+    """The model before, with the site's statistics, and fine-tuned from there."""
     task = opened.task
     context = context_of(task, sent.round, client, evaluating=True)
     start = load(task, sent, client, context, mine)
@@ -165,19 +168,21 @@ def _models(
     train(task, carry, phases)
     tuned = carry.model()
     if not tuned.finite():
-        raise BadInput(f'Fine-tuning at "{client.name}" diverged: choose a lower lr or fewer epochs.')
+        raise BadInput(f'Fine-tuning at "{client.name}" diverged. Choose a lower lr or fewer epochs.')
     return start, estimated, re_estimated(task, sent, client, tuned, mine)
 
 
 def _notes(opened: OpenRun, epochs: int) -> list[str]:
     notes = opened.facts.preparation
     if not statistics_names(opened.task.net):
-        only = "" if epochs else "; nothing was adapted (give epochs to fine-tune)"
+        only = "" if epochs else ", so nothing was adapted (give epochs to fine-tune)"
         notes.append(
             f'Model "{opened.task.net.name}" of "{opened.task.method}" stores no statistics to re-estimate{only}.'
         )
     if epochs and opened.lost_loss:
-        notes.append(f"Fine-tuned with cross-entropy: the run's own loss ({opened.lost_loss}) was not passed.")
+        notes.append(
+            f"Fine-tuned with cross-entropy, because the run's custom loss ({opened.lost_loss}) was not passed."
+        )
     return notes
 
 
@@ -185,7 +190,7 @@ def _save(
     opened: OpenRun, final: Chosen, out: Path, shape: tuple[int, int, int], model: nn.Module | None, epochs: int
 ) -> Path:
     here = opened
-    if opened.recipe.device != "cpu":  # exported models are compared on the CPU, where they are loaded
+    if opened.recipe.device != "cpu":  # exported models are loaded and compared on the CPU
         here = open_run(opened.directory.path, opened.which, model=model, device="cpu")
         data = Split(final.client.data.x, final.client.data.y)
         final = replace(

@@ -1,4 +1,4 @@
-"""Which model a site gets at the end of a run: its own, or the one for everybody."""
+"""Choose a model of a run: a site's own, or the one for all sites."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fednorms.evaluation.modes import Mode, model_for, unseen_broadcast
 
 @dataclass(frozen=True)
 class Chosen:
-    """A model's tensors with all that belongs to them; `notes` say what a user would not expect."""
+    """A model's tensors with everything that belongs to them; `notes` say what a user may not expect."""
 
     tensors: Tree
     mine: dict[str, Tree]
     sent: Broadcast
     client: Client
-    measured_here: bool  # a part normalises the input, and no site's own statistics are known
+    measured_here: bool  # a part normalizes the input, and no site's own statistics are known
     notes: list[str]
 
 
@@ -37,18 +37,18 @@ def choose(
     site: str | None = None,
     data: Split | None = None,
 ) -> Chosen:
-    """The model of a site, or (site=None) of everybody: `data` are the images at hand, for parts that measure them.
+    """Choose the model of a site, or (site=None) the one for all; `data` are images for parts that measure them.
 
-    Tensors that clients keep to themselves are, for everybody and for sites that never trained, the mean over the
-    clients that did. `sent` is what an evaluation broadcasts.
+    For all sites and for sites that never trained, tensors that clients keep are averaged over the clients that
+    trained. `sent` is what an evaluation broadcasts.
     """
     kept = [n for n, r in task.net.routes.items() if r is Route.LOCAL]
     notes: list[str] = []
     state = states.get(site) if site is not None else None
     if kept and states and not any(s.local for s in states.values()):
         raise BadInput(
-            f'Clients of "{task.method}" keep {len(kept)} tensors to themselves ({kept[0]}, ...), and in a run across '
-            "machines those are at the sites: export a site's model there, with `fednorms deploy export`."
+            f'Clients of "{task.method}" keep {len(kept)} tensors ({kept[0]}, ...). In a run across machines these are '
+            "at the sites. Export a site's model there, with `fednorms deploy export`."
         )
     if site is not None:
         found = facts.site(site)
@@ -57,14 +57,14 @@ def choose(
         own = site in facts.clients
         if own and kept and not (state and state.local):
             raise BadInput(
-                f'Site "{site}" has not trained yet, so that it has no model of its own in this run. '
-                "Leave out the site for the mean over the clients that did."
+                f'Site "{site}" has not trained yet and has no model of its own in this run. '
+                "Leave out the site to get the mean over the clients that have trained."
             )
         attributes, samples = dict(found.attributes), found.samples
-        if not task.personal and not input_normalisers(task):
-            notes.append(f'Clients of "{task.method}" keep no tensors of their own: every site has the global model.')
+        if not task.personal and not input_normalizers(task):
+            notes.append(f'Clients of "{task.method}" keep no tensors, so every site has the global model.')
         elif not own and task.personal:
-            notes.append(f'Site "{site}" did not train as a client: its model is that of an unseen site.')
+            notes.append(f'Site "{site}" did not train as a client, so its model is that of an unseen site.')
     else:
         own, attributes, samples = False, {}, 0
     if kept and not own:
@@ -72,33 +72,33 @@ def choose(
         trained = [name for name, s in states.items() if s.local]
         over = f"{len(trained)} clients" if len(trained) > 1 else " ".join(["client", *trained])
         notes.append(
-            f'Clients of "{task.method}" keep {len(kept)} tensors to themselves ({kept[0]}, ...): '
-            f"this model has their mean over {over}."
+            f'Clients of "{task.method}" keep {len(kept)} tensors ({kept[0]}, ...). '
+            f"This model has their mean over {over}."
         )
     client = Client(site or "everybody", data or _empty(facts, samples), state, attributes)
     tensors, mine = model_for(task, sent, client, Mode("personal" if own else "unseen"))
-    measuring = [p for p in input_normalisers(task) if state is None or p.name not in state.parts]
+    measuring = [p for p in input_normalizers(task) if state is None or p.name not in state.parts]
     return Chosen(tensors, mine, sent, client, bool(measuring), notes)
 
 
 def averaged_statistics(task: Task, facts: Facts, site: str | None) -> list[str]:
-    """That a model which is handed out has other statistics than its tests, where these measure some for each site."""
+    """A note if tests measure statistics at each site, so the model given out has others than its tests."""
     rule = task.method.evaluation()
     if not rule.statistics and not (rule.unseen and site not in facts.clients):
         return []
     return [
-        f'"{task.method}" is tested with normalisation statistics that are measured on the site\'s own images; this '
-        "model has averaged ones. `fednorms adapt` makes one with those of a folder of images."
+        f'"{task.method}" is tested with normalization statistics measured on the site\'s own images. This model has '
+        "averaged ones. `fednorms adapt` measures those of a folder of images."
     ]
 
 
-def input_normalisers(task: Task) -> list[Part]:
-    """The parts that normalise images with statistics of the site, in place of the fixed ones (at most one)."""
+def input_normalizers(task: Task) -> list[Part]:
+    """The parts that normalize images with the site's own statistics instead of the fixed ones (at most one)."""
     return [p for p in task.method.having("batch") if p.normalizes_input]
 
 
 def _empty(facts: Facts, samples: int) -> Split:
-    """As many images as a site has, all black and without memory: the site's data may be elsewhere."""
+    """As many images as a site has, all black, in the memory of one: the site's data may be elsewhere."""
     n = max(samples, 2)
     x = torch.zeros(1, *facts.shape, dtype=torch.uint8).expand(n, *facts.shape)
     return Split(x, torch.zeros(n, dtype=torch.int64))

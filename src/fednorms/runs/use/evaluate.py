@@ -1,4 +1,4 @@
-"""Test a run again: other modes, other statistics, another split, other data."""
+"""Evaluate a run again: in other modes, with other statistics, on another split or other data."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fednorms.data import Federation
 from fednorms.evaluation.modes import Mode
 from fednorms.evaluation.scores import Scores
 from fednorms.runs.identity import custom_name
+from fednorms.runs.interface import option
 from fednorms.runs.losses import Loss
 from fednorms.runs.use.opened import OpenRun, Which, open_run
 
@@ -26,10 +27,10 @@ def evaluate_run(
     model: nn.Module | None = None,
     loss: Loss | None = None,
 ) -> dict[str, Scores]:
-    """Test a run's models in the given modes ("personal", "global/batch", ...; default: those of its recipe).
+    """Evaluate a run's models in the given modes ("personal", "global/batch", ...; default: those of its recipe).
 
-    The keys are "mode/statistics/split". Sites need their data; `federation` tests on other data with the same classes
-    on purpose. "after_local" is what the run itself recorded, since that model is gone after the round.
+    The keys are "mode/statistics/split". The run's data must be available; `federation` evaluates on other data with
+    the same classes. "after_local" scores are those that the run recorded, because these models are gone.
 
     >>> import tempfile
     >>> from fednorms.runs.driver import run
@@ -40,7 +41,7 @@ def evaluate_run(
     (True, ['personal/own/test', 'personal/re-estimated/test'])
     """
     if split not in ("test", "val", "train"):
-        raise BadInput(f'Unknown split "{split}": expected test, val or train.')
+        raise BadInput(f'Unknown split "{split}". Expected "test", "val" or "train".')
     opened = open_run(path, which, federation, model, loss)
     for note in opened.notes:
         warnings.warn(note, stacklevel=2)
@@ -50,7 +51,10 @@ def evaluate_run(
     empty: list[Mode] = []
     for mode in dict.fromkeys(asked):
         if mode.model == "adapted" and opened.lost_loss:
-            raise BadInput(f'"adapted" trains with the run\'s own loss ({custom_name(opened.lost_loss)}): pass loss=.')
+            raise BadInput(
+                f'Mode "adapted" trains with the run\'s custom loss ({custom_name(opened.lost_loss)}). '
+                "Pass it as loss=."
+            )
         if mode.model == "after_local":
             scores = _recorded(opened, mode, split)
         else:
@@ -65,17 +69,17 @@ def evaluate_run(
 
 
 def _nothing_to_test(federation: Federation, empty: list[Mode], split: str) -> str:
-    """Why a mode could not be tested, and what can be."""
+    """Say why a mode could not be tested, and what can be."""
     if not empty:
-        return 'The recipe tests nothing (evaluate = []): name a mode, as "global" or "personal".'
+        return 'The recipe tests nothing (evaluate = []). Name a mode, such as "global" or "personal".'
     unseen = empty[0].model == "unseen"
     sites, others = (federation.unseen, federation.clients) if unseen else (federation.clients, federation.unseen)
     there = [part for part in ("test", "val", "train") if any(part in site.splits for site in sites)]
     if not sites:
-        why = "every site trains; a run has unseen sites if its recipe holds some out (hold_out, --hold-out)"
+        why = f"every site trains. A run has unseen sites only if its recipe holds some out ({option('hold_out')})"
     else:
-        why = f"{'unseen sites' if unseen else 'sites that train'} have no {split} images: "
-        why += f"choose {' or '.join(there)} (split, --split)"
+        why = f"{'unseen sites' if unseen else 'sites that train'} have no {split} images. "
+        why += f"Choose {' or '.join(there)} ({option('split')})"
         if not unseen and any(split in site.splits for site in others):
             why += ', or evaluate "unseen", whose sites have some'
     return f'"{empty[0]}" cannot be tested on {split} data of federation "{federation.name}": {why}.'
@@ -88,5 +92,5 @@ def _recorded(opened: OpenRun, mode: Mode, split: str) -> Scores | None:
             return Scores.from_dict(row["scores"][name], opened.facts.domain_of)
     raise BadInput(
         f'Run {opened.directory.path} has not recorded "{name}" in round {opened.state.round}, and the models right '
-        'after local training are gone. Run again with evaluate = ["after_local"].'
+        'after local training are not stored. Run again with evaluate = ["after_local"].'
     )

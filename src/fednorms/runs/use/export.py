@@ -1,4 +1,4 @@
-"""Export a trained model: a directory with tensors, a description, and a README for whoever deploys it."""
+"""Export a trained model: a directory with the tensors, a description, and a README for its user."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from fednorms.engines.devices import repeatable
 from fednorms.layers import KeyedDropout, KeyedDropout2d, KeyedStochasticDepth
 from fednorms.runs.identity import custom_name
 from fednorms.runs.store.atomic import check_folder
-from fednorms.runs.use.choose import Chosen, averaged_statistics, choose, input_normalisers
+from fednorms.runs.use.choose import Chosen, averaged_statistics, input_normalizers
 from fednorms.runs.use.load import ABOUT, FORMAT, TENSORS, load_model, site_preprocessing
 from fednorms.runs.use.opened import OpenRun, Which, open_run
 
 README, ONNX = "README.txt", "model.onnx"
 _CHANNELS = {1: "grey", 3: "RGB", 4: "RGBA"}
-_SILENT = (KeyedDropout, KeyedDropout2d, KeyedStochasticDepth)  # do nothing in a test, hold no tensors
+_SILENT = (KeyedDropout, KeyedDropout2d, KeyedStochasticDepth)  # do nothing in evaluation and hold no tensors
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,18 @@ def export(
 ) -> Exported:
     """Write a run's global model (or a site's own) to a directory that `load_model` reads.
 
-    There is model.safetensors (a plain `state_dict`), model.json (classes, image shape, preprocessing, architecture,
-    how to load) and README.txt; with `onnx` also model.onnx, which takes uint8 images. The result is loaded again and
-    compared bit for bit before it appears under its name. The run's data are not needed.
+    The directory holds model.safetensors (a plain `state_dict`), model.json (classes, image shape, preprocessing,
+    architecture, how to load) and README.txt; with `onnx` also model.onnx, which takes uint8 images. The export is
+    loaded again and compared bit for bit before it gets its final name. The run's data are not needed.
 
     >>> export("nowhere", "out")
     Traceback (most recent call last):
-    fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory)
+    fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory).
     """
     opened = open_run(path, which, model=model, device="cpu")
     images = _images(opened.facts.shape)
     data = Split(images, torch.zeros(len(images), dtype=torch.int64))
-    chosen = choose(opened.task, opened.facts, opened.test_broadcast, opened.clients, site, data)
+    chosen = opened.choose(site, data)
     notes = chosen.notes + averaged_statistics(opened.task, opened.facts, site)
     return write_model(opened, replace(chosen, notes=notes), Path(out), site, onnx, model)
 
@@ -89,62 +89,62 @@ def write_model(
     shape: tuple[int, int, int] | None = None,
     extra: dict[str, Any] | None = None,
 ) -> Exported:
-    """Write chosen tensors (all on the CPU) as an exported model, completely or not at all."""
+    """Write chosen tensors (all on the CPU) as an exported model, atomically."""
     check_target(out)
     if onnx:
         _check_onnx()
     shape = shape or opened.facts.shape
     task, notes = opened.task, opened.notes + chosen.notes
-    part = next(iter(input_normalisers(task)), None)
-    preprocessing = replace(opened.facts.preprocessing, crop=None)  # an exported model takes images of its own size
+    part = next(iter(input_normalizers(task)), None)
+    preprocessing = replace(opened.facts.preprocessing, crop=None)  # an exported model takes images of the cropped size
     if part and chosen.measured_here:
         preprocessing = Preprocessing()
         notes.append(
-            f"{part.name} normalises images with a site's own statistics: these are measured on the images the model "
-            "is given. Export with a site, or call measured(images) once after loading, to fix them."
+            f"{part.name} normalizes images with a site's own statistics. This model measures them on the images it is "
+            "given. To fix them, export the model of a site, or call measured(images) once after loading."
         )
     elif part:
         preprocessing = site_preprocessing(chosen.mine[part.name]["mean"], chosen.mine[part.name]["std"])
     if opened.facts.dtype != "uint8":
-        notes.append("The model was trained on floating-point images: give it images on that scale, not bytes.")
+        notes.append("The model was trained on floating-point images. Give it images on that scale, not bytes.")
     if task.method.evaluation().predict:
-        notes.append(f'"{task.method}" is tested with prototypes; the exported model answers with its own classifier.')
+        notes.append(f'"{task.method}" is tested with prototypes, but the exported model predicts with its classifier.')
     module = task.net.plain(chosen.tensors)
     measure = part.name if part and chosen.measured_here else None
     about = _about(opened, module, preprocessing, measure, shape, site, notes) | (extra or {})
     if onnx:
-        what = "images normalised as `preprocessing` says" if measure else f"images as {opened.facts.dtype}, unscaled"
+        what = "images normalized as `preprocessing` says" if measure else f"images as {opened.facts.dtype}, unscaled"
         about["onnx"] = {"file": ONNX, "input": f"images: {what}", "outputs": ["logits", "probabilities"]}
 
-    part_way = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
+    temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
     try:
-        part_way.mkdir(parents=True)
-        save_file({k: v.detach().clone().contiguous() for k, v in module.state_dict().items()}, part_way / TENSORS)
-        (part_way / ABOUT).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        (part_way / README).write_text(_readme(about), encoding="utf-8")
+        temporary.mkdir(parents=True)
+        save_file({k: v.detach().clone().contiguous() for k, v in module.state_dict().items()}, temporary / TENSORS)
+        (temporary / ABOUT).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        (temporary / README).write_text(_readme(about), encoding="utf-8")
         if onnx:
-            _write_onnx(part_way / ONNX, module, None if measure else preprocessing, _example(about))
-        _verify(part_way, task, chosen, model, shape)
+            _write_onnx(temporary / ONNX, module, None if measure else preprocessing, _example(about))
+        _verify(temporary, task, chosen, model, shape)
         if out.exists():
             out.rmdir()  # it is empty
-        os.replace(part_way, out)
+        os.replace(temporary, out)
     except OSError as error:
-        raise RunFailed(f"cannot write {out}: {error.strerror or error}. Nothing was written.") from error
+        raise RunFailed(f"Cannot write {out}: {error.strerror or error}. Nothing was written.") from error
     finally:
-        shutil.rmtree(part_way, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return Exported([out / name for name in (TENSORS, ABOUT, README, *([ONNX] if onnx else []))], notes)
 
 
 def check_target(out: Path) -> None:
-    """Refuse a place to which nothing can be exported."""
+    """Refuse an output directory that cannot be used."""
     if out.is_dir() and any(out.iterdir()):
-        raise BadInput(f"{out} is not empty: choose another directory to export to, or empty it first.")
+        raise BadInput(f"{out} is not empty. Choose another directory to export to, or empty it first.")
     check_folder(out)
 
 
 def _check_onnx() -> None:
     if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
-        raise BadInput(f"ONNX needs {' and '.join(missing)}: pip install 'fednorms[onnx]'")
+        raise BadInput(f"ONNX export needs {' and '.join(missing)}. Install with: pip install 'fednorms[onnx]'")
 
 
 def _images(shape: tuple[int, int, int]) -> Tensor:
@@ -153,7 +153,7 @@ def _images(shape: tuple[int, int, int]) -> Tensor:
 
 
 def _verify(folder: Path, task: Task, chosen: Chosen, model: nn.Module | None, shape: tuple[int, int, int]) -> None:
-    """Load the export again: on random images its logits must be those of the run's own evaluation, bit for bit."""
+    """Load the export again: on random images its logits must equal those of the run's evaluation, bit for bit."""
     images = _images(shape)
     context = context_of(task, chosen.sent.round, chosen.client, evaluating=True)
     with torch.no_grad():
@@ -167,10 +167,10 @@ def _verify(folder: Path, task: Task, chosen: Chosen, model: nn.Module | None, s
         return
     parts = [p.name for p in task.method.having("batch") if not p.normalizes_input]
     if parts:
-        raise BadInput(f"{' and '.join(parts)} changes images also in a test, which an exported model cannot hold.")
+        raise BadInput(f"{' and '.join(parts)} changes images also in evaluation, which an exported model cannot do.")
     raise RunFailed(
-        f"the exported model differs from the run's by up to {float((got - expected).abs().max()):g} in a logit, so "
-        "that nothing was written: does the model draw random numbers in a test, or keep state outside its tensors?"
+        f"The exported model's logits differ from the run's by up to {float((got - expected).abs().max()):g}, so "
+        "nothing was written. Does the model draw random numbers in evaluation, or keep state outside its tensors?"
     )
 
 
@@ -227,8 +227,8 @@ def _about(
 def _steps(shape: tuple[int, int, int], fixed: Preprocessing, measure: str | None, dtype: str) -> list[str]:
     channels, height, width = shape
     steps = [
-        f"decode upright (EXIF) to {_CHANNELS.get(channels, f'{channels} channels')}, uint8; of 16 bits, divide by 257",
-        f"resize to height {height} and width {width}, each side on its own, bilinear as Pillow does it (antialiased)",
+        f"decode to {_CHANNELS.get(channels, f'{channels} channels')}, uint8, EXIF rotation applied; 16 bits / 257",
+        f"resize to height {height} and width {width}, ignoring aspect ratio, with Pillow's bilinear (antialiased)",
         "arrange as batch x channels x height x width",
         "divide by 255",
     ]
@@ -243,7 +243,7 @@ def _steps(shape: tuple[int, int, int], fixed: Preprocessing, measure: str | Non
 
 
 def _needs(module: nn.Module, made: dict[str, Any], classes: int, channels: int) -> dict[str, Any]:
-    """Whether the tensors fit a module that is made without fednorms, and how to load them."""
+    """Whether the tensors fit a module made without fednorms, and how to load them."""
     own = {type(m) for m in module.modules() if type(m).__module__.startswith("fednorms.layers")}
     layers = sorted(f"fednorms.layers.{kind.__name__}" for kind in own if not issubclass(kind, _SILENT))
     library, _, name = made["model"].partition(":")
@@ -254,7 +254,7 @@ def _needs(module: nn.Module, made: dict[str, Any], classes: int, channels: int)
     if layers:
         why = f"the model has layers of fednorms: {', '.join(layers)}"
     elif made["changes"]:
-        why = f"layers of {made['model']} were replaced by others of torch: see architecture.changes"
+        why = f"layers of {made['model']} were replaced by other torch layers: see architecture.changes"
     if not made["changes"] and (made["custom"] or library in ("torchvision", "timm")):
         make = "model = YourModel()"
         if library == "torchvision":
@@ -290,7 +290,7 @@ def _readme(about: dict[str, Any]) -> str:
 
 
 class _FromImages(nn.Module):
-    """A module behind its preprocessing, so that a deployed graph takes raw images."""
+    """A module with its preprocessing in front, so a deployed graph takes raw images."""
 
     def __init__(self, module: nn.Module, preprocessing: Preprocessing | None) -> None:
         super().__init__()
@@ -300,16 +300,16 @@ class _FromImages(nn.Module):
         if self.preprocessing is not None:
             like = next(self.module.parameters())
             mean, std = self.preprocessing.mean or (0.0,), self.preprocessing.std or (1.0,)
-            centre, scale = (torch.tensor(v, dtype=like.dtype).view(-1, 1, 1) for v in (mean, std))
+            center, scale = (torch.tensor(v, dtype=like.dtype).view(-1, 1, 1) for v in (mean, std))
             images = images.to(like.dtype) / 255 if images.dtype == torch.uint8 else images.to(like.dtype)
-            images = (images - centre) / scale
+            images = (images - center) / scale
         logits = self.module(images)
         logits = logits[0] if isinstance(logits, tuple) else logits
         return logits, logits.softmax(1)
 
 
 def _example(about: dict[str, Any]) -> Tensor:
-    """A batch as the graph will get it: bytes, or floats where the run had those or a site's statistics come first."""
+    """A batch as the graph gets it: bytes; or floats, if the run had those or the input must be normalized first."""
     images = _images(about["shape"])
     raw = about["preprocessing"]["measure"] is None and "uint8" in about["onnx"]["input"]
     return images if raw else images.to(getattr(torch, about["architecture"]["precision"])) / 255

@@ -1,4 +1,4 @@
-"""An exported model read back: a plain module, with the classes and all that must be done to an image before it."""
+"""Load an exported model: a plain module with its classes and its preprocessing."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ TENSORS, ABOUT, FORMAT = "model.safetensors", "model.json", 1
 class LoadedModel:
     """A trained model that takes images and gives probabilities.
 
-    Called on a batch N x C x H x W, uint8 or floats in [0, 1], it returns N x classes probabilities; `logits` is the
-    same before the softmax. `module` itself takes images that `prepare` has scaled and normalised. `about` is the
-    export's model.json.
+    Called on a batch N x C x H x W, uint8 or floats in [0, 1], it returns N x classes probabilities; `logits` are the
+    values before the softmax. `module` takes images that `prepare` has scaled and normalized. `about` is the content of
+    the export's model.json.
 
     >>> model = LoadedModel(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), ("cat", "dog"), Preprocessing(), (1, 2, 2))
     >>> model(torch.zeros(3, 1, 2, 2, dtype=torch.uint8)).shape
@@ -40,11 +40,11 @@ class LoadedModel:
     classes: tuple[str, ...]
     preprocessing: Preprocessing
     shape: tuple[int, int, int]
-    measures: Part | None = None  # normalises with statistics of the images it is given
+    measures: Part | None = None  # normalizes with statistics of the images it is given
     about: dict[str, Any] = field(default_factory=dict)
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Images as `module` takes them: scaled to [0, 1] and normalised."""
+        """Images as `module` takes them: scaled to [0, 1] and normalized."""
         want = " x ".join(map(str, self.shape))
         if not isinstance(images, Tensor):
             raise BadInput(
@@ -53,11 +53,11 @@ class LoadedModel:
             )
         if tuple(images.shape[1:]) != self.shape or images.dim() != 4:
             raise BadInput(f"Images must be a batch of N x {want}, got {tuple(images.shape)}.")
-        of_bytes = self.about.get("dtype") == "uint8"  # else floating-point images have a scale of their own
+        of_bytes = self.about.get("dtype") == "uint8"  # otherwise floating-point images have their own scale
         if of_bytes and images.is_floating_point() and images.numel() and float(images.max()) > 1.5:
             raise BadInput(
-                f"Images of floating-point numbers are on the scale from 0 to 1, got up to {float(images.max()):g}: "
-                "divide by 255, or give uint8."
+                f"Floating-point images must be on the scale from 0 to 1, got values up to {float(images.max()):g}. "
+                "Divide by 255, or give uint8."
             )
         like = next(self.module.parameters(), torch.zeros(()))
         x = self.preprocessing.unit(images.to(like.device), dtype=like.dtype)
@@ -65,7 +65,7 @@ class LoadedModel:
         return fixed.normalise(x)
 
     def measured(self, images: Tensor) -> LoadedModel:
-        """The model with the input statistics of these images, for parts that normalise with a site's own (FedRDN)."""
+        """The model with the input statistics of these images, for parts that normalize with a site's own (FedRDN)."""
         if self.measures is None:
             return self
         like = next(self.module.parameters(), torch.zeros(()))
@@ -93,7 +93,7 @@ class LoadedModel:
 
 
 def load_model(folder: str | Path, model: nn.Module | None = None) -> LoadedModel:
-    """Read a model that `export` or `adapt` wrote; one with an architecture of your own needs that as `model`.
+    """Read a model that `export` or `adapt` wrote; a custom architecture must be passed as `model`.
 
     >>> load_model("nowhere")
     Traceback (most recent call last):
@@ -115,7 +115,7 @@ def load_model(folder: str | Path, model: nn.Module | None = None) -> LoadedMode
     except (OSError, SafetensorError) as error:
         raise BadInput(f"Cannot read {folder / TENSORS}: {error}.") from error
     except RuntimeError as error:
-        raise BadInput(f"{folder / TENSORS} does not fit the model {made['model']!r}: {error}") from error
+        raise BadInput(f'{folder / TENSORS} does not fit the model "{made["model"]}": {error}') from error
     done = about["preprocessing"]
     measures = next((p for p in net.method.parts if p.name == done["measure"]), None)
     preprocessing = Preprocessing.from_dict({"mean": done["mean"], "std": done["std"]})
@@ -123,7 +123,7 @@ def load_model(folder: str | Path, model: nn.Module | None = None) -> LoadedMode
 
 
 def site_preprocessing(mean: Tensor, std: Tensor) -> Preprocessing:
-    """A site's own input statistics as a fixed normalisation, the same numbers bit for bit.
+    """A site's own input statistics as a fixed normalization, bit for bit the same.
 
     >>> site_preprocessing(torch.tensor([0.5]), torch.tensor([0.0])).std[0] > 0
     True
@@ -133,7 +133,7 @@ def site_preprocessing(mean: Tensor, std: Tensor) -> Preprocessing:
 
 @dataclass(frozen=True)
 class _Images:
-    """The images at hand, as a part's setup pass reads them."""
+    """Images as a part's setup pass reads them."""
 
     unit: Tensor
 
@@ -147,7 +147,7 @@ def _about(folder: Path) -> dict[str, Any]:
         version = about["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise BadInput(f"{folder} is not an exported model: it has no readable {ABOUT} ({reason})") from error
+        raise BadInput(f"{folder} is not an exported model: it has no readable {ABOUT} ({reason}).") from error
     if version != FORMAT:
         raise BadInput(f"{folder / ABOUT} has format {version}; this version of fednorms reads {FORMAT}.")
     return about

@@ -1,4 +1,4 @@
-"""A finished (or interrupted) run opened again: its task, and the models of the last, the best, or a kept round."""
+"""Open a finished or interrupted run: its task, and the models of the last, the best, or another stored round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fednorms.core.passes import passes
 from fednorms.core.round import broadcast, server_update
 from fednorms.core.states import Broadcast, ClientState, ServerState, Task
 from fednorms.core.tree import Tree
-from fednorms.data import Federation
+from fednorms.data import Federation, Split
 from fednorms.data.facts import Facts
 from fednorms.engines.devices import pick_device
 from fednorms.engines.local import LocalClients, LocalEngine
@@ -29,22 +29,23 @@ from fednorms.runs.session import Session, open_federation
 from fednorms.runs.store.checkpoint import Checkpoint, kept_rounds, load, load_best, load_round
 from fednorms.runs.store.clients import ClientStore
 from fednorms.runs.store.directory import RunDirectory
+from fednorms.runs.use.choose import Chosen, choose
 
 Which = Literal["last", "best"] | int
 
 
 @dataclass(frozen=True)
 class NextRound:
-    """A round made again: each client's whole model right after its training, and the server after averaging."""
+    """A repeated round: each client's whole model right after its training, and the server after averaging."""
 
     models: dict[str, Tree]
     state: ServerState
-    tested: Broadcast  # what a test of that state broadcasts; tensors that clients keep are the mean over them
+    tested: Broadcast  # what a test of that state broadcasts; tensors that clients keep are averaged
 
 
 @dataclass
 class OpenRun:
-    """A run's task and states. Everything but `session` works where the run's data are not.
+    """A run's task and states. Only `session` needs the run's data.
 
     `state` and `clients` are those of the last checkpoint, or of the round with the best validation accuracy.
     """
@@ -59,7 +60,7 @@ class OpenRun:
     notes: list[str] = field(default_factory=list)
     _federation: Federation | None = None
     _model: nn.Module | None = None
-    lost_loss: str = ""  # the run's own loss, if it was not passed again: fine-tuning would use another
+    lost_loss: str = ""  # the run's custom loss, if it was not passed again: fine-tuning would use another
 
     @cached_property
     def session(self) -> Session:
@@ -67,19 +68,19 @@ class OpenRun:
         federation, recipe = self._federation, self.recipe
         if federation is None and recipe.federation.startswith("custom:"):
             raise BadInput(
-                f"Run {self.directory.path} was made with a federation of your own "
-                f"({recipe.federation.removeprefix('custom:')}); pass it as federation=."
+                f"Run {self.directory.path} was made with a custom federation "
+                f"({recipe.federation.removeprefix('custom:')}). Pass it as federation=."
             )
         try:
             found = open_federation(recipe) if federation is None else federation
         except BadInput as error:
             raise BadInput(
-                f"Run {self.directory.path} needs its data for this, and they cannot be read: {error}"
+                f"Run {self.directory.path} needs its data for this, but they cannot be read: {error}"
             ) from error
         if federation is None and recipe.fingerprint and recipe.fingerprint != found.fingerprint():
             raise BadInput(
                 f'Run {self.directory.path} was made on other data: federation "{recipe.federation}" has changed '
-                "since. Restore the data, or pass federation= to test on other data on purpose."
+                "since. Restore the data, or pass federation= to test on other data deliberately."
             )
         if tuple(found.classes) != self.facts.classes or found.shape != self.facts.shape:
             raise BadInput(
@@ -99,7 +100,7 @@ class OpenRun:
 
     @cached_property
     def cohort(self) -> list[str]:
-        """The clients of the round before `state`."""
+        """The clients of the round that led to `state`."""
         return self._cohort(max(self.state.round - 1, 0))
 
     @cached_property
@@ -111,14 +112,14 @@ class OpenRun:
         return self.session.participation.cohort(self.session.engine.clients, self.recipe.seed, t)
 
     def next_round(self) -> NextRound:
-        """The round after `state` again: the clients' models, with what they keep to themselves, and the new server.
+        """Repeat the round after `state`: the clients' models, with the tensors they keep, and the new server.
 
-        Not for methods that change updates before they are sent, since a model right after training is then not there.
+        Methods that change updates before they are sent have no model right after training and are refused.
         """
         if changing := self.task.method.changing:
             raise BadInput(
-                f"{changing[0]} changes updates before they are sent: clients' models after training cannot be made "
-                "again."
+                f"{changing[0]} changes updates before they are sent, so clients' models right after training cannot "
+                "be reproduced."
             )
         self.check_loss()
         engine = self.session.engine
@@ -133,16 +134,20 @@ class OpenRun:
         return NextRound(models, state, tested)
 
     def check_loss(self) -> None:
-        """Refuse to train a run again whose own loss was not passed again."""
+        """Refuse to repeat training if the run's custom loss was not passed again."""
         if self.lost_loss:
             raise BadInput(
-                f"Run {self.directory.path} was trained with a loss of your own "
-                f"({custom_name(self.lost_loss)}): pass the same as loss=."
+                f"Run {self.directory.path} was trained with a custom loss "
+                f"({custom_name(self.lost_loss)}). Pass the same as loss=."
             )
+
+    def choose(self, site: str | None = None, data: Split | None = None) -> Chosen:
+        """Choose the model of a site, or the one for all sites; see `fednorms.runs.use.choose`."""
+        return choose(self.task, self.facts, self.test_broadcast, self.clients, site, data)
 
     @cached_property
     def test_broadcast(self) -> Broadcast:
-        """What an evaluation broadcasts; for methods that measure for it, from the run's records or from its data."""
+        """What an evaluation broadcasts; methods that measure for it use the run's records, or its data."""
         jobs = passes(self.task, "evaluate")
         missing = [p.name for p, _ in jobs if p.name + MEASURED not in self.state.parts]
         if missing:
@@ -150,8 +155,8 @@ class OpenRun:
                 return self.session.engine.test_broadcast(self.state, self.cohort)
             except BadInput as error:
                 raise BadInput(
-                    f"{missing[0]} measures statistics on the clients' data for every test, and round "
-                    f"{self.state.round} of this run has no record of them: {error}"
+                    f"{missing[0]} measures statistics on the clients' data for every test, but round "
+                    f"{self.state.round} of this run has no record of them. {error}"
                 ) from error
         measured = {p.name: self.state.parts[p.name + MEASURED] for p, _ in jobs}
         tested = tested_state(self.task, self.state)
@@ -168,20 +173,20 @@ def open_run(
 ) -> OpenRun:
     """Open a run's directory at its last checkpoint, at its best validation round (which="best"), or after a round.
 
-    which=12 is the state after round 12, of which a checkpoint must be there: see keep_checkpoints of a recipe.
+    which=12 is the state after round 12; its checkpoint must have been kept (keep_checkpoints of the recipe).
 
-    A run with a model of your own needs the same model again; its data are only needed for `session`.
+    A run with a custom model needs the same model again. The data are only needed for `session`.
 
     >>> open_run("nowhere")
     Traceback (most recent call last):
-    fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory)
+    fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory).
     """
     directory = RunDirectory(path)
     recipe = _portable(Recipe.from_toml(directory.read_recipe(), str(directory.recipe)), device)
     if recipe.model.startswith("custom:") and model is None:
         raise BadInput(
-            f"Run {path} was made with a model of your own ({custom_name(recipe.model)}); "
-            "use it from Python and pass the same as model=."
+            f"Run {path} was made with a custom model ({custom_name(recipe.model)}). "
+            "Use it from Python and pass the same model as model=."
         )
     found = _checkpoint(directory, recipe, which)
     facts = directory.read_facts()
@@ -196,7 +201,7 @@ def open_run(
 
 
 def _portable(recipe: Recipe, device: str | None) -> Recipe:
-    """The recipe for this machine: every weight comes from the checkpoint, and a GPU may not be here."""
+    """The recipe for this machine: all weights come from the checkpoint, and there may be no GPU."""
     gpu = recipe.device.startswith("cuda") and torch.cuda.is_available()
     chosen = pick_device(device or ("cuda" if gpu else "cpu"))
     here = {"engine": "loop", "device": chosen, "pretrained": False, "weights": ""}
@@ -207,17 +212,17 @@ def _checkpoint(directory: RunDirectory, recipe: Recipe, which: Which) -> Checkp
     if isinstance(which, int):
         return _checkpoint_of_round(directory, recipe, which)
     if which not in ("last", "best"):
-        raise BadInput(f'Which round: expected "last", "best" (on validation data) or a round, got "{which}".')
+        raise BadInput(f'Unknown round "{which}". Expected "last", "best" (on validation data) or a number.')
     if which == "best":
         if (best := load_best(directory.checkpoints, recipe.device)) is not None:
             return best
         if load(directory.checkpoints) is not None:
             raise BadInput(
-                f"Run {directory.path} has no best round: none of its sites has validation data. "
-                'Use the last round (which="last"), or run with data.val above 0.'
+                f"Run {directory.path} has no best round, because none of its sites has validation data. "
+                'Use the last round (which="last"), or run again with data.val above 0.'
             )
     if (last := load(directory.checkpoints, recipe.device)) is None:
-        raise BadInput(f"Run {directory.path} has no checkpoint yet: continue it with `{directory.resume_command}`.")
+        raise BadInput(f"Run {directory.path} has no checkpoint yet. Continue it with `{directory.resume_command}`.")
     return last
 
 
@@ -225,17 +230,17 @@ def _checkpoint_of_round(directory: RunDirectory, recipe: Recipe, at: int) -> Ch
     if (found := load_round(directory.checkpoints, at, recipe.device)) is None:
         there = ", ".join(map(str, kept_rounds(directory.checkpoints))) or "none"
         raise BadInput(
-            f"Run {directory.path} has no checkpoint of round {at}; there are: {there}. "
-            'A run with keep_checkpoints="all" keeps that of every checkpoint_every rounds.'
+            f"Run {directory.path} has no checkpoint of round {at}. It has: {there}. "
+            'With keep_checkpoints="all", a run keeps one every checkpoint_every rounds.'
         )
     return found
 
 
 def _check_fit(task: Task, state: ServerState, path: str | Path) -> None:
-    """A model of the user's own may not be the one that was trained."""
+    """Refuse a custom model that is not the one that was trained."""
     ours, theirs = ({n: tuple(t.shape) for n, t in tree.items()} for tree in (task.net.initial, state.model))
     if wrong := [n for n in {**ours, **theirs} if ours.get(n) != theirs.get(n)]:
         raise BadInput(
-            f'Model "{task.net.name}" is not the one of run {path}: tensor {wrong[0]} is {ours.get(wrong[0])}, in the '
-            f"run {theirs.get(wrong[0])} ({len(wrong)} differ). Pass the model that the run was made with."
+            f'Model "{task.net.name}" is not the one of run {path}: tensor {wrong[0]} has shape {ours.get(wrong[0])}, '
+            f"in the run {theirs.get(wrong[0])} ({len(wrong)} differ). Pass the model that the run was made with."
         )

@@ -1,4 +1,4 @@
-"""Predict the classes of image files with a run's model, or with one that was exported."""
+"""Predict the classes of image files with a run's model or an exported one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from fednorms.data import Split
 from fednorms.data.folders import EXTENSIONS, read_image
 from fednorms.engines.devices import repeatable
 from fednorms.evaluation.modes import answer
-from fednorms.runs.use.choose import Chosen, averaged_statistics, choose
+from fednorms.runs.interface import flag
+from fednorms.runs.use.choose import Chosen, averaged_statistics
 from fednorms.runs.use.load import ABOUT, LoadedModel, load_model
 from fednorms.runs.use.opened import OpenRun, Which, open_run
 
@@ -29,7 +30,7 @@ _BATCH, _NAMED = 256, 10
 
 @dataclass(frozen=True)
 class Prediction:
-    """The class of one image; `note` says what a user of the model should know (the same for all images).
+    """The class of one image; `note` is what a user of the model should know, the same for all images.
 
     >>> Prediction(Path("rex.png"), "dog", 0.9, {"cat": 0.1, "dog": 0.9})
     rex.png: dog (90.0 %)
@@ -59,31 +60,31 @@ def predict(
 ) -> list[Prediction]:
     """Classify image files, and all images in folders and below, with a run's global model or a site's own.
 
-    Images are decoded, resized and normalised as the training images were. The run's data are not needed. `path` may
-    also be a model that `export` or `adapt` wrote; it holds one model, so that there is no site or round to choose.
-    Images that cannot be read are an error that names them all, or, with `skip_broken`, left out and named in a note.
+    Images are decoded, resized and normalized as the training images were. The run's data are not needed. `path` may
+    also be a model that `export` or `adapt` wrote; it holds one model, so there is no site or round to choose. If
+    images cannot be read, one error names them all; with `skip_broken` they are skipped and named in a note.
 
     >>> predict("nowhere", ["rex.png"])
     Traceback (most recent call last):
-    fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory)
+    fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory).
     """
     if (Path(path) / ABOUT).is_file():
         if site is not None or which != "last":
-            asked = f"site {site!r}" if site is not None else f"round {which!r}"
-            raise BadInput(f"{path} is one exported model, with no {asked} to choose: leave that out, or name the run.")
+            asked = f'site "{site}"' if site is not None else f'round "{which}"'
+            raise BadInput(f"{path} is one exported model and has no {asked}. Leave that out, or name the run.")
         return _predict_exported(load_model(path, model), _Images(image_files(inputs), skip_broken))
     opened = open_run(path, which, model=model)
-    facts, sent = opened.facts, opened.test_broadcast
+    facts = opened.facts
     images = _Images(image_files(inputs), skip_broken)
-    chosen = choose(opened.task, facts, sent, opened.clients, site)
+    chosen = opened.choose(site)
     notes = opened.notes + chosen.notes + averaged_statistics(opened.task, facts, site) + facts.preparation
     batches = images.decoded(facts.stored_shape)
-    if chosen.measured_here:  # a part that normalises with the site's statistics takes those of these images
+    if chosen.measured_here:  # a part that normalizes with the site's statistics measures these images
         read = list(batches)
         x = torch.cat([some for _, some in read])
         data = Split(x, torch.zeros(len(x), dtype=torch.int64))
-        chosen = choose(opened.task, facts, sent, opened.clients, site, data)
-        notes.append(f"The input is normalised with statistics of these {len(x)} images; name a site to use its own.")
+        chosen = opened.choose(site, data)
+        notes.append(f"The input is normalized with statistics of these {len(x)} images. Name a site to use its own.")
         batches = iter(read)
     if facts.dtype != "uint8":
         notes.append("The model was trained on floating-point images; pixels of files are scaled to [0, 1].")
@@ -126,11 +127,11 @@ def _probabilities(opened: OpenRun, chosen: Chosen, images: Tensor) -> Tensor:
 
 
 def image_files(inputs: Sequence[str | Path]) -> list[Path]:
-    """The named files, and the images in named folders and below, sorted there; hidden ones are left out.
+    """The named files, and the images in named folders and below, sorted; hidden files are left out.
 
     >>> image_files(["nowhere.png"])
     Traceback (most recent call last):
-    fednorms.BadInput: nowhere.png: no such file or folder
+    fednorms.BadInput: nowhere.png: no such file or folder.
     """
     found: list[Path] = []
     problems: list[str] = []
@@ -144,29 +145,33 @@ def image_files(inputs: Sequence[str | Path]) -> list[Path]:
                 and not any(part.startswith(".") or part == "__MACOSX" for part in p.relative_to(given).parts)
             )
             if not inside:
-                problems.append(f"{given}: no images in this folder or below ({', '.join(EXTENSIONS)})")
+                problems.append(f"{given}: no images in this folder or below ({', '.join(EXTENSIONS)}).")
             found += inside
         elif given.is_file():
             found.append(given)
         else:
-            problems.append(f"{given}: no such file or folder")
+            problems.append(f"{given}: no such file or folder.")
     if not inputs:
-        problems.append("no images given: name files or folders")
+        problems.append("No images given. Name files or folders.")
     if problems:
         raise BadInput("\n".join(problems))
     return found
 
 
+def _count(images: int) -> str:
+    return f"{images} image{'s' * (images != 1)}"
+
+
 @dataclass
 class _Images:
-    """Image files to be decoded; those that cannot be read are remembered."""
+    """Image files to decode; collects those that cannot be read."""
 
     files: list[Path]
     skip_broken: bool
     broken: list[str] = field(default_factory=list)
 
     def decoded(self, shape: tuple[int, int, int]) -> Iterator[tuple[list[Path], Tensor]]:
-        """Files and their images, some at a time; at the end an error that names all that could not be read."""
+        """Files and their images, in batches; at the end an error names all that could not be read."""
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             for start in range(0, len(self.files), _BATCH):
                 chunk = self.files[start : start + _BATCH]
@@ -175,12 +180,8 @@ class _Images:
                 if read and (self.skip_broken or not self.broken):
                     yield [f for f, _ in read], torch.stack([x for _, x in read])
         if self.broken and not (self.skip_broken and len(self.broken) < len(self.files)):
-            advice = (
-                []
-                if self.skip_broken
-                else ["Mend or remove them, or leave them out: --skip-broken (skip_broken=True)."]
-            )
-            raise BadInput("\n".join([f"{len(self.broken)} image(s) cannot be used:", *self._some, *advice]))
+            advice = [] if self.skip_broken else [f"Fix or remove them, or skip them with {flag('skip_broken')}."]
+            raise BadInput("\n".join([f"{_count(len(self.broken))} cannot be used:", *self._some, *advice]))
 
     def _read(self, shape: tuple[int, int, int], file: Path) -> Tensor | None:
         try:
@@ -196,5 +197,5 @@ class _Images:
 
     @property
     def left_out(self) -> list[str]:
-        """What a user should know of images that were skipped."""
-        return [f"{len(self.broken)} image(s) left out: {'; '.join(self._some)}."] if self.broken else []
+        """A note about images that were skipped."""
+        return [f"{_count(len(self.broken))} skipped: {'; '.join(self._some)}."] if self.broken else []
