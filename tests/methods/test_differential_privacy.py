@@ -343,7 +343,7 @@ def test_an_undeclared_upload_is_caught_before_it_leaves():
     object.__setattr__(task.net, "method", replace(method("fedavg"), parts=parts))
     sent = broadcast(task, initial_state(task))
     with pytest.raises(
-        BadInput, match=r"scaffold: finish or a pass sends tensors .*dpcentral does not protect.*uploads = True"
+        BadInput, match=r"scaffold: finish or a pass sends .*dpcentral does not protect.*uploads = True"
     ):
         local_update(task, sent, Client("a", data["a"]))
 
