@@ -53,7 +53,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "domainnet": ("fednorms.data.readers.domainnet",),
     "office": ("fednorms.data.readers.office",),
     "pacs_vlcs": ("fednorms.data.readers.pacs_vlcs",),
-    "tables": ("fednorms.data.readers.tables",),
+    "tables": ("fednorms.data.readers.fairface", "fednorms.data.readers.tables"),
     "generate": ("fednorms.data.generate",),
     "pack": ("fednorms.data.pack:pack",),
     "view": ("fednorms.data.show:view",),
@@ -67,9 +67,9 @@ PLACES: dict[str, tuple[str, ...]] = {
     "overview": ("fednorms.explain.overview:overview", "fednorms.overview:overview"),
     # papers
     "ANALYSES": ("fednorms.papers.analysis.measures:ANALYSES", "fednorms.analysis.measures:ANALYSES"),
-    "known_tables": ("fednorms.papers.tables.folders:known", "fednorms.tables.folders:known"),
-    "open_table": ("fednorms.papers.tables.folders:open_table", "fednorms.tables.folders:open_table"),
-    "listing": ("fednorms.papers.tables.listing:listing", "fednorms.tables.listing:listing"),
+    "known_tables": ("fednorms.papers.tables.catalog:known", "fednorms.tables.folders:known"),
+    "open_table": ("fednorms.papers.tables.catalog:open_table", "fednorms.tables.folders:open_table"),
+    "listing": ("fednorms.papers.tables.catalog:listing", "fednorms.tables.listing:listing"),
     "pairs": ("fednorms.papers.tables.plan:pairs", "fednorms.tables.plan:pairs"),
     "recipe_for": ("fednorms.papers.tables.plan:recipe_for", "fednorms.tables.plan:recipe_for"),
     # across machines, and the command line

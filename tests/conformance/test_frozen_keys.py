@@ -68,8 +68,8 @@ ANALYSES = find("fednorms.papers.analysis.measures:ANALYSES", "fednorms.analysis
 Findings = fn.Findings
 table_module = find("fednorms.papers.tables.table", "fednorms.tables.table")
 selectors = find("fednorms.papers.tables.selectors", "fednorms.tables.selectors")
-known_tables = find("fednorms.papers.tables.folders:known", "fednorms.tables.folders:known")
-listing = find("fednorms.papers.tables.listing:listing", "fednorms.tables.listing:listing")
+known_tables = find("fednorms.papers.tables.catalog:known", "fednorms.tables.folders:known")
+listing = find("fednorms.papers.tables.catalog:listing", "fednorms.tables.listing:listing")
 flower_settings = find("fednorms.flower.settings")
 Generations = find("fednorms.flower.generations:Generations")
 open_site = find("fednorms.flower.site:open_site")
@@ -743,7 +743,7 @@ ATTRIBUTES = {
     "site sites source stored_shape to_dict unseen without",
     "Findings": "arrays of plain scalars series words",
     "Method": "evaluation having parts path phases weighting",
-    "Part": "keeps_all_local name needs_plain_updates normalises_input paper reduction requires uploads uses_even_mean "
+    "Part": "keeps_all_local name needs_plain_updates normalizes_input paper reduction requires uploads uses_even_mean "
     "uses_mean_gradient weighting",
     "Recipe": "from_toml make read resolved to_toml whole_method",
     "Reproduction": "failed files out ran skipped summary table to_dict",
@@ -1161,12 +1161,12 @@ TABLE_KEYS = {
         "averages": "{}",
         "search": "{}",
     },
-    "Ladder": {"label": "required", "column": "required", "settings": "{}", "rows": "{}"},
+    "Axis": {"label": "required", "column": "required", "settings": "{}", "rows": "{}"},
 }
 
 
 def test_keys_of_tables():
-    kinds = (table_module.Table, table_module.Setting, table_module.Row, table_module.Ladder)
+    kinds = (table_module.Table, table_module.Setting, table_module.Row, table_module.Axis)
     found = {}
     for cls in kinds:
         found[cls.__name__] = {
@@ -1220,13 +1220,12 @@ def reproduced(tmp_path_factory) -> Path:
 def test_files_of_a_reproduction(reproduced):
     found = sorted(p.relative_to(reproduced).as_posix() for p in reproduced.rglob("*") if p.is_file())
     assert [name for name in found if not name.endswith(".png")] == words("""
-        RESULTS.md results.csv results/shift/fedavg/seed-0.json results/shift/fedbn/seed-0.json
-        search/shift/fedbn.json
+        RESULTS.md results.csv results.json searches.json
     """)
 
 
 def test_a_stored_result(reproduced):
-    told = read(reproduced / "results" / "shift" / "fedavg" / "seed-0.json")
+    told = next(run for run in read(reproduced / "results.json")["runs"] if run["row"] == "FedAvg")
     kept = told.pop("recipe")
     assert fields(told, "last scores domains sites") == words("""
         table setting row hardware jobs data.federation data.layout data.fingerprint data.clients data.unseen
@@ -1251,7 +1250,7 @@ def test_a_stored_result(reproduced):
 
 
 def test_a_stored_search(reproduced):
-    told = read(reproduced / "search" / "shift" / "fedbn.json")
+    [told] = read(reproduced / "searches.json")["searches"]
     del told["recipe"], told["data"]
     assert fields(told, "values grid recipe_of chosen") == words("""
         table setting row hardware jobs status date version sources torch grid.*[] metric scores[].values.*
@@ -1281,8 +1280,8 @@ def test_keys_of_the_results_in_the_repository():
     if not home.is_dir():
         pytest.skip("the tables of an installed package come without their results")
     found = set()
-    for file in sorted(home.glob("*/results/**/*.json")):
-        found |= set(read(file))
+    for file in sorted(home.glob("results/*/results.json")):
+        found = found.union(*read(file)["runs"])
     assert sorted(found) == words(STORED_KEYS)
 
 
