@@ -316,7 +316,7 @@ RECIPE = {
         "lr": 0.05,
         "schedule": "const",
         "decay": 0.998,
-        "optimiser": "sgd",
+        "optimizer": "sgd",
         "momentum": 0.0,
         "weight_decay": 0.0,
         "clip": None,
@@ -362,7 +362,7 @@ RECIPE = {
 }
 TRAINING_CHOICES = {
     "schedule": ["const", "exp", "step", "cosine"],
-    "optimiser": ["sgd", "adamw"],
+    "optimizer": ["sgd", "adamw"],
     "last": ["keep", "drop", "fill"],
 }
 RECIPE_CHOICES = {
@@ -425,7 +425,7 @@ batch_size = 32
 lr = 0.05
 schedule = "const"
 decay = 0.998
-optimiser = "sgd"
+optimizer = "sgd"
 momentum = 0.0
 weight_decay = 0.0
 last = "keep"
@@ -678,6 +678,18 @@ def test_hooks_and_what_they_see():
     seen += [fn.Eval, Slot]
     assert {cls.__name__: " ".join(f.name for f in dataclasses.fields(cls)) for cls in seen} == VIEWS
     assert {r.name: int(r) for r in fn.Route} == {"SHARED": 0, "SENT": 1, "OWNED": 2, "LOCAL": 3, "FROZEN": 4}
+
+
+def test_the_spelling_of_version_0_1_is_read(tmp_path, capsys):
+    """`optimizer` was `optimiser`: in recipes, run directories, stored results, Python and on the command line."""
+    american = fn.Recipe.make({"training": {"optimizer": "adamw"}})
+    british = fn.Recipe.make({"training": {"optimiser": "adamw"}})
+    assert british == american
+    assert fn.Recipe.from_toml(american.to_toml().replace("optimizer", "optimiser")) == american
+    assert fn.Training(optimiser="adamw") == fn.Training(optimizer="adamw")
+    with pytest.raises(fn.BadInput, match="optimizer") as caught:
+        fn.Recipe.make({"training": {"optimzer": "adamw"}})
+    assert "optimiser" not in str(caught.value)
 
 
 PUBLIC = {
@@ -1057,7 +1069,7 @@ MESSAGES = {
 
 def test_records_and_keys_of_messages(tmp_path):
     pytest.importorskip("flwr")
-    from tests.support import flower_in_process as desk
+    from tests.support import flower_in_process
 
     found: dict[str, set[str]] = {}
     texts: dict[str, list[str]] = {}
@@ -1074,7 +1086,7 @@ def test_records_and_keys_of_messages(tmp_path):
                 )
         return reply
 
-    desk.run("fedrdn + scaffold + fedbn", tmp_path, fault=listen, evaluate='["personal", "after_local"]')
+    flower_in_process.run("fedrdn + scaffold + fedbn", tmp_path, fault=listen, evaluate='["personal", "after_local"]')
     assert {way: " ".join(sorted(keys)) for way, keys in sorted(found.items())} == MESSAGES
     assert texts["card"] == words("""
         site domain classes shape dtype preprocessing train val test counts order protocol
@@ -1086,12 +1098,12 @@ def test_records_and_keys_of_messages(tmp_path):
 
 def test_a_row_names_sites_that_got_lost(tmp_path):
     pytest.importorskip("flwr")
-    from tests.support import flower_in_process as desk
+    from tests.support import flower_in_process
 
     def lose(site, message, reply):
         return None if (site, message.metadata.message_type) == ("faint", "train") else reply
 
-    result, _ = desk.run("fedavg", tmp_path, fault=lose, rounds=1, deploy__deadline=1.0)
+    result, _ = flower_in_process.run("fedavg", tmp_path, fault=lose, rounds=1, deploy__deadline=1.0)
     assert list(result.history[0]) == words("""
         round lr clients train_loss dropped diverged lost bytes_down bytes_up scores seconds
     """)
@@ -1111,7 +1123,7 @@ def test_files_and_keys_of_a_project(tmp_path):
         method federation model rounds seed participation weighting loss class_weights metric head pretrained
         weights evaluate evaluate_every checkpoint_every keep_checkpoints on_divergence engine workers device
         precision deterministic threads state_limit_mb training.epochs training.batch_size training.lr
-        training.schedule training.decay training.optimiser training.momentum training.weight_decay training.last
+        training.schedule training.decay training.optimizer training.momentum training.weight_decay training.last
         training.keep_momentum data.root data.protocol data.complete data.allow_pickle data.hold_out data.augment
         data.partition deploy.sites deploy.minimum deploy.wait deploy.deadline deploy.out deploy.classes
         deploy.channels
@@ -1364,13 +1376,13 @@ COMMANDS = {
     "--class-weights --metric --head --pretrained --weights --evaluate --evaluate-every --validate-every "
     "--checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device --precision "
     "--deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
-    "--optimiser --momentum --weight-decay --clip --last --keep-momentum --root --protocol --complete "
+    "--optimizer --momentum --weight-decay --clip --last --keep-momentum --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition --quiet --json",
     "compare": "--methods --seeds --lrs --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
     "--validate-every --checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device "
     "--precision --deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule "
-    "--decay --optimiser --momentum --weight-decay --clip --last --keep-momentum --root --protocol "
+    "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --root --protocol "
     "--complete --allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition "
     "--quiet --json",
     "resume": "--quiet --json",
@@ -1389,7 +1401,7 @@ COMMANDS = {
     "--model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
     "--pretrained --weights --evaluate --evaluate-every --validate-every --checkpoint-every "
     "--keep-checkpoints --on-divergence --engine --workers --device --precision --deterministic "
-    "--threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimiser "
+    "--threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
     "--momentum --weight-decay --clip --last --keep-momentum --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition",
     "deploy check": "--data --site --json",

@@ -80,7 +80,7 @@ def test_a_kept_velocity_may_lie_differently_in_memory_than_its_weights():
 @pytest.mark.parametrize("decay", [0.0, 0.05])
 def test_adamw_is_torchs(decay):
     settings = {"lr": 0.01, "weight_decay": decay}
-    drive({**settings, "optimiser": "adamw"}, lambda p: torch.optim.AdamW(p, **settings))
+    drive({**settings, "optimizer": "adamw"}, lambda p: torch.optim.AdamW(p, **settings))
 
 
 @pytest.mark.parametrize("clip", [0.1, 3.0, 1e9])

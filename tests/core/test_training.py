@@ -13,7 +13,7 @@ from tests.support.tiny import close, play, tiny_data, tiny_net
 
 def test_settings_that_do_nothing_are_noted():
     assert Training().without_effect == Training(schedule="exp", decay=0.9, momentum=0.9, epochs=3).without_effect == []
-    idle = Training(decay=0.9, optimiser="adamw", momentum=0.5, steps=4, epochs=2)
+    idle = Training(decay=0.9, optimizer="adamw", momentum=0.5, steps=4, epochs=2)
     assert [note.split()[0] for note in idle.without_effect] == ["decay", "momentum", "epochs"]
     result = fn.run("fedavg", rounds=1, training=Training(decay=0.9))
     assert result.notes == ["decay 0.9 has no effect: the schedule is const"]
@@ -66,7 +66,7 @@ def test_the_rate_is_constant_inside_a_round_and_in_force_in_it():
         ({"clip": 0.0}, "clip must be"),
         ({"steps": 0}, "steps must be"),
         ({"weight_decay": -1.0}, "weight_decay must be"),
-        ({"optimiser": "adamw", "keep_momentum": True}, "keep_momentum must be false with adamw"),
+        ({"optimizer": "adamw", "keep_momentum": True}, "keep_momentum must be false with adamw"),
         ({"epochs": 0, "lr": -1.0}, "epochs must be .*; lr must be"),
     ],
 )

@@ -127,7 +127,7 @@ def test_replays_give_the_loops_results(text):
     [
         Training(batch_size=8, momentum=0.9, weight_decay=1e-3),
         Training(batch_size=8, momentum=0.9, keep_momentum=True),
-        Training(batch_size=8, optimiser="adamw", lr=1e-3, weight_decay=0.05),
+        Training(batch_size=8, optimizer="adamw", lr=1e-3, weight_decay=0.05),
         Training(batch_size=8, clip=0.5),
         Training(batch_size=5, last="fill", epochs=2),
         Training(batch_size=8, steps=3),

@@ -76,13 +76,13 @@ def test_fedfr_equals_a_plain_torch_loop():
     states = []
     for (x, y), name in zip(pairs(data), "abc", strict=True):
         local = tiny_net().train()
-        optimiser = torch.optim.SGD(local.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(local.parameters(), lr=0.1)
         for rows in plan_of(task, data[name], name, 0):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             f = local.pool(torch.relu(local.norm(local.conv(x[rows])))).flatten(1)
             loss = nn.functional.cross_entropy(local.head(f), y[rows]) + mu * f.norm(dim=1).mean()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
         states.append(local.state_dict())
     close(rounds(task, data, 1).model, average(states, [float(len(s)) for s in data.values()]), atol=1e-10)
 

@@ -110,10 +110,10 @@ def test_later_steps_are_ordinary_local_ones():
                 p -= 0.1 * gradient[key]
             local.norm.running_mean.copy_(0.1 * mean)
             local.norm.running_var.copy_(0.9 + 0.1 * var * 256 / 255)
-        optimiser = torch.optim.SGD(local.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(local.parameters(), lr=0.1)
         rows = plans[name][1]
         nn.functional.cross_entropy(local(split.x[rows]), split.y[rows]).backward()
-        optimiser.step()
+        optimizer.step()
         models.append(local.state_dict())
     for name in ("conv.weight", "norm.weight", "norm.running_mean", "norm.running_var", "head.bias"):
         wanted = (models[0][name] + models[1][name]) / 2

@@ -63,11 +63,11 @@ def test_switch_zero_trains_with_the_initial_statistics_as_constants():
     for (x, y), name in zip(pairs(data), "abc", strict=True):
         local = tiny_net().train()
         local.norm.eval()
-        optimiser = torch.optim.SGD(local.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(local.parameters(), lr=0.1)
         for rows in plan_of(task, data[name], name, 0):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             nn.functional.cross_entropy(local(x[rows]), y[rows]).backward()
-            optimiser.step()
+            optimizer.step()
         states.append(local.state_dict())
     close(rounds(task, data, 1).model, average(states, [len(s) for s in data.values()]))
 

@@ -109,7 +109,7 @@ def test_a_client_with_a_single_batch_still_trains():
     assert not torch.equal(run.model["conv.weight"], tiny_net().conv.weight)
 
 
-@pytest.mark.parametrize("settings", [{"weight_decay": 0.5}, {"clip": 0.01}, {"optimiser": "adamw"}, {"momentum": 0.9}])
+@pytest.mark.parametrize("settings", [{"weight_decay": 0.5}, {"clip": 0.01}, {"optimizer": "adamw"}, {"momentum": 0.9}])
 @pytest.mark.parametrize("alpha", [0.0, 0.3])
 def test_the_inner_step_of_a_test_is_that_of_training(settings, alpha):
     data = ones(2)

@@ -75,9 +75,9 @@ def test_equals_a_plain_torch_loop(kind):
     for (x, y), name in zip(pairs(data), "abc", strict=True):
         local = tiny_net().train()
         body = [*local.conv.parameters(), *local.norm.parameters()]
-        optimiser = torch.optim.SGD(body, lr=0.1)
+        optimizer = torch.optim.SGD(body, lr=0.1)
         for rows in plan_of(task, data[name], name, 0):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             f = local.pool(torch.relu(local.norm(local.conv(x[rows])))).flatten(1)
             z = f / f.norm(dim=1, keepdim=True) @ w.T
             if kind == "ce":
@@ -85,7 +85,7 @@ def test_equals_a_plain_torch_loop(kind):
             else:
                 loss = nn.functional.mse_loss(z, nn.functional.one_hot(y[rows], 3).double())
             loss.backward()
-            optimiser.step()
+            optimizer.step()
         states.append({k: v for k, v in local.state_dict().items() if not k.startswith("head.")})
     run = rounds(task, data, 1)
     got = {k: v for k, v in run.model.items() if not k.startswith("head.")}

@@ -132,12 +132,12 @@ def test_the_small_network_learns():
     y = torch.arange(32) % 2
     x = torch.randn(32, 1, 16, 16) * 0.1
     x[:, 0, :8] += y[:, None, None]
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(15):
         loss = nn.functional.cross_entropy(model(x), y)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert (model(x).argmax(1) == y).all()
 
 

@@ -23,16 +23,16 @@ def average(states: list[dict], weights: list[float]) -> dict:
 def train(model: nn.Module, x, y, batches, lr, momentum=0.0, weight_decay=0.0, clip=None, extra=None):
     """Plain local training; `extra(model)` adds a term to the loss."""
     model.train()
-    optimiser = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
     for rows in batches:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
         if extra is not None:
             loss = loss + extra(model)
         loss.backward()
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimiser.step()
+        optimizer.step()
     return model
 
 

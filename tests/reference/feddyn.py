@@ -70,17 +70,17 @@ def feddyn_code(model: nn.Module, clients, plans, cohorts, lr, alpha, clip=None,
             x, y = clients[k]
             alpha_k = alpha / sizes[k]
             local = copy.deepcopy(server).train()
-            optimiser = torch.optim.SGD(
+            optimizer = torch.optim.SGD(
                 local.parameters(), lr=lr, momentum=momentum, weight_decay=alpha_k + weight_decay
             )
             for rows in plan[k]:
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(local(x[rows]), y[rows])
                 loss = loss + alpha_k * (flat(local) * (history[k] - w)).sum()
                 loss.backward()
                 if clip:
                     nn.utils.clip_grad_norm_(local.parameters(), clip)
-                optimiser.step()
+                optimizer.step()
             theta = flat(local).detach()
             history[k] = history[k] + theta - w
             thetas.append(theta)

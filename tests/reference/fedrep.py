@@ -12,11 +12,11 @@ from tests.reference.fedavg import average
 
 def _phase(model, x, y, batches, parameters, lr, momentum):
     model.train()
-    optimiser = torch.optim.SGD(parameters, lr=lr, momentum=momentum)
+    optimizer = torch.optim.SGD(parameters, lr=lr, momentum=momentum)
     for rows in batches:
         model.zero_grad()
         nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-        optimiser.step()
+        optimizer.step()
 
 
 def fedrep(model: nn.Module, clients, plans, lr, momentum=0.0):

@@ -38,15 +38,15 @@ def greg(model: nn.Module, clients, plans, lr, alpha, rho) -> nn.Module:
         states = []
         for (x, y), batches in zip(clients, plan, strict=True):
             local = copy.deepcopy(server).train()
-            optimiser = torch.optim.SGD(local.parameters(), lr=lr)
+            optimizer = torch.optim.SGD(local.parameters(), lr=lr)
             for rows in batches:
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 logits = local(x[rows])
                 loss = nn.functional.cross_entropy(logits, y[rows])
                 if t > 0:
                     loss = loss + alpha * symmetric_divergence(logits, _with_statistics(local, sent, x[rows]))
                 loss.backward()
-                optimiser.step()
+                optimizer.step()
             states.append(local.state_dict())
         new = average(states, [float(len(x)) for x, _ in clients])
         for name, old in sent.items():

@@ -54,16 +54,16 @@ def scaffold_feddc(model: nn.Module, clients, plans, cohorts, lr_0, decay, clip=
         for i in cohort:
             x, y = clients[i]
             local = copy.deepcopy(server).train()
-            optimiser = torch.optim.SGD(local.parameters(), lr=lr_0 * decay**t)
+            optimizer = torch.optim.SGD(local.parameters(), lr=lr_0 * decay**t)
             for rows in plan[i]:
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(local(x[rows]), y[rows])
                 for name, p in local.named_parameters():
                     loss = loss + (p * (c[name] / sizes[i] - c_clients[i][name])).sum()
                 loss.backward()
                 if clip:
                     nn.utils.clip_grad_norm_(local.parameters(), clip)
-                optimiser.step()
+                optimizer.step()
             here, there = dict(local.named_parameters()), dict(server.named_parameters())
             walked = len(plan[i]) * lr_0
             new = {k: c_clients[i][k] - c[k] + (there[k] - here[k]).detach() / walked for k in c}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import textwrap
 import types
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,8 @@ class Output:
 def parse(cls: type[C], command: str, args: Sequence[str]) -> C:
     """Read a command's options; a mistake ends with a message and exit code 2."""
     settings = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
-    return tyro.cli(cls, prog=f"fednorms {command}", args=list(args), config=settings)
+    american = [re.sub(r"^--optimiser\b", "--optimizer", arg) for arg in args]  # version 0.1 had the British one
+    return tyro.cli(cls, prog=f"fednorms {command}", args=american, config=settings)
 
 
 def attribute_docs(cls: type) -> dict[str, str]:

@@ -36,7 +36,7 @@ class Optimizer:
     @classmethod
     def fresh(cls, training: Training, params: Tree, lr: float, like: Tensor) -> Optimizer:
         """A new optimizer for these parameters, with empty moments."""
-        adam = training.optimiser == "adamw"
+        adam = training.optimizer == "adamw"
         return cls(
             training,
             lr=torch.tensor(lr, dtype=like.dtype, device=like.device),
@@ -54,7 +54,7 @@ class Optimizer:
         if not names:
             return
         w, grads = [params[k] for k in names], list(g.values())
-        if self.training.optimiser == "adamw":
+        if self.training.optimizer == "adamw":
             self._adamw(names, w, grads)
             return
         velocity = [self.first_moment[k] for k in names] if self.training.momentum else []

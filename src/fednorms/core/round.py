@@ -136,7 +136,7 @@ def enter(task: Task, carry: Carry, phase: Phase) -> None:
     carry.velocity = _velocity(task, carry)
     training = task.training
     if phase.plain:
-        training = replace(training, optimiser="sgd", momentum=0.0, weight_decay=0.0, keep_momentum=False)
+        training = replace(training, optimizer="sgd", momentum=0.0, weight_decay=0.0, keep_momentum=False)
     elif phase.weight_decay is not None:
         training = replace(training, weight_decay=phase.weight_decay)
     carry.optimizer = Optimizer.fresh(training, moving, rate_of(carry.context, phase), task.like)

@@ -174,7 +174,7 @@ def context_of(task: Task, t: int, client: Client | None, *, evaluating: bool = 
         rounds=task.rounds,
         lr=training.rate(max(t - 1, 0) if evaluating else t, task.rounds),
         lr_0=training.rate(0, task.rounds),
-        momentum=training.momentum if training.optimiser == "sgd" else 0.0,
+        momentum=training.momentum if training.optimizer == "sgd" else 0.0,
         keeps_momentum=training.keep_momentum and training.momentum > 0,
         batch_size=training.batch_size,
         client=client.name if client else "server",

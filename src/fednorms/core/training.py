@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import InitVar, dataclass, fields
 from typing import Literal
 
 from fednorms.core.errors import BadInput
@@ -29,7 +29,7 @@ class Training:
     """Learning rate over rounds: const, exp (times `decay` each round), step (x0.1 at 1/2 and 3/4), cosine."""
     decay: float = 0.998
     """Factor per round of the schedule exp."""
-    optimiser: Literal["sgd", "adamw"] = "sgd"
+    optimizer: Literal["sgd", "adamw"] = "sgd"
     """Local optimizer."""
     momentum: float = 0.0
     """Momentum of SGD."""
@@ -41,8 +41,11 @@ class Training:
     """The short last batch of an epoch: keep it, drop it, or fill it up."""
     keep_momentum: bool = False
     """Keep the momentum from round to round instead of starting fresh."""
+    optimiser: InitVar[Literal["sgd", "adamw"] | None] = None  # how version 0.1 wrote "optimizer"; for input only
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, optimiser: Literal["sgd", "adamw"] | None) -> None:
+        if optimiser is not None:
+            object.__setattr__(self, "optimizer", optimiser)
         limits = [
             ("epochs", self.epochs >= 1, "an integer >= 1"),
             ("steps", self.steps is None or self.steps >= 1, "an integer >= 1, or nothing"),
@@ -52,7 +55,7 @@ class Training:
             ("momentum", 0 <= self.momentum < 1, "a number >= 0 and < 1"),
             ("weight_decay", 0 <= self.weight_decay < math.inf, "a finite number >= 0"),
             ("clip", self.clip is None or self.clip > 0, "a number > 0, or nothing"),
-            ("keep_momentum", not self.keep_momentum or self.optimiser == "sgd", "false with adamw"),
+            ("keep_momentum", not self.keep_momentum or self.optimizer == "sgd", "false with adamw"),
         ]
         wrong = [f"{k} must be {want}, got {getattr(self, k)!r}" for k, fine, want in limits if not fine]
         if wrong:
@@ -67,7 +70,7 @@ class Training:
         """
         unused = [
             ("decay", self.schedule != "exp", f"the schedule is {self.schedule}"),
-            ("momentum", self.optimiser == "adamw", "adamw has its own"),
+            ("momentum", self.optimizer == "adamw", "adamw has its own"),
             ("epochs", self.steps is not None, f"a round has {self.steps} steps"),
         ]
         default = {f.name: f.default for f in fields(self)}

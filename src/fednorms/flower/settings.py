@@ -142,4 +142,7 @@ def fingerprint(recipe: Recipe) -> str:
     True
     """
     values = {k: v for k, v in flat(recipe).items() if k not in _NOT_RESULTS}
+    training = dict(values["training"])
+    training["optimiser"] = training.pop("optimizer")  # as version 0.1 wrote it: the hash names folders at sites
+    values["training"] = training
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=10).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import Literal
 
@@ -249,7 +250,7 @@ def _problem(error: object) -> str:
     assert isinstance(error, dict)
     place = ".".join(map(str, error["loc"]))
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        inside = {"training": list(Training.__dataclass_fields__), "data": list(Data.model_fields)}
+        inside = {"training": [f.name for f in fields(Training)], "data": list(Data.model_fields)}
         known = inside.get(str(error["loc"][0]), []) if len(error["loc"]) > 1 else list(Recipe.model_fields)
         return f'unknown key "{place}": {nearest(str(error["loc"][-1]), known)}'
     if error["type"] == "value_error":
