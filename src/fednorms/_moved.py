@@ -59,8 +59,6 @@ _PRIVATE = {
     "runs.checkpoint": "runs.store.checkpoint",
     "runs.choosing": "runs.use.choose",
     "runs.directory": "runs.store.directory",
-    "runs.facts": "data.facts",
-    "runs.handed_over": "runs.identity",
     "runs.evaluating": "runs.use.evaluate",
     "runs.exporting": "runs.use.export",
     "runs.facts": "data.facts",
