@@ -281,7 +281,7 @@ def test_preprocessing_round_trips_and_refuses_nonsense():
         ((), ()),
         ((float("nan"),), (1.0,)),
     ]:
-        with pytest.raises(BadInput, match="preprocessing"):
+        with pytest.raises(BadInput, match="Preprocessing"):
             Preprocessing(mean, std)
     with pytest.raises(BadInput, match="numbers"):
         Preprocessing(("a",), (1.0,))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from fednorms.core.errors import refuse_class
 from fednorms.core.method import Method
 from fednorms.core.round import initial_state
 from fednorms.core.states import Client, ServerState, Task
@@ -45,6 +46,7 @@ class Trial:
         head: str | list[str] | None = None,
     ) -> Trial:
         """Assemble the task and run the setup passes; by default images have the size that the model is made for."""
+        refuse_class("model", model)
         if shape is None:
             known = models().get(model) if isinstance(model, str) else None
             side = known.size if known and known.size else (32 if known else 224)

@@ -330,14 +330,14 @@ def test_models_and_losses_of_ones_own_are_asked_for(tmp_path):
 
     recipe = fn.Recipe.make(SMALL | {"method": "fedavg", "rounds": 2, "keep_checkpoints": "all"})
     fn.run(recipe=recipe, loss=odd, out=tmp_path / "loss")
-    with pytest.raises(BadInput, match="pass the same as loss="):
+    with pytest.raises(BadInput, match="the same as loss="):
         analyse(tmp_path / "loss", "norms")
-    with pytest.raises(BadInput, match="pass the same as loss="):
+    with pytest.raises(BadInput, match="the same as loss="):
         analyse(tmp_path / "loss", "training-gap")
     assert analyse(tmp_path / "loss", "norms", loss=odd).series
     model = Own()
     fn.run(recipe=recipe.model_copy(update={"model": "custom:own"}), model=copy.deepcopy(model), out=tmp_path / "model")
-    with pytest.raises(BadInput, match="pass the same as"):
+    with pytest.raises(BadInput, match="pass the same model"):
         analyse(tmp_path / "model", "divergence")
     assert analyse(tmp_path / "model", "divergence", model=model).scalars["mean over pairs"] > 0
 

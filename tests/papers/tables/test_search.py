@@ -230,7 +230,7 @@ def test_data_val_is_advised_to_those_who_take_it_only(tmp_path, name):
         refused = ""
     except BadInput as error:
         refused = str(error)
-    assert ("data.val" not in said) == ("no option 'val'" in refused or "packed already" in refused)
+    assert ("data.val" not in said) == ('no option "val"' in refused or "is packed" in refused)
     assert said.endswith("the row a value instead of a search.")
 
 
