@@ -139,7 +139,8 @@ def _feed(hasher: Any, value: Value) -> None:
     import torch
 
     def word(*words: object) -> None:
-        hasher.update(("\x1f".join(map(str, words)) + "\x1e").encode("utf-8", "surrogateescape"))
+        text = "\x1f".join(map(str, words)).replace("optimizer", "optimiser")  # a recipe key that was respelled
+        hasher.update((text + "\x1e").encode("utf-8", "surrogateescape"))
 
     if isinstance(value, torch.Tensor):
         array = value.detach().cpu().contiguous()
