@@ -42,7 +42,7 @@ def synthetic(clients: int, images: int, size: int) -> Federation:
         sites.append(
             Site(f"c{k:04d}", "synthetic", train=Split(x, torch.randint(0, 10, (images,), generator=generator)))
         )
-    return Federation("synthetic", sites, [str(c) for c in range(10)], Preprocessing.centred(3))
+    return Federation("synthetic", sites, [str(c) for c in range(10)], Preprocessing.centered(3))
 
 
 def our_round(federation: Federation, name: str, batch: int, threads: int):

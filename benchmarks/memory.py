@@ -40,7 +40,7 @@ def synthetic(clients: int) -> Federation:
     x = torch.randint(0, 256, (IMAGES, 3, SIZE, SIZE), generator=generator, dtype=torch.uint8)
     y = torch.randint(0, 10, (IMAGES,), generator=generator)
     sites = [Site(f"c{k:04d}", "none", train=Split(x, y)) for k in range(clients)]
-    return Federation("synthetic", sites, [str(c) for c in range(10)], Preprocessing.centred(3))
+    return Federation("synthetic", sites, [str(c) for c in range(10)], Preprocessing.centered(3))
 
 
 def play(

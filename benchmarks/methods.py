@@ -56,7 +56,7 @@ def synthetic(clients: int, images: int) -> Federation:
         x = torch.randint(0, 256, (images, 3, 32, 32), generator=generator, dtype=torch.uint8)
         y = torch.randint(0, 10, (images,), generator=generator)
         sites.append(Site(f"c{k}", "synthetic", train=Split(x, y), attributes={"modality": f"m{k}"}))
-    return Federation("synthetic", sites, [str(c) for c in range(10)], Preprocessing.centred(3))
+    return Federation("synthetic", sites, [str(c) for c in range(10)], Preprocessing.centered(3))
 
 
 class Steps:

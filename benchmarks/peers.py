@@ -112,7 +112,7 @@ def federation_of(job: Job) -> Federation:
     sites = [Site(f"c{k:04d}", "synthetic", train=split(job.images)) for k in range(job.clients)]
     if job.test:
         sites[0] = Site("c0000", "synthetic", train=sites[0].train, test=split(job.test))
-    return Federation("synthetic", sites, [str(c) for c in range(10)], Preprocessing.centred(3))
+    return Federation("synthetic", sites, [str(c) for c in range(10)], Preprocessing.centered(3))
 
 
 def ours(job: Job, federation: Federation, kind: type[Loop] | type[Graphs], precision: str):

@@ -44,7 +44,7 @@ def synthetic(clients: int, images: int, size: int) -> Federation:
     for k in range(clients):
         x = torch.randint(0, 256, (images, 3, size, size), generator=generator, dtype=torch.uint8)
         sites.append(Site(f"c{k:03d}", "none", train=Split(x, torch.randint(0, 10, (images,), generator=generator))))
-    return Federation("synthetic", sites, [str(c) for c in range(10)], Preprocessing.centred(3))
+    return Federation("synthetic", sites, [str(c) for c in range(10)], Preprocessing.centered(3))
 
 
 def task_of(job: str, rounds: int) -> tuple[Task, Federation]:

@@ -152,8 +152,8 @@ def test_groups_domains_and_attributes():
 
 def test_default_preprocessing_brings_pixels_to_plus_minus_one():
     y = np.arange(4)
-    assert from_arrays({"a": (numbers(4, 8, 8, 3), y)}).preprocessing == Preprocessing.centred(3)
-    assert from_arrays({"a": (torch.rand(4, 1, 8, 8), y)}).preprocessing == Preprocessing.centred(1)
+    assert from_arrays({"a": (numbers(4, 8, 8, 3), y)}).preprocessing == Preprocessing.centered(3)
+    assert from_arrays({"a": (torch.rand(4, 1, 8, 8), y)}).preprocessing == Preprocessing.centered(1)
     assert from_arrays({"a": (torch.randn(4, 1, 8, 8), y)}).preprocessing == Preprocessing(), "normalised already"
     own = Preprocessing((0.1,), (0.2,))
     assert from_arrays({"a": (torch.rand(4, 1, 8, 8) * 255, y)}, preprocessing=own).preprocessing == own

@@ -203,7 +203,7 @@ def test_refuses_labels_of_other_types_and_shapes():
 def test_refuses_images_without_channels_and_mixed_types_and_wrong_preprocessing():
     assert "four axes" in refused(Site("a", "a", Split(make().x[:, 0], make().y)))
     assert "different types" in refused(Site("a", "a", make()), Site("b", "b", make(dtype=torch.float32)))
-    assert "preprocessing has 3 channels" in refused(Site("a", "a", make()), preprocessing=Preprocessing.centred(3))
+    assert "preprocessing has 3 channels" in refused(Site("a", "a", make()), preprocessing=Preprocessing.centered(3))
 
 
 def test_says_all_problems_at_once():
@@ -257,7 +257,7 @@ def test_preprocessing_leaves_floats_and_inputs_alone():
     x = torch.randn(2, 1, 3, 3)
     before = x.clone()
     assert torch.equal(Preprocessing()(x), x)
-    Preprocessing.centred(1)(x)
+    Preprocessing.centered(1)(x)
     assert torch.equal(x, before)
     torch.testing.assert_close(Preprocessing((0.5,), (0.5,))(x), Preprocessing((0.5,) * 1, (0.5,) * 1)(x))
 
@@ -272,7 +272,7 @@ def test_preprocessing_can_be_differentiated_after_inference_mode():
 
 
 def test_preprocessing_round_trips_and_refuses_nonsense():
-    for scale in (Preprocessing(), Preprocessing.centred(3), Preprocessing((0.1, 0.2), (1, 2))):
+    for scale in (Preprocessing(), Preprocessing.centered(3), Preprocessing((0.1, 0.2), (1, 2))):
         assert Preprocessing.from_dict(json.loads(json.dumps(scale.to_dict()))) == scale
     for mean, std in [
         ((0.5,), None),

@@ -103,7 +103,7 @@ def test_by_name(digits):
     assert federation("digits-shift", size=8, seed=2, val=0.2, test=0.3).fingerprint() == (
         digits_shift(8, 2, 0.2, 0.3).fingerprint()
     )
-    assert digits.preprocessing == Preprocessing.centred(3)
+    assert digits.preprocessing == Preprocessing.centered(3)
     assert federation(digits) is digits
     assert "digits-shift" in federations()
 

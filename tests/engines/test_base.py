@@ -27,7 +27,7 @@ def setting(kind, text="fedbn"):
     sites = [Site(n, f"domain of {n}", train=s, test=s if n == "a" else None) for n, s in data.items()]
     new = Split(data["a"].x, data["a"].y)
     fed = Federation(
-        "tiny", [*sites, Site("new", "new", test=new)], [str(c) for c in range(CLASSES)], Preprocessing.centred(3)
+        "tiny", [*sites, Site("new", "new", test=new)], [str(c) for c in range(CLASSES)], Preprocessing.centered(3)
     )
     task = tiny_task(text, data, model=tiny_net())
     return task, kind(task, fed, fed, InMemory(), EngineSettings(workers=1))

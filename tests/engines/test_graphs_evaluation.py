@@ -29,7 +29,7 @@ def federation(tests=(9, 40, 5)):
         Site(f"c{k}", f"d{k % 2}", train=images(16, k), test=images(n, 100 + k), attributes={"modality": "ct"})
         for k, n in enumerate(tests)
     ]
-    return Federation("tiny", sites, list("abc"), Preprocessing.centred(3))
+    return Federation("tiny", sites, list("abc"), Preprocessing.centered(3))
 
 
 def setting(kind, text, fed=None, **options):

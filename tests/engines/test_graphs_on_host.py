@@ -74,7 +74,7 @@ def federation(sizes=(22, 17, 24)):
         )
         for k, n in enumerate(sizes)
     ]
-    return Federation("tiny", sites, list("abc"), Preprocessing.centred(3))
+    return Federation("tiny", sites, list("abc"), Preprocessing.centered(3))
 
 
 def setting(kind, text, *, fed=None, **options):

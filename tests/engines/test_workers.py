@@ -48,7 +48,7 @@ def federation(*, bright=1.0) -> Federation:
         for k in NAMES
     ]
     sites.append(Site("new", "new", test=Split(test["a"].x.float(), test["a"].y)))
-    return Federation("tiny", sites, [str(c) for c in range(CLASSES)], Preprocessing.centred(3))
+    return Federation("tiny", sites, [str(c) for c in range(CLASSES)], Preprocessing.centered(3))
 
 
 FEDERATION = federation()

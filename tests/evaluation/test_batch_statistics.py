@@ -31,7 +31,7 @@ def sorted_sites(*tests):
         return Split(images(y, k, generator), y)
 
     sites = [Site("abc"[k], "abc"[k], split(12, k), None, split(n, k)) for k, n in enumerate(tests)]
-    return Federation("sorted", sites, CLASSES, Preprocessing.centred(3))
+    return Federation("sorted", sites, CLASSES, Preprocessing.centered(3))
 
 
 def with_test(sites, name, test):
@@ -145,7 +145,7 @@ def two_shades():
     """A site whose first half, one class, is black, and whose second half, the other, is white."""
     y = torch.arange(64) // 32
     x = (255 * y).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 8, 8).contiguous()
-    return Federation("shades", [Site("a", "a", Split(x, y), None, Split(x, y))], CLASSES, Preprocessing.centred(3))
+    return Federation("shades", [Site("a", "a", Split(x, y), None, Split(x, y))], CLASSES, Preprocessing.centered(3))
 
 
 def test_statistics_estimated_from_data_sorted_by_class_see_all_classes():

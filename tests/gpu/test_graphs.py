@@ -60,7 +60,7 @@ def federation(dtype=torch.float64):
         split = Split(x, torch.arange(n) % 4)
         test = Split(torch.rand(40, 3, 16, 16, generator=generator, dtype=dtype), torch.arange(40) % 4)
         sites.append(Site(f"c{k}", "d", train=split, test=test, attributes={"modality": "ct" if k else "mr"}))
-    return Federation("tiny", sites, list("abcd"), Preprocessing.centred(3))
+    return Federation("tiny", sites, list("abcd"), Preprocessing.centered(3))
 
 
 def run(kind, text, rounds, dtype=torch.float64, streams=2, engines=None, lr=0.05, **settings):

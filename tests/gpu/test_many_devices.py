@@ -29,7 +29,7 @@ def federation() -> Federation:
         x = torch.randint(0, 256, (n, 3, 16, 16), generator=generator, dtype=torch.uint8)
         split = Split(x, torch.randint(0, 10, (n,), generator=generator))
         sites.append(Site(f"c{k}", "none", train=split, test=split))
-    return Federation("synthetic", sites, [str(c) for c in range(10)], Preprocessing.centred(3))
+    return Federation("synthetic", sites, [str(c) for c in range(10)], Preprocessing.centered(3))
 
 
 def play(engine: Engine):

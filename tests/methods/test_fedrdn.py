@@ -20,7 +20,7 @@ def expected(split):
 
 def seen_by_training(monkeypatch, text, data):
     """Every batch that a training step of client "a" feeds the network, with the rows it was made of."""
-    task = tiny_task(text, data, preprocessing=Preprocessing.centred(3), batch_size=len(data["a"]))
+    task = tiny_task(text, data, preprocessing=Preprocessing.centered(3), batch_size=len(data["a"]))
     run = setup(task, data)
     seen = []
     forward = task.net.forward
@@ -78,7 +78,7 @@ def test_the_authors_draw_is_once_per_batch(monkeypatch):
 
 def test_a_test_uses_the_clients_own_pair():
     data = tiny_data()
-    task = tiny_task("fedrdn", data, preprocessing=Preprocessing.centred(3))
+    task = tiny_task("fedrdn", data, preprocessing=Preprocessing.centered(3))
     run = rounds(task, data, 1)
     client = Client("b", data["b"], run.states["b"])
     context = context_of(task, 1, client, evaluating=True)

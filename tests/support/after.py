@@ -45,7 +45,7 @@ def federation(*, val: bool = True, unseen: bool = True, sizes: tuple[int, ...] 
     ]
     if unseen:
         sites.append(Site("u", "domain u", test=split(9, 4)))
-    return Federation("tiny", sites, CLASSES, Preprocessing.centred(3))
+    return Federation("tiny", sites, CLASSES, Preprocessing.centered(3))
 
 
 def recipe(method: str, **values: object) -> Recipe:

@@ -34,7 +34,7 @@ def prepare(
             watch(p, x)
     x = task.preprocessing.cropped(x)  # what no part has cut out
     if not any(p.normalizes_input for p in task.hooks["batch"]):
-        x = task.preprocessing.normalise(x)
+        x = task.preprocessing.normalize(x)
     return x, y
 
 

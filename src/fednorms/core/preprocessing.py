@@ -55,10 +55,10 @@ class Preprocessing:
         object.__setattr__(self, "std", std)
 
     @classmethod
-    def centred(cls, channels: int) -> Preprocessing:
+    def centered(cls, channels: int) -> Preprocessing:
         """Mean and std of 0.5 in every channel, which maps [0, 1] to [-1, 1]: the default for images.
 
-        >>> Preprocessing.centred(3).mean
+        >>> Preprocessing.centered(3).mean
         (0.5, 0.5, 0.5)
         """
         return cls((0.5,) * channels, (0.5,) * channels)
@@ -103,10 +103,10 @@ class Preprocessing:
         height, width = self.window(*x.shape[-2:])
         return x if (height, width) == tuple(x.shape[-2:]) else center_crop(x, (height, width))
 
-    def normalise(self, x: Tensor) -> Tensor:
+    def normalize(self, x: Tensor) -> Tensor:
         """(x - mean) / std per channel; the identity without a mean.
 
-        >>> Preprocessing((1.0, 2.0), (1.0, 4.0)).normalise(torch.full((1, 2, 1, 1), 2.0)).flatten()
+        >>> Preprocessing((1.0, 2.0), (1.0, 4.0)).normalize(torch.full((1, 2, 1, 1), 2.0)).flatten()
         tensor([1., 0.])
         """
         if self.mean is None or self.std is None:
@@ -117,12 +117,12 @@ class Preprocessing:
 
     def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """All steps."""
-        return self.normalise(self.cropped(self.unit(x, dtype)))
+        return self.normalize(self.cropped(self.unit(x, dtype)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON, TOML and the header of an exported model; `crop` only if there is one.
 
-        >>> Preprocessing.from_dict(Preprocessing.centred(1).to_dict()) == Preprocessing.centred(1)
+        >>> Preprocessing.from_dict(Preprocessing.centered(1).to_dict()) == Preprocessing.centered(1)
         True
         """
         return {

@@ -267,9 +267,9 @@ def train_twin(task: Task, carry: Carry, p: Part) -> Tree:
     kept = carry.mine[p.name]
     received = Tree({**carry.fixed, **carry.start, **carry.start_buffers})
     model = Tree({**received, **start_of_twin(task, carry.mine)})
-    v = carry_of(task.beside, carry.broadcast, carry.client, carry.context, carry.mine, model)
+    v = carry_of(task.for_twin, carry.broadcast, carry.client, carry.context, carry.mine, model)
     v.start, v.start_buffers, v.velocity, v.watch = carry.start, carry.start_buffers, branch(kept, "v"), carry.watch
-    train(task.beside, v, [recipe_phase(task)])
+    train(task.for_twin, v, [recipe_phase(task)])
     return join(model=v.model().pick(start_of_twin(task, carry.mine)), v=_velocity(task, v))
 
 

@@ -65,7 +65,7 @@ class Task:
         return next(iter(self.method.having("twin")), None)
 
     @cached_property
-    def beside(self) -> Task:
+    def for_twin(self) -> Task:
         """The same task as the clients' second models see it."""
         return replace(self, second=True)
 

@@ -293,7 +293,7 @@ def _default_preprocessing(splits: Sequence[Split]) -> Preprocessing:
     low, high = _range(splits)
     if not splits or splits[0].x.ndim != 4 or not (low >= 0 and high <= 1):
         return Preprocessing()
-    return Preprocessing.centred(splits[0].shape[0])
+    return Preprocessing.centered(splits[0].shape[0])
 
 
 def _read(dataset: Sequence[Any]) -> tuple[Tensor, np.ndarray]:

@@ -83,7 +83,7 @@ def digits_shift(
         "digits-shift",
         sites,
         [str(c) for c in range(10)],
-        preprocessing or Preprocessing.centred(3),
+        preprocessing or Preprocessing.centered(3),
         {"spec": "digits-shift", "size": size, "seed": seed, "val": val, "test": test},
     )
 

@@ -55,7 +55,7 @@ def open_site(recipe: Recipe, deployment: Deployment, node: Mapping[str, Scalar]
     )
     name = name or site.name
     site = replace(site, name=name, domain=str(node.get("domain", name)), attributes=attributes)
-    return Federation("site", [site], deployment.class_names, Preprocessing.centred(deployment.channels))
+    return Federation("site", [site], deployment.class_names, Preprocessing.centered(deployment.channels))
 
 
 def _part_of_federation(

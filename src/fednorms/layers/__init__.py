@@ -7,7 +7,7 @@ from fednorms.core.moments import raw_moments
 from fednorms.core.norm_act import NormAct
 from fednorms.core.norms import is_batchnorm, is_norm, keeps_statistics
 from fednorms.core.surgery import Change, replace_dropout, swap, swap_convolutions, swap_heads
-from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm, mixed_normalise
+from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm, mixed_normalize
 from fednorms.layers.agc import adaptive_clip, unitwise_norm
 from fednorms.layers.feature_augment import FeatureAugment, feature_augment
 from fednorms.layers.feature_generator import Synthesis
@@ -57,7 +57,7 @@ __all__ = [
     "keeps_statistics",
     "keyed_dropout",
     "merged_moments",
-    "mixed_normalise",
+    "mixed_normalize",
     "mixed_statistics",
     "no_norm_like",
     "paper_groups",

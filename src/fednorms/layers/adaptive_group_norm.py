@@ -25,7 +25,7 @@ Variant = Literal["paper", "author"]
 EvalMode = Literal["soft", "hard", "sample"]
 
 
-def mixed_normalise(
+def mixed_normalize(
     x: Tensor,
     share: Tensor,
     bn: tuple[Tensor, Tensor],
@@ -43,7 +43,7 @@ def mixed_normalise(
 
     >>> x = torch.tensor([[1.0, 3.0], [5.0, 7.0]])
     >>> one = (torch.zeros(2), torch.ones(2))
-    >>> torch.equal(mixed_normalise(x, torch.tensor([0.5, 0.5]), one, one, eps=0.0), x)
+    >>> torch.equal(mixed_normalize(x, torch.tensor([0.5, 0.5]), one, one, eps=0.0), x)
     True
     """
     s_bn, s_gn = share[0], share[1]
@@ -65,7 +65,7 @@ def _measure(layer: nn.Module, tensors: Tensors, x: Tensor) -> tuple[Tensor, Ten
 class AdaptiveGroupNorm(nn.Module):
     """Normalize with a learned mixture of batch and group statistics, sampled by Gumbel-softmax in training.
 
-    s = softmax((a + G) / tau), G = -log(-log U); y = gamma * (x - mu) / sigma + beta (see `mixed_normalise`). `logits`
+    s = softmax((a + G) / tau), G = -log(-log U); y = gamma * (x - mu) / sigma + beta (see `mixed_normalize`). `logits`
     holds a in the order (bn, gn), readable as `a_bn` and `a_gn`; the public code has the reverse order. Evaluation:
     "soft" is softmax(a / tau), "hard" the larger one, "sample" as in training. The running statistics belong only to
     the batch branch: r <- keep * r + (1 - keep) * batch value. variant="author" mixes variances instead of deviations,
@@ -201,7 +201,7 @@ class AdaptiveGroupNorm(nn.Module):
         gn = group_moments(mean, var, self.groups)
         if self.variant == "author":
             gn = gn[0], gn[1] * _unbiased(positions * self.channels // self.groups)
-        return mixed_normalise(x, self.share(), bn, gn, self.variant, self.eps, self.weight, self.bias).to(x.dtype)
+        return mixed_normalize(x, self.share(), bn, gn, self.variant, self.eps, self.weight, self.bias).to(x.dtype)
 
     def extra_repr(self) -> str:
         """Width, groups, variant and evaluation mode."""

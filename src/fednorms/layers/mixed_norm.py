@@ -22,7 +22,7 @@ Kind = Literal["global", "fixed", "learned", "ensemble"]
 KINDS = ("global", "fixed", "learned", "ensemble")
 
 
-def _normalise(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
+def _normalize(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
     return (x - per_channel(mean, x)) * per_channel(torch.rsqrt(var + eps), x)
 
 
@@ -36,7 +36,7 @@ def mixed_statistics(x: Tensor, mean: Tensor, var: Tensor, lam: Tensor | float, 
     [1.0, 3.0]
     """
     batch_mean, batch_var = batch_moments(x)
-    return _normalise(x, (1 - lam) * batch_mean + lam * mean, (1 - lam) * batch_var + lam * var, eps)
+    return _normalize(x, (1 - lam) * batch_mean + lam * mean, (1 - lam) * batch_var + lam * var, eps)
 
 
 def _batch_only(layer: nn.Module, tensors: Tensors) -> dict[str, Tensor]:
@@ -128,10 +128,10 @@ class MixedNorm(nn.Module):
 
     def _mixed(self, x: Tensor) -> Tensor:
         if self.kind == "ensemble":
-            sent = _normalise(x, self.sent_mean, self.sent_var, self.eps)
-            return (sent + _normalise(x, *batch_moments(x), self.eps)) / 2
+            sent = _normalize(x, self.sent_mean, self.sent_var, self.eps)
+            return (sent + _normalize(x, *batch_moments(x), self.eps)) / 2
         if self.kind == "global":
-            return _normalise(x, self.sent_mean, self.sent_var, self.eps)
+            return _normalize(x, self.sent_mean, self.sent_var, self.eps)
         lam = self.lam if self.mix is None else torch.sigmoid(self.mix)
         return mixed_statistics(x, self.sent_mean, self.sent_var, lam, self.eps)
 

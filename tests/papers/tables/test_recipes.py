@@ -191,7 +191,7 @@ def _one_round(name, tiny):
     assert not check_columns(setting, source)
     result = execute(small)
     outcome = Outcome("x", 0, 0.1, result.headline, shortened(result), best=result.best)
-    stored = record(outcome, small, source.sites, curve=setting.keeps_curve, about={"data": source.facts})
+    stored = record(outcome, small, source.sites, curve=setting.keeps_curve, about={"data": source.stored})
     for column, selector in setting.selectors.items():
         if not selector.mode and not selector.needs_curve:
             assert selector.value(stored, table.selection) is not None, f"{name}, {row.name}: {column}"

@@ -107,7 +107,7 @@ def from_folders(
     }
     if notes := [*other_files(root), *similar_names(names)]:
         source["notes"] = notes
-    preprocessing = preprocessing or Preprocessing.centred(channels)
+    preprocessing = preprocessing or Preprocessing.centered(channels)
     return Federation(name or root.resolve().name, sites, names, preprocessing, source)
 
 

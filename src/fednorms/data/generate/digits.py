@@ -41,7 +41,7 @@ def digits_dials(
     """
     x, y = _digits(size)
     made = shift(x, y, _CLASSES, clients, label, feature, val, test, seed)
-    return replace(made, preprocessing=Preprocessing.centred(3))
+    return replace(made, preprocessing=Preprocessing.centered(3))
 
 
 def digits_corrupted(
@@ -58,7 +58,7 @@ def digits_corrupted(
     x, y = _digits(size)
     count = len(x)
     made = corrupted_federation(x, y, _CLASSES, severity, test=round(test * count), seed=seed, val=round(val * count))
-    return replace(made, preprocessing=Preprocessing.centred(3))
+    return replace(made, preprocessing=Preprocessing.centered(3))
 
 
 def digits_styles(size: int = 16, seed: int = 0, val: float = 0.1, test: float = 0.2) -> Federation:

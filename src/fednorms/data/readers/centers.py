@@ -88,7 +88,7 @@ def centres(
     members = [Member(center, center, at) for center, at in parts.items()]
     source = {"root": str(root.resolve()), "protocol": protocol, "seed": seed, "val": val, "test": test}
     return built(
-        "centres", table.parent, found, members, words, size, Preprocessing.centred(3), source, cache, memory_limit
+        "centres", table.parent, found, members, words, size, Preprocessing.centered(3), source, cache, memory_limit
     )
 
 

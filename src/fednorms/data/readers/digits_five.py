@@ -124,7 +124,7 @@ def digits_five(
         "digits-five",
         sites,
         [str(digit) for digit in range(10)],
-        Preprocessing.centred(3),
+        Preprocessing.centered(3),
         {"spec": "digits-five", **source_of(root, protocol, seed, notes), "size": size, "layout": layout(place)},
     )
 

@@ -337,7 +337,7 @@ class Graphs(LocalEngine):
 
     def _second(self, space: Workspace, outer: Carry) -> Tree:
         """Train the client's second model in its own workspace, as `train_twin` of the core does."""
-        task, twin = self.task.beside, space.twin or self._twin(space, outer)
+        task, twin = self.task.for_twin, space.twin or self._twin(space, outer)
         start, kept = start_of_twin(self.task, outer.mine), outer.mine[self.task.twin.name if self.task.twin else ""]
         twin.origin.copy_(space.origin)
         twin.live.copy_(space.origin)
@@ -354,7 +354,7 @@ class Graphs(LocalEngine):
 
     def _twin(self, space: Workspace, outer: Carry) -> Workspace:
         same, model = space.carry, Tree({**outer.start, **outer.fixed, **outer.start_buffers})
-        task, stream = self.task.beside, space.stream
+        task, stream = self.task.for_twin, space.stream
         space.twin = self._new_workspace(task, stream, outer.client, same.broadcast, same.mine, model, space.data)
         return space.twin
 
@@ -399,7 +399,7 @@ class Graphs(LocalEngine):
         carry.fixed = whole.pick(carry.fixed)
         carry.optimizer = Optimizer.fresh(task.training, carry.params.detach(), 0.0, like)
         return Workspace(
-            task=self.captured_task.beside if task.second else self.captured_task,
+            task=self.captured_task.for_twin if task.second else self.captured_task,
             carry=carry,
             live=live,
             origin=origin,

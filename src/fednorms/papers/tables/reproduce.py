@@ -259,7 +259,7 @@ class _Work:
         """A recipe as it runs here, with the protocol and the fingerprint of its data."""
         here = self._here(setting, recipe)
         source = self._source(here)
-        adopted = here.adopting(source.protocol)
+        adopted = here.adopting(source.facts.protocol)
         return adopted.model_copy(update={"fingerprint": source.fingerprint})
 
     def _fingerprint(self, setting: Setting, recipe: Recipe) -> str | None:
@@ -469,7 +469,7 @@ class _Work:
             "row": row.name,
             "hardware": self.hardware,
             "jobs": self.jobs,
-            "data": self._source(recipe).facts,
+            "data": self._source(recipe).stored,
         }
 
     # -- the end --------------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fednorms.core.errors import BadInput
-from fednorms.data import Protocol
-from fednorms.data.facts import SiteFacts
+from fednorms.data.facts import Facts, SiteFacts
 from fednorms.data.readers import READERS, recognized
 from fednorms.papers.tables.table import Setting, Table
 from fednorms.runs.cells import opened
@@ -59,48 +58,54 @@ def _plain(name: str) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """Facts about a setting's data, without the data."""
+    """What a table knows about a setting's data: their facts, and what a stored result says about them."""
 
-    facts: dict[str, Any]
-    sites: dict[str, SiteFacts]
-    protocol: Protocol  # what the data set's papers use
-    validated: bool  # whether clients have validation images
+    facts: Facts
+    stored: dict[str, Any]
 
     @property
     def fingerprint(self) -> str:
         """The hash of the data."""
-        return str(self.facts["fingerprint"])
+        return str(self.stored["fingerprint"])
+
+    @property
+    def sites(self) -> dict[str, SiteFacts]:
+        """The sites by name."""
+        return {site.name: site for site in self.facts.sites}
+
+    @property
+    def validated(self) -> bool:
+        """Whether clients have validation images."""
+        return any("val" in site.images for site in self.facts.sites if site.name in self.facts.clients)
 
 
 def look(recipe: Recipe) -> Source:
     """Open the data of a recipe, which checks them, and return the facts."""
     found = opened(recipe)
+    facts = Facts.of(found)
     domains: dict[str, dict[str, int]] = {}
-    for site in found.sites:
+    for site in facts.sites:
         sizes = domains.setdefault(site.domain, {"sites": 0, "train": 0, "val": 0, "test": 0})
         sizes["sites"] += 1
-        for part, split in site.splits.items():
-            sizes[part] += len(split)
-    facts = {
-        "federation": found.name,
+        for split, counts in site.images.items():
+            sizes[split] += sum(counts)
+    stored = {
+        "federation": facts.name,
         "layout": found.source.get("layout", ""),
         "fingerprint": found.fingerprint(),
-        "clients": len(found.clients),
-        "unseen": len(found.unseen),
-        "classes": found.num_classes,
-        "shape": list(found.shape),
+        "clients": len(facts.clients),
+        "unseen": len(facts.unseen),
+        "classes": facts.num_classes,
+        "shape": list(facts.shape),
         "domains": domains,
         "notes": [str(note) for note in found.source.get("notes", [])],
     }
-    validated = any("val" in site.splits for site in found.clients)
-    sites = {s.name: SiteFacts(s.name, s.domain, images=s.counts(found.num_classes)) for s in found.sites}
-    return Source(facts, sites, found.protocol, validated)
+    return Source(facts, stored)
 
 
 def check_columns(setting: Setting, source: Source) -> list[str]:
     """Columns that name domains or sites which the data do not have."""
-    domains = {name: site.domain for name, site in source.sites.items()}
-    wrong = {column: s.missing(domains) for column, s in setting.selectors.items()}
+    wrong = {column: s.missing(source.facts.domain_of) for column, s in setting.selectors.items()}
     return [f'setting "{setting.name}", column "{column}": {text}' for column, w in wrong.items() for text in w]
 
 

@@ -62,7 +62,7 @@ class LoadedModel:
         like = next(self.module.parameters(), torch.zeros(()))
         x = self.preprocessing.unit(images.to(like.device), dtype=like.dtype)
         fixed = self.measured(images).preprocessing if self.measures else self.preprocessing
-        return fixed.normalise(x)
+        return fixed.normalize(x)
 
     def measured(self, images: Tensor) -> LoadedModel:
         """The model with the input statistics of these images, for parts that normalize with a site's own (FedRDN)."""
