@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import subprocess
@@ -12,6 +13,8 @@ import pytest
 import fednorms as fn
 from fednorms import _moved
 from fednorms.cli import main
+from fednorms.cli.parsing import parse
+from fednorms.cli.run import Run
 from fednorms.methods.registry import names
 from tests.cli.conftest import ENV, fednorms, started
 from tests.support.waiting import HANG
@@ -60,10 +63,18 @@ RECORDED = ("version", "fingerprint", "own_parts")  # by a run itself
 def test_run_has_an_option_for_every_field_of_a_recipe(capsys):
     _, out, _ = ask(capsys, "run", "--help")
     recipe = [f for f in fn.Recipe.model_fields if f not in ("training", "data", *RECORDED)]
-    for field in (*recipe, *fn.Training.__dataclass_fields__, "size", "data_seed", "val", "test", "hold_out", "group"):
+    training = [f.name for f in dataclasses.fields(fn.Training)]
+    for field in (*recipe, *training, "size", "data_seed", "val", "test", "hold_out", "group"):
         assert f"--{field.replace('_', '-')} " in out, field
     assert "(default: 30)" in out  # the recipe's own default, not None
     assert "Rounds of federated training." in out  # and its own words
+    assert "--optimiser" not in out  # the spelling of version 0.1 is accepted, not shown
+
+
+def test_the_british_spelling_of_version_0_1_is_accepted():
+    for spelling in ("--optimizer", "--optimiser"):
+        given = parse(Run, "run", [spelling, "adamw"])
+        assert given.training.optimizer == "adamw"
 
 
 def test_lists(capsys):
