@@ -5,8 +5,8 @@
 >>> result.rounds
 2
 
-The names in `__all__` are the public interface; everything else is private. They are imported at first use, so that
-`import fednorms` and the command line's help need no torch.
+The names in `__all__` are the public interface, and so are the apps of `fednorms.flower`. Everything else may change.
+Names are imported at first use: `import fednorms` and the command line's help need no torch.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from docs import make_commuting_page, make_methods_page
+from fednorms.core.citations import papers
 from fednorms.core.part import REGISTRY
 from fednorms.papers.analysis.measures import ANALYSES
 from tests.support.pairs import known, order_of, ordered, some
@@ -98,3 +99,9 @@ def test_the_new_method_takes_less_than_15_lines():
 def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_the_method_in_contributing_names_its_paper_as_the_others_do():
+    page = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    [paper] = papers(page.partition('class FedNesterov(Part):\n    """')[2].partition('"""')[0])
+    assert paper.short

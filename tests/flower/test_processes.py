@@ -73,12 +73,13 @@ def start(cluster: Cluster, sites: str = SITES, **config) -> None:
 
 
 def test_waiting_ends_when_a_process_ends_or_nothing_happens(cluster):
-    cluster.needed["link"] = cluster._start("link", "sleep", "1000000")
-    with pytest.raises(AssertionError, match=r"no news: no line in any log for 0.5 s"):
-        cluster.wait(lambda: False, "no news", hang=0.5)
+    hung = "while true; do echo retrying in 0.1 s; sleep 0.1; done"
+    cluster.needed["link"] = cluster._start("link", "sh", "-c", hung)
+    with pytest.raises(AssertionError, match=r"no run: no news in any log for 0.5 s"):
+        cluster.wait(lambda: False, "no run", hang=0.5)
     cluster.needed["clean"] = cluster._start("node-clean", "sh", "-c", "echo because")
-    with pytest.raises(AssertionError, match=r"no news: clean ended\n(.|\n)*because"):
-        cluster.wait(lambda: False, "no news")
+    with pytest.raises(AssertionError, match=r"no run: clean ended\n(.|\n)*because"):
+        cluster.wait(lambda: False, "no run")
 
 
 def test_real_processes_equal_the_loop(cluster):
@@ -208,7 +209,9 @@ def test_certificates_and_keys_of_the_projects_script(cluster, tmp_path):
     out = cluster.finish(config)
     assert "lost" not in rows(out)[0]
     assert_equals_the_loop(out, config, tmp_path)
+    for name in tries:
+        log = tmp_path / f"{name}.log"
+        cluster.wait(lambda log=log: "Connection attempt failed" in log.read_text(), f"{name} has not tried")
+        assert "SuperNode ID:" not in log.read_text(), name
     link = (tmp_path / "link.log").read_text()
     assert len(re.findall(r"Activated node_id", link)) == 2
-    for name in tries:
-        assert "SuperNode ID:" not in (tmp_path / f"{name}.log").read_text(), name

@@ -54,7 +54,7 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in reversed(self.started):
+        for process in self.started[::-1]:
             self.kill(process)
 
     def kill(self, process: subprocess.Popen) -> None:
@@ -62,6 +62,7 @@ class Cluster:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(HANG)
+        self.started.remove(process)  # its number may soon be another group's
         self.needed = {name: other for name, other in self.needed.items() if other is not process}
 
     def _start(self, name: str, *command: str) -> subprocess.Popen:
@@ -149,11 +150,8 @@ class Cluster:
         """Run a config to its end; the run's directory."""
         out = Path(config["deploy.out"])
         run = self.submit(config, *options)
-        self.wait_for_run(run, out)
-        return out
-
-    def wait_for_run(self, run: str, out: Path) -> None:
         self.wait_in_run(run, (out / "summary.json").exists, f"run {run} did not end")
+        return out
 
     def wait_in_run(self, run: str, happened: Callable[[], bool], what: str) -> None:
         """Wait for something that a run does; fail if it ends without."""
@@ -173,17 +171,19 @@ class Cluster:
 
         Every step of a run is a line in a log. CPU time would not do: idle processes of Flower poll, and use some, too.
         """
-        sizes, moved = self._sizes(), time.monotonic()
+        lines, moved = self._lines(), time.monotonic()
         while not done():
             ended = [name for name, process in self.needed.items() if process.poll() is not None]
             assert not ended or done(), f"{what}: {', '.join(ended)} ended\n{self.logs()}"
-            before, sizes = sizes, self._sizes()
-            moved = moved if sizes == before else time.monotonic()
-            assert time.monotonic() - moved < hang, f"{what}: no line in any log for {hang:g} s\n{self.logs()}"
+            before, lines = lines, self._lines()
+            moved = moved if lines == before else time.monotonic()
+            assert time.monotonic() - moved < hang, f"{what}: no news in any log for {hang:g} s\n{self.logs()}"
             time.sleep(0.25)
 
-    def _sizes(self) -> list[int]:
-        return [log.stat().st_size for log in sorted(self.folder.glob("*.log"))]
+    def _lines(self) -> int:
+        """How many lines there are in the logs; that a process still cannot connect is no news."""
+        logs = [log.read_text(errors="replace") for log in self.folder.glob("*.log")]
+        return sum("retrying in" not in line for log in logs for line in log.splitlines())
 
     def logs(self) -> str:
         return "\n".join(f"== {p.name}\n{p.read_text(errors='replace')[-2500:]}" for p in self.folder.glob("*.log"))

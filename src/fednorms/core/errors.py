@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class FednormsError(Exception):
-    """Base of every error that the library raises on purpose; its text is for the user, without a traceback.
+    """Base of every error that the library raises deliberately; its text is for the user, without a traceback.
 
     >>> FednormsError.exit_code
     1

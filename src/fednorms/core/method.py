@@ -103,7 +103,7 @@ class Method:
 
     @property
     def moves_without_clients(self) -> bool:
-        """Whether the server changes its model even in a round without clients, because noise must hide who came."""
+        """Whether the server changes its model even without clients, because noise must hide who took part."""
         return self.privacy is not None and self.privacy[1].release is not None
 
     def having(self, hook: str) -> list[Part]:

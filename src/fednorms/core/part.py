@@ -1,6 +1,6 @@
 """Part: one idea of federated learning, as a frozen dataclass of hyper-parameters with a few pure hooks.
 
-Every hook has one law of composition, so any parts combine; `docs/architecture.md` has the table. A part sees what the
+Every hook has one composition rule, so any parts combine; `docs/architecture.md` has the table. A part sees what the
 server sent to it (`down`) and its own state (`mine`), never another part's, and keeps nothing on `self`.
 """
 
@@ -64,7 +64,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of local training: how long, which tensors move, which statistics normalize.
+    """A period of local training: how long, which tensors move, which statistics normalize.
 
     `lr=None` is the round's rate (in phases of `evaluation`: the first round's); `factor` multiplies it. `draws`
     batches go into one step (only `oracle` sees them). `weight_decay=None` is the recipe's; only phases of `evaluation`
@@ -120,7 +120,7 @@ class Eval:
 
 
 class Part:
-    """Base of all parts; a hook that is not overridden costs nothing. See `docs/architecture.md` for the laws."""
+    """Base of all parts; a hook that is not overridden costs nothing. `docs/architecture.md` says how hooks combine."""
 
     name: ClassVar[str]
     paper: ClassVar[str] = ""
@@ -313,7 +313,7 @@ def _check_declared(name: str, cls: type[Part]) -> None:
             raise BadInput(f'Part "{name}": {what} must be one of {", ".join(map(repr, words))}, got {said!r}.')
     for own in [k for k, v in vars(cls).items() if inspect.isfunction(v) and k[0] != "_" and not hasattr(Part, k)]:
         if own in REMOVED:
-            raise BadInput(f'Part "{name}": the hook {own} was removed in version 0.2. {REMOVED[own]}.')
+            raise BadInput(f'Part "{name}": the hook {own} was removed after version 0.1. {REMOVED[own]}.')
         if question := did_you_mean(own, HOOKS, alike=0.66):  # a helper's name may look a little like a hook's
             text = f'Part "{name}": {own} is not a hook and will never be called; {question.rstrip()}'
             warnings.warn(text, stacklevel=3)

@@ -147,7 +147,7 @@ class Tree(dict[str, Tensor]):
         False
         """
         checks = [torch.isfinite(v).all() for v in self.values() if v.is_floating_point()]
-        return not checks or bool(torch.stack(checks).all())  # a GPU is waited for once
+        return not checks or bool(torch.stack(checks).all())  # a GPU synchronizes once
 
     def nbytes(self) -> int:
         """How many bytes the tensors hold.

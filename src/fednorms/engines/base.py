@@ -36,7 +36,7 @@ PROVIDES: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How an engine runs clients. Only `threads` can change the bits of a result."""
+    """How an engine runs clients. Besides `on_divergence`, only `threads` can change the bits of a result."""
 
     threads: int = 1
     """CPU threads per client."""

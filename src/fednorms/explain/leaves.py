@@ -40,7 +40,7 @@ class Leaving:
 
 
 @dataclass(frozen=True)
-class Privacy:
+class SiteUploads:
     """What leaves a site under a method.
 
     >>> p = what_leaves("fedrdn", "cnn-small")
@@ -104,7 +104,7 @@ class Privacy:
         return "\n".join(lines)
 
 
-def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small", *, classes: int = 10) -> Privacy:
+def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small", *, classes: int = 10) -> SiteUploads:
     """List all tensors that a site sends under a method, by running a round and every extra pass on tiny data.
 
     >>> [x.what for x in what_leaves("scaffold + fedbn").leaving]
@@ -141,7 +141,7 @@ def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small
         f"{part}/{k}": t for part, tree in (client.state.parts if client.state else {}).items() for k, t in tree.items()
     }
     stays = Tree({**kept, **own})
-    return Privacy(
+    return SiteUploads(
         str(chosen), net.name, leaving, tuple(stays), stays.nbytes(), why, example(chosen), bool(pools(chosen))
     )
 

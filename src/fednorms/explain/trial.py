@@ -69,7 +69,7 @@ class Trial:
         return cls(module, task, engine, engine.setup(initial_state(task)))
 
     def client(self) -> Client:
-        """The first client with its state of now."""
+        """The first client with its current state."""
         return self.engine.local.client(NAMES[0])
 
 
