@@ -3,8 +3,6 @@
 A run, a pack or a result that somebody made with version 0.1 is read by these words, and random numbers are hashed from
 some of them. Every test compares what the code uses with a literal. If one fails after a rename, undo that part of the
 rename. Change a literal only together with a version note in the changelog, and code that still reads the old word.
-
-The imports are in one table, so a moved module needs one edit here.
 """
 
 from __future__ import annotations
@@ -28,53 +26,42 @@ from safetensors import safe_open
 from torch import nn
 
 import fednorms as fn
+from fednorms import layers
+from fednorms.cli import main as command_line
+from fednorms.core import noise, states, views
+from fednorms.core.blame import LIBRARIES
+from fednorms.core.part import HOOKS, REGISTRY, SUMS, Slot
+from fednorms.core.sampling import Participation
+from fednorms.data.generate.corruptions import CORRUPTIONS
+from fednorms.data.pack import pack
+from fednorms.data.partition import plan as plan_partition
+from fednorms.data.readers import READERS
+from fednorms.data.registry import federations
+from fednorms.data.rules import RULES, draws, rules
+from fednorms.data.show import view as view_federation
+from fednorms.data.splits import split
+from fednorms.evaluation.modes import MEASURED, Mode
+from fednorms.evaluation.modes import Model as MODELS_TESTED
+from fednorms.evaluation.modes import Statistics as STATISTICS
+from fednorms.explain.leaves import what_leaves
+from fednorms.flower import settings as flower_settings
+from fednorms.flower.generations import Generations
+from fednorms.flower.project import write_project
+from fednorms.flower.site import open_site
+from fednorms.methods.registry import names as method_names
+from fednorms.models.registry import models
+from fednorms.papers.analysis.measures import ANALYSES
+from fednorms.papers.tables import selectors
+from fednorms.papers.tables import table as table_module
+from fednorms.papers.tables.catalog import known as known_tables
+from fednorms.papers.tables.catalog import listing
+from fednorms.runs import identity
+from fednorms.runs.losses import LOSSES
+from fednorms.runs.store import checkpoint
+from fednorms.transforms.chains import CHAINS
 from tests.support.after import write_images
-from tests.support.moved import find
 from tests.support.tables import MINI, table
 
-# -- where things are: the new place first, then that of version 0.1 ------------------------------------------------
-noise = find("fednorms.core.noise", "fednorms.noise")
-REGISTRY = find("fednorms.core.part:REGISTRY", "fednorms.part:REGISTRY")
-SUMS = find("fednorms.core.part:SUMS", "fednorms.part:SUMS")
-HOOKS = find("fednorms.core.part:HOOKS", "fednorms.part:HOOKS")
-Slot = find("fednorms.core.part:Slot", "fednorms.part:Slot")
-views = find("fednorms.core.views", "fednorms.views")
-method_names = find("fednorms.methods.registry:names", "fednorms.method:names")
-LIBRARIES = find("fednorms.core.blame:LIBRARIES", "fednorms.blame:LIBRARIES")
-what_leaves = find("fednorms.explain.leaves:what_leaves", "fednorms.privacy:what_leaves")
-layers = find("fednorms.layers")
-models = find("fednorms.models.registry:models")
-federations = find("fednorms.data.registry:federations")
-rules = find("fednorms.data.rules:rules")
-RULES = find("fednorms.data.rules:RULES")
-draws = find("fednorms.data.rules:draws")
-READERS = find("fednorms.data.readers:READERS")
-CORRUPTIONS = find("fednorms.data.generate.corruptions:CORRUPTIONS")
-plan_partition = find("fednorms.data.partition:plan")
-pack = find("fednorms.data.pack:pack")
-view_federation = find("fednorms.data.show:view")
-split = find("fednorms.data.splits:split")
-CHAINS = find("fednorms.transforms.chains:CHAINS")
-LOSSES = find("fednorms.runs.losses:LOSSES")
-identity = find("fednorms.runs.identity")
-checkpoint = find("fednorms.runs.store.checkpoint", "fednorms.runs.checkpoint")
-states = find("fednorms.core.states", "fednorms.states")
-Mode = find("fednorms.evaluation.modes:Mode")
-MODELS_TESTED = find("fednorms.evaluation.modes:Model")
-STATISTICS = find("fednorms.evaluation.modes:Statistics")
-MEASURED = find("fednorms.evaluation.modes:MEASURED")
-Participation = find("fednorms.core.sampling:Participation", "fednorms.engines.sampling:Participation")
-ANALYSES = find("fednorms.papers.analysis.measures:ANALYSES", "fednorms.analysis.measures:ANALYSES")
-Findings = fn.Findings
-table_module = find("fednorms.papers.tables.table", "fednorms.tables.table")
-selectors = find("fednorms.papers.tables.selectors", "fednorms.tables.selectors")
-known_tables = find("fednorms.papers.tables.catalog:known", "fednorms.tables.folders:known")
-listing = find("fednorms.papers.tables.catalog:listing", "fednorms.tables.listing:listing")
-flower_settings = find("fednorms.flower.settings")
-Generations = find("fednorms.flower.generations:Generations")
-open_site = find("fednorms.flower.site:open_site")
-write_project = find("fednorms.flower.project:write_project")
-command_line = find("fednorms.cli:main")
 # What turns names into random numbers, by its name in calls.
 HASHERS = {"seed_of", "stream", "permutation", "normals", "chance", "draws", "_Draws", "repeatable", "shuffled"}
 HASHERS |= {"_shuffled", "even"}
@@ -1277,7 +1264,7 @@ def test_columns_of_results_csv(reproduced):
 
 
 def test_findings_of_analyses():
-    found = Findings({"gap": 0.25}, {"loss": [(1, 0.5)]}, {"points": np.zeros((1, 2))}, {"client": "a"})
+    found = fn.Findings({"gap": 0.25}, {"loss": [(1, 0.5)]}, {"points": np.zeros((1, 2))}, {"client": "a"})
     assert list(found.plain()) == ["scalars", "series", "arrays", "words"]
 
 

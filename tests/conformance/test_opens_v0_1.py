@@ -16,16 +16,12 @@ import torch
 from PIL import Image
 
 import fednorms as fn
+from fednorms.cli import main as command_line
+from fednorms.data.pack import check_pack
+from fednorms.flower.collect import export_at_site
+from fednorms.flower.generations import Generations
+from fednorms.flower.settings import fingerprint
 from tests.fixtures import material
-from tests.support.moved import find
-
-# -- where things are: the new place first, then that of version 0.1 ------------------------------------------------
-export_at_site = find("fednorms.flower.collect:export_at_site")
-Generations = find("fednorms.flower.generations:Generations")
-fingerprint = find("fednorms.flower.settings:fingerprint")
-check_pack = find("fednorms.data.pack:check_pack")
-command_line = find("fednorms.cli:main")
-SERVE = "fednorms.flower.server:serve"  # needs Flower
 
 STORED = Path(material.__file__).with_name("v0_1")
 FINGERPRINT = "f018285b855da92c5fd5df14e37dc590"  # of the images in the pack
@@ -207,13 +203,14 @@ def test_a_sites_state_is_where_it_was(here):
 
 def test_a_run_across_machines_is_continued(here):
     pytest.importorskip("flwr")
+    from fednorms.flower.server import serve
     from tests.support.flower_in_process import LocalGrid
 
     config = {"recipe": fn.Recipe.read("flower/run/recipe.toml").to_toml(), "deploy.sites": ",".join(material.SITES)}
     config |= {"deploy.out": "flower/run", "deploy.wait": 5.0, "deploy.deadline": 5.0}
     nodes = {100 + k: {"site": name} for k, name in enumerate(material.SITES)}
     desk = LocalGrid(config, Path("flower"), nodes)
-    result = find(SERVE)(desk, config)
+    result = serve(desk, config)
     assert [row["round"] for row in result.history] == [1, 2, 3]
     assert result.history[0] == rows_of(STORED / "flower" / "run")[0]
     assert [kind for _, kind in desk.log].count("train") == 2 * len(material.SITES)

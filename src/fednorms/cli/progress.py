@@ -60,7 +60,7 @@ class Reporter:
             self.bars.stop()
 
     def say(self, text: str) -> None:
-        """Print a line of its own."""
+        """Print a line apart from the bars."""
         if not self.silent:
             self.console.print(text, markup=False, soft_wrap=True)
 

@@ -25,7 +25,7 @@ def load_pickle(path: str | Path, allow_pickle: bool = False, encoding: str = "A
 
     Args:
         path: the file.
-        allow_pickle: must be True, so that no pickle is opened by accident.
+        allow_pickle: must be True: no pickle is opened by accident.
         encoding: of strings that Python 2 wrote ("bytes" leaves them as bytes).
 
     >>> from tempfile import TemporaryDirectory

@@ -1,4 +1,4 @@
-"""Keep decoded images on disk, so that every file is decoded once."""
+"""Keep decoded images on disk: every file is decoded once."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _usable(path: Path, full: tuple[int, ...]) -> bool:
 
 
 def _write(path: Path, wanted: Decoding) -> None:
-    """Decode into a file of another name, then rename it, so that a cache file is either complete or absent."""
+    """Decode into a file of another name, then rename it: a cache file is either complete or absent."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for old in path.parent.glob("*.partial"):
         if time.time() - old.stat().st_mtime > 24 * 3600:  # left by a killed process

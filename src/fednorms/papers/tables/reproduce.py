@@ -127,7 +127,7 @@ def reproduce(
         only: Run only these rows.
         settings: Run only these settings.
         out: Where results go (default: runs/reproduce-NAME).
-        jobs: How many runs at a time, each in a process of its own.
+        jobs: Number of runs at a time, each in its own process.
         device: "cpu", "cuda" or "auto".
         search: Stop after the searches on validation images (see docs/reproduce.md).
         report: Run nothing; reuse runs of the tables next to `out`, and write the report.

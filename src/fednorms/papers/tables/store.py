@@ -30,7 +30,7 @@ _LIST = {RUNS: "runs", SEARCHES: "searches"}  # the one key of each file
 class ResultStore:
     """The runs and searches of a table that an output folder holds.
 
-    A run is written to a file of its own as soon as it ends (results/SETTING/ROW/seed-N.json), and a search after each
+    A run is written to its own file as soon as it ends (results/SETTING/ROW/seed-N.json), and a search after each
     of its runs (search/SETTING/ROW.json). `fold` moves them into results.json and searches.json. Both are read; a
     single file is newer than its entry there.
     """

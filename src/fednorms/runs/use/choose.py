@@ -57,7 +57,7 @@ def choose(
         own = site in facts.clients
         if own and kept and not (state and state.local):
             raise BadInput(
-                f'Site "{site}" has not trained yet and has no model of its own in this run. '
+                f'Site "{site}" has not trained yet and has no personal model in this run. '
                 "Leave out the site to get the mean over the clients that have trained."
             )
         attributes, samples = dict(found.attributes), found.samples
