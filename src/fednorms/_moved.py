@@ -39,7 +39,7 @@ _PRIVATE = {
     "flower.deployable": "explain.deployable",
     "gradients": "core.step",
     "hook_returns": "core.checks",
-    "layers.carry": "layers.like",
+    "layers.carry": "layers.replacement",
     "layers.keyed_dropout": "core.dropout",
     "layers.moments": "core.moments",
     "layers.norm_act": "core.norm_act",

@@ -19,7 +19,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.moments import coarser, group_moments, instance_moments, rescaled
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, Tensors, norm_layer
-from fednorms.layers.like import keep_parameters, named, place, width
+from fednorms.layers.replacement import keep_parameters, named, place, width
 
 Variant = Literal["paper", "author"]
 EvalMode = Literal["soft", "hard", "sample"]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fednorms.core.errors import BadInput
-from fednorms.layers.like import keep_parameters, named, refuse_other_forward
+from fednorms.layers.replacement import keep_parameters, named, refuse_other_forward
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 

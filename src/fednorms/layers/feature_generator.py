@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fednorms.core import noise
 from fednorms.core.surgery import Change
-from fednorms.layers.like import place
+from fednorms.layers.replacement import place
 
 NAME = "fraug"
 

@@ -13,7 +13,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.moments import affine, per_channel, widened
 from fednorms.core.norm_act import NormAct, is_fused
 from fednorms.core.norms import norm_layer
-from fednorms.layers.like import keep_parameters, place, refuse_single_positions, width
+from fednorms.layers.replacement import keep_parameters, place, refuse_single_positions, width
 
 
 def filter_response(x: Tensor, eps: Tensor | float = 1e-6) -> Tensor:

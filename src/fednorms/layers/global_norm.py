@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fednorms.core.moments import affine, batch_moments, per_channel
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, norm_layer
-from fednorms.layers.like import keep_parameters, keep_statistics, place, width
+from fednorms.layers.replacement import keep_parameters, keep_statistics, place, width
 
 
 def merged_moments(

@@ -12,7 +12,7 @@ from torch import nn
 
 from fednorms.core.errors import BadInput
 from fednorms.core.norm_act import keep_act
-from fednorms.layers.like import keep_parameters, named, place, width
+from fednorms.layers.replacement import keep_parameters, named, place, width
 
 
 def paper_groups(channels: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import nn
 
 from fednorms.core.norm_act import keep_act
-from fednorms.layers.like import keep_parameters, place, refuse_single_positions, width
+from fednorms.layers.replacement import keep_parameters, place, refuse_single_positions, width
 
 
 def instance_norm_like(norm: nn.Module, name: str = "") -> nn.Module:

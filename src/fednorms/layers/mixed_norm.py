@@ -16,7 +16,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.moments import affine, batch_moments, per_channel
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, Tensors, norm_layer
-from fednorms.layers.like import finite_momentum, keep_parameters, keep_statistics, place, width
+from fednorms.layers.replacement import finite_momentum, keep_parameters, keep_statistics, place, width
 
 Kind = Literal["global", "fixed", "learned", "ensemble"]
 KINDS = ("global", "fixed", "learned", "ensemble")

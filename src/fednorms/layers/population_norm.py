@@ -15,7 +15,7 @@ from fednorms.core import noise
 from fednorms.core.moments import affine, per_channel
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import norm_layer, stored_statistics
-from fednorms.layers.like import keep_parameters, place, width
+from fednorms.layers.replacement import keep_parameters, place, width
 
 
 @norm_layer()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fednorms.core import noise
-from fednorms.layers.like import place
+from fednorms.layers.replacement import place
 
 
 def with_projection(linear: nn.Linear, width: int) -> nn.Sequential:

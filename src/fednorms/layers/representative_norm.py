@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fednorms.core.moments import affine, per_channel
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, Tensors, norm_layer, unbiased_batch_moments
-from fednorms.layers.like import finite_momentum, keep_parameters, keep_statistics, place, width
+from fednorms.layers.replacement import finite_momentum, keep_parameters, keep_statistics, place, width
 
 
 def pooled(x: Tensor) -> Tensor:

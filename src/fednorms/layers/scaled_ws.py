@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fednorms.core import noise
 from fednorms.layers.convolution import PaddingMode, StandardisedConv2d, geometry
-from fednorms.layers.like import place
+from fednorms.layers.replacement import place
 
 Form = Literal["listing", "formula"]
 Init = Literal["keep", "xavier"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fednorms.core.moments import coarser, instance_moments, rescaled
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, Tensors, norm_layer
-from fednorms.layers.like import keep_parameters, keep_statistics, place, tensor, width
+from fednorms.layers.replacement import keep_parameters, keep_statistics, place, tensor, width
 
 
 def _measure(layer: nn.Module, tensors: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:

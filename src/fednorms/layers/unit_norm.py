@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fednorms.layers.like import keep_parameters, place, refuse_other_forward
+from fednorms.layers.replacement import keep_parameters, place, refuse_other_forward
 
 
 def unit_norm(features: Tensor, eps: float = 1e-12) -> Tensor:

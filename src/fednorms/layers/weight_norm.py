@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fednorms.layers.convolution import PaddingMode, StandardisedConv2d, geometry
-from fednorms.layers.like import place
+from fednorms.layers.replacement import place
 
 Variant = Literal["paper", "author"]
 
