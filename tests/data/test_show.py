@@ -13,7 +13,7 @@ from fednorms.cli import main
 from fednorms.cli.data_show import bars
 from fednorms.core.errors import BadInput
 from fednorms.data import Federation, Preprocessing, Site, Split, from_arrays
-from fednorms.data.repeats import repeats
+from fednorms.data.duplicates import repeats
 from fednorms.data.show import picture, view
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import DataOptions, RecipeOptions, TrainingOptions, merged, parse
-from fednorms.data.repeats import repeats
+from fednorms.data.duplicates import repeats
 from fednorms.data.show import View, picture, view
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import data_notes, open_federation

@@ -16,9 +16,9 @@ from torch import Tensor
 from fednorms.core.errors import BadInput
 from fednorms.core.options import did_you_mean
 from fednorms.core.preprocessing import Preprocessing
-from fednorms.data.ahead import read_ahead
 from fednorms.data.mapped import MappedImages
 from fednorms.data.protocol import Protocol
+from fednorms.data.read_ahead import read_ahead
 
 Indices = Tensor | np.ndarray | Sequence[int]
 
