@@ -26,7 +26,7 @@ from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.base import Engine, EngineSettings
 from fednorms.engines.loop import Loop
 from fednorms.engines.workers import Workers
-from fednorms.engines.workers.measured import Measured
+from fednorms.engines.workers.auto import Measured
 from fednorms.engines.workers.pool import cores
 from fednorms.methods.registry import method
 from fednorms.models import build

@@ -32,7 +32,7 @@ _PRIVATE = {
     "engines.exams": "engines.graphs.evaluation",
     "engines.layout": "engines.graphs.layout",
     "engines.letters": "engines.workers.transport",
-    "engines.measured": "engines.workers.measured",
+    "engines.measured": "engines.workers.auto",
     "engines.pool": "engines.workers.pool",
     "engines.sampling": "core.sampling",
     "engines.store": "runs.store.clients",

@@ -15,7 +15,7 @@ from fednorms.engines.many_devices import Devices
 from fednorms.engines.open import open_engine
 from fednorms.engines.states import InMemory
 from fednorms.engines.workers import Workers
-from fednorms.engines.workers.measured import Measured
+from fednorms.engines.workers.auto import Measured
 from fednorms.evaluation.modes import Mode
 from tests.support.tiny import CLASSES, same, tiny_data, tiny_net, tiny_task
 

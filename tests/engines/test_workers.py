@@ -27,8 +27,8 @@ from fednorms.engines.base import EngineSettings
 from fednorms.engines.loop import Loop
 from fednorms.engines.many_devices import Devices, Rank
 from fednorms.engines.workers import transport
+from fednorms.engines.workers.auto import Measured, loop_or_workers
 from fednorms.engines.workers.engine import Worker, Workers
-from fednorms.engines.workers.measured import Measured, loop_or_workers
 from fednorms.engines.workers.pool import Pool
 from fednorms.engines.workers.transport import Receiver, Sender
 from fednorms.evaluation.modes import Mode
@@ -392,7 +392,7 @@ def test_auto_takes_the_faster_engine(monkeypatch):
         made = Measured(task_of("fedavg", rounds=rounds), FEDERATION, FEDERATION, ClientStore(0), TWO)
         monkeypatch.setattr(Workers, "start", opens)
         clock = [0.0]
-        monkeypatch.setattr("fednorms.engines.workers.measured.time.perf_counter", lambda: clock[0])
+        monkeypatch.setattr("fednorms.engines.workers.auto.time.perf_counter", lambda: clock[0])
 
         def train(self, sent, cohort, *, score=False):
             used.append(self.name)

@@ -24,7 +24,7 @@ from fednorms.core.reductions import reduce_uploads
 from fednorms.core.tree import Tree
 from fednorms.data import from_arrays
 from fednorms.engines.workers import Workers
-from fednorms.engines.workers.measured import Measured
+from fednorms.engines.workers.auto import Measured
 from fednorms.engines.workers.unguarded import unguarded_script
 from fednorms.methods.registry import method
 from fednorms.papers.tables.record import plain, same_run

@@ -11,7 +11,7 @@ from fednorms.engines.loop import Loop
 from fednorms.engines.many_devices import Devices, gpus
 from fednorms.engines.states import ClientStates
 from fednorms.engines.workers import Workers
-from fednorms.engines.workers.measured import loop_or_workers
+from fednorms.engines.workers.auto import loop_or_workers
 
 
 def open_engine(
