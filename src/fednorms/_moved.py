@@ -23,7 +23,7 @@ _PUBLIC = {
 _PRIVATE = {
     "accounting": "core.accounting",
     "analysis": "papers.analysis",
-    "blame": "core.blame",
+    "blame": "core.error_origin",
     "clustering": "core.clustering",
     "data.ahead": "data.read_ahead",
     "data.preprocessing": "core.preprocessing",

@@ -29,7 +29,7 @@ import fednorms as fn
 from fednorms import layers
 from fednorms.cli import main as command_line
 from fednorms.core import noise, states, views
-from fednorms.core.blame import LIBRARIES
+from fednorms.core.error_origin import LIBRARIES
 from fednorms.core.part import HOOKS, REGISTRY, SUMS, Slot
 from fednorms.core.sampling import Participation
 from fednorms.data.generate.corruptions import CORRUPTIONS

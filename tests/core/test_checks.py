@@ -11,7 +11,7 @@ from torch import nn
 
 import fednorms as fn
 from fednorms.cli import main
-from fednorms.core.blame import culprit, place
+from fednorms.core.error_origin import culprit, place
 from fednorms.core.errors import BadInput, Diverged
 from fednorms.core.method import Method
 from fednorms.core.part import REGISTRY, Eval, Part, Pass, Phase, part

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fednorms import run
-from fednorms.core.blame import place
+from fednorms.core.error_origin import place
 from fednorms.core.errors import BadInput, Diverged, RunFailed
 from fednorms.core.method import Method
 from fednorms.core.part import REGISTRY, Part

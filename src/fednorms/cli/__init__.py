@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        from fednorms.core.blame import note
+        from fednorms.core.error_origin import note
 
         note(error)  # below the traceback
         raise

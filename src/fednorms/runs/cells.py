@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from fednorms.core.blame import place
+from fednorms.core.error_origin import place
 from fednorms.core.errors import FednormsError, RunFailed
 from fednorms.data import Federation
 from fednorms.runs.driver import RoundEvent, execute

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fednorms.core.blame import LIBRARIES, of_user
+from fednorms.core.error_origin import LIBRARIES, of_user
 from fednorms.core.errors import BadInput, refuse_class
 from fednorms.core.method import Method
 from fednorms.data import Federation

@@ -20,7 +20,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fednorms.core.batches import batch_plan
-from fednorms.core.blame import culprit
+from fednorms.core.error_origin import culprit
 from fednorms.core.errors import Diverged, RunFailed
 from fednorms.core.noise import seed_of
 from fednorms.core.optim import Optimizer

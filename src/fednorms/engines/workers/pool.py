@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-from fednorms.core.blame import note, place
+from fednorms.core.error_origin import note, place
 from fednorms.core.errors import FednormsError, RunFailed
 from fednorms.engines.workers.transport import Message, Receiver, Sender, clean_up
 
