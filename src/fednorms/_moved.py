@@ -47,6 +47,7 @@ _PRIVATE = {
     "layers.norm_act": "core.norm_act",
     "layers.norms": "core.norms",
     "layers.surgery": "core.surgery",
+    "methods.alone": "methods.baselines",
     "models.head": "core.head",
     "near": "core.options",
     "net": "core.net",
