@@ -57,7 +57,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "generate": ("fednorms.data.generate",),
     "pack": ("fednorms.data.pack:pack",),
     "view": ("fednorms.data.show:view",),
-    "repeats": ("fednorms.data.duplicates:repeats", "fednorms.data.repeats:repeats"),
+    "repeats": ("fednorms.data.duplicates:duplicates", "fednorms.data.repeats:repeats"),
     "CHAINS": ("fednorms.transforms.chains:CHAINS",),
     # models, runs and what explains them
     "models": ("fednorms.models.registry:models",),

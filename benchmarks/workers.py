@@ -26,7 +26,7 @@ from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.engines.base import Engine, EngineSettings
 from fednorms.engines.loop import Loop
 from fednorms.engines.workers import Workers
-from fednorms.engines.workers.auto import Measured
+from fednorms.engines.workers.auto import Auto
 from fednorms.engines.workers.pool import cores
 from fednorms.methods.registry import method
 from fednorms.models import build
@@ -91,7 +91,7 @@ def compare(job: str, workers: int, repeats: int) -> dict[str, object]:
 
 def auto(job: str, workers: int, rounds: int) -> dict[str, object]:
     task, federation = task_of(job, rounds)
-    chosen = Measured(task, federation, federation, ClientStore(2**30), EngineSettings(workers=workers))
+    chosen = Auto(task, federation, federation, ClientStore(2**30), EngineSettings(workers=workers))
     totals = []
     for runner in (Runner(Loop(task, federation, federation, ClientStore(2**30))), Runner(chosen)):
         started = time.perf_counter()

@@ -13,7 +13,7 @@ from fednorms.cli import main
 from fednorms.cli.data_show import bars
 from fednorms.core.errors import BadInput
 from fednorms.data import Federation, Preprocessing, Site, Split, from_arrays
-from fednorms.data.duplicates import repeats
+from fednorms.data.duplicates import duplicates
 from fednorms.data.show import picture, view
 
 
@@ -103,10 +103,10 @@ def test_copies_are_counted_against_a_plain_search(capsys):
     trained = torch.cat([data[k]["train"][0] for k in "ab"])
     tested = torch.cat([data[k]["test"][0] for k in "ab"])
     known = sum(bool((trained == x).flatten(1).all(1).any()) for x in tested)
-    found = repeats(fed)
+    found = duplicates(fed)
     assert found[0].startswith(f"{known} of 14 test images are also trained on")
     assert found[1] == "1 image has two labels"
-    assert repeats(from_arrays({"a": {"train": (pool[:9], label[:9]), "test": (pool[9:], label[9:])}})) == []
+    assert duplicates(from_arrays({"a": {"train": (pool[:9], label[:9]), "test": (pool[9:], label[9:])}})) == []
 
 
 def test_what_is_odd_is_printed(capsys, tmp_path):

@@ -15,11 +15,11 @@ from fednorms.engines.many_devices import Devices
 from fednorms.engines.open import open_engine
 from fednorms.engines.states import InMemory
 from fednorms.engines.workers import Workers
-from fednorms.engines.workers.auto import Measured
+from fednorms.engines.workers.auto import Auto
 from fednorms.evaluation.modes import Mode
 from tests.support.tiny import CLASSES, same, tiny_data, tiny_net, tiny_task
 
-KINDS = (Loop, Graphs, Workers, Measured)
+KINDS = (Loop, Graphs, Workers, Auto)
 
 
 def setting(kind, text="fedbn"):
@@ -93,5 +93,5 @@ def test_a_test_without_data_is_none_and_costs_nothing(monkeypatch):
 def test_engines_are_opened_by_name():
     task, loop = setting(Loop)
     fed = loop.local.testing
-    for name, kind in {"loop": Loop, "graphs": Graphs, "workers": Workers, "auto": Measured}.items():
+    for name, kind in {"loop": Loop, "graphs": Graphs, "workers": Workers, "auto": Auto}.items():
         assert type(open_engine(name, task, fed, fed, InMemory(), EngineSettings())) is kind

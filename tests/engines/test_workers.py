@@ -27,7 +27,7 @@ from fednorms.engines.base import EngineSettings
 from fednorms.engines.loop import Loop
 from fednorms.engines.many_devices import Devices, Rank
 from fednorms.engines.workers import transport
-from fednorms.engines.workers.auto import Measured, loop_or_workers
+from fednorms.engines.workers.auto import Auto, loop_or_workers
 from fednorms.engines.workers.engine import Worker, Workers
 from fednorms.engines.workers.pool import Pool
 from fednorms.engines.workers.transport import Receiver, Sender
@@ -383,13 +383,13 @@ def test_what_cannot_be_pickled_is_refused_and_auto_stays_with_the_loop():
     for t in (task, task_of("fedtan")):
         assert type(loop_or_workers(t, FEDERATION, FEDERATION, ClientStore(2**30), TWO)) is Loop
     kind = type(loop_or_workers(task_of("fedavg"), FEDERATION, FEDERATION, ClientStore(2**30), TWO))
-    assert kind is Measured
+    assert kind is Auto
 
 
 def test_auto_takes_the_faster_engine(monkeypatch):
     def engine(rounds, speeds, opens=lambda self: None):
         """Run rounds that take the given seconds in each engine; returns the engine of each round, and the notes."""
-        made = Measured(task_of("fedavg", rounds=rounds), FEDERATION, FEDERATION, ClientStore(0), TWO)
+        made = Auto(task_of("fedavg", rounds=rounds), FEDERATION, FEDERATION, ClientStore(0), TWO)
         monkeypatch.setattr(Workers, "start", opens)
         clock = [0.0]
         monkeypatch.setattr("fednorms.engines.workers.auto.time.perf_counter", lambda: clock[0])

@@ -24,7 +24,7 @@ from fednorms.core.reductions import reduce_uploads
 from fednorms.core.tree import Tree
 from fednorms.data import from_arrays
 from fednorms.engines.workers import Workers
-from fednorms.engines.workers.auto import Measured
+from fednorms.engines.workers.auto import Auto
 from fednorms.engines.workers.unguarded import unguarded_script
 from fednorms.methods.registry import method
 from fednorms.papers.tables.record import plain, same_run
@@ -637,7 +637,7 @@ def test_a_script_that_processes_would_run_again_starts_none(guard, found, tmp_p
     monkeypatch.setattr(Workers, "start", lambda self: opened.append(1))
     session = Session.open(Recipe.make({"method": "fedavg", "rounds": 9, "federation": "custom:x"}), sites())
     engine = session.engine
-    assert isinstance(engine, Measured)
+    assert isinstance(engine, Auto)
     engine.worth_starting, engine.workers.count, engine.times["loop"] = 0.0, 2, [1.0, 1.0]
     engine._choose(1.0, 2, 8)
     assert bool(opened) is not found

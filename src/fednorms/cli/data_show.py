@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import DataOptions, RecipeOptions, TrainingOptions, merged, parse
-from fednorms.data.duplicates import repeats
+from fednorms.data.duplicates import duplicates
 from fednorms.data.show import View, picture, view
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import data_notes, open_federation
@@ -43,7 +43,7 @@ def show(args: Sequence[str]) -> int:
     federation = open_federation(recipe)
     found = view(federation)
     drawn = picture(federation, given.out, max(1, given.images), found) if given.out else None
-    notes = data_notes(federation) + repeats(federation)
+    notes = data_notes(federation) + duplicates(federation)
     if given.json:
         print_json({**found.to_dict(), "notes": notes, "picture": None if drawn is None else str(drawn)})
         return 0

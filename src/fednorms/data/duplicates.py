@@ -13,7 +13,7 @@ from fednorms.data.federation import Federation, Split
 _MOST = 4 * 2**30  # bytes of pixels that are compared
 
 
-def repeats(federation: Federation) -> list[str]:
+def duplicates(federation: Federation) -> list[str]:
     """Notes about images with equal pixels (only exact copies).
 
     A model may have memorized a test image that is also trained on (at any site), and of equal images with two labels
@@ -21,7 +21,7 @@ def repeats(federation: Federation) -> list[str]:
 
     >>> from fednorms.data import from_arrays
     >>> x = np.arange(3, dtype=np.uint8).reshape(3, 1, 1)
-    >>> repeats(from_arrays({"a": {"train": (x[:2], [0, 1]), "test": (x[1:], [0, 0])}}, classes=["cat", "dog"]))
+    >>> duplicates(from_arrays({"a": {"train": (x[:2], [0, 1]), "test": (x[1:], [0, 0])}}, classes=["cat", "dog"]))
     ['1 of 2 test images is also trained on (first at site a)', '1 image has two labels']
     """
     images_in_all = sum(len(split) for site in federation.sites for split in site.splits.values())

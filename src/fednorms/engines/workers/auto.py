@@ -28,7 +28,7 @@ TRIED = 2  # rounds in which workers have to beat it
 WORTH_STARTING = 15.0  # seconds that workers must promise to save in the rest of the run, since starting takes some
 
 
-class Measured(LocalEngine):
+class Auto(LocalEngine):
     """Starts in the loop; switches to worker processes if they promise to save time, and back if they do not.
 
     Workers are started when the remaining rounds, at the loop's speed and divided by their number, would save more than
@@ -115,6 +115,6 @@ def loop_or_workers(
 ) -> LocalEngine:
     """The engine that chooses; the loop where worker processes cannot run the method, the model or the loss."""
     try:
-        return Measured(task, training, testing, store, settings)
+        return Auto(task, training, testing, store, settings)
     except FednormsError:
         return Loop(task, training, testing, store, settings)
