@@ -26,7 +26,8 @@ from PIL import Image
 
 from fednorms.data import Federation, Site, Split
 from fednorms.data.folders import from_folders
-from fednorms.data.pack import pack, unpacked
+from fednorms.data.pack import pack
+from fednorms.data.packed import unpacked
 
 BATCH = 32
 
@@ -83,7 +84,7 @@ def thousand_clients(folder):
     path = pack(Federation("many", sites, [str(c) for c in range(10)]), folder / "many.fnpack")
     code = (
         "import sys, time\n"
-        "from fednorms.data.pack import unpacked\n"
+        "from fednorms.data.packed import unpacked\n"
         "def used(what):\n"
         "    return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith(what))\n"
         "anonymous, mapped, start = used('RssAnon'), used('RssFile'), time.perf_counter()\n"

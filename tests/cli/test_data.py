@@ -91,7 +91,7 @@ def test_pack_then_check_then_damage(tmp_path, capsys):
 
 
 def test_a_pack_of_folders_keeps_patients_together(tmp_path, capsys):
-    from fednorms.data.pack import unpacked
+    from fednorms.data.packed import unpacked
 
     root = tmp_path / "mine"
     for site in ("oslo", "bonn"):
@@ -110,7 +110,7 @@ def test_a_pack_of_folders_keeps_patients_together(tmp_path, capsys):
 
 
 def test_pack_of_a_recognised_data_set_keeps_the_protocol(tmp_path, capsys):
-    from fednorms.data.pack import unpacked
+    from fednorms.data.packed import unpacked
 
     root = class_folders(tmp_path / "PACS", pacs_vlcs.PACS_COUNTS, pacs_vlcs.PACS_CLASSES, 4)
     options = ["--protocol", "greg", "--size", "4"]

@@ -17,7 +17,7 @@ from PIL import Image
 
 import fednorms as fn
 from fednorms.cli import main as command_line
-from fednorms.data.pack import check_pack
+from fednorms.data.packed import check_pack
 from fednorms.flower.collect import export_at_site
 from fednorms.flower.generations import Generations
 from fednorms.flower.settings import fingerprint

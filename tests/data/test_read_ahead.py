@@ -13,7 +13,8 @@ from fednorms.core.errors import BadInput
 from fednorms.core.round import broadcast, initial_state, local_update
 from fednorms.core.states import Client
 from fednorms.data import MappedImages, Split
-from fednorms.data.pack import pack, unpacked
+from fednorms.data.pack import pack
+from fednorms.data.packed import unpacked
 from fednorms.data.read_ahead import read_ahead
 from tests.data.test_protocols import tiny
 from tests.support.tiny import TinyNet, same, tiny_task

@@ -90,7 +90,7 @@ def check(args: Sequence[str]) -> int:
 
 
 def _check_pack(path: Path) -> dict[str, Any]:
-    from fednorms.data.pack import check_pack, unpacked
+    from fednorms.data.packed import check_pack, unpacked
 
     header = check_pack(path)
     how = header["codec"] if header["quality"] is None else f"{header['codec']} of quality {header['quality']}"

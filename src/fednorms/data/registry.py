@@ -13,7 +13,7 @@ from fednorms.data import digits_shift
 from fednorms.data.federation import Federation, raise_problems
 from fednorms.data.folders import from_folders
 from fednorms.data.generate import digits
-from fednorms.data.pack import SUFFIX, unpacked
+from fednorms.data.packed import SUFFIX, unpacked
 from fednorms.data.readers import READERS, recognized
 
 _DESCRIPTIONS = {

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from fednorms.core.errors import BadInput, RunFailed
-from fednorms.data.pack import SUFFIX
+from fednorms.data.packed import SUFFIX
 from fednorms.data.readers import READERS
 from fednorms.evaluation.scores import judged_by
 from fednorms.papers.tables.plan import Found, recipe_for
