@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
-from fednorms.data.federation import Federation, Site, Split, raise_problems
+from fednorms.data.federation import Federation, Site, Split
+from fednorms.data.problems import raise_problems
 from fednorms.data.splits import split
 
 Array = Tensor | np.ndarray

@@ -10,10 +10,11 @@ from fednorms.core.errors import BadInput
 from fednorms.core.grammar import read_one
 from fednorms.core.options import did_you_mean
 from fednorms.data import digits_shift
-from fednorms.data.federation import Federation, raise_problems
+from fednorms.data.federation import Federation
 from fednorms.data.folders import from_folders
 from fednorms.data.generate import digits
 from fednorms.data.packed import SUFFIX, unpacked
+from fednorms.data.problems import raise_problems
 from fednorms.data.readers import READERS, recognized
 
 _DESCRIPTIONS = {

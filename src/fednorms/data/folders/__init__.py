@@ -11,7 +11,7 @@ import torch
 
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
-from fednorms.data.federation import Federation, Site, Split, raise_problems
+from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.folders.cache import MEMORY_LIMIT, counted_only, load, read_images
 from fednorms.data.folders.decode import MODES, Decoding, Prepared, first_size, read_image
 from fednorms.data.folders.scan import (
@@ -28,6 +28,7 @@ from fednorms.data.folders.scan import (
     scan_site,
     similar_names,
 )
+from fednorms.data.problems import raise_problems
 
 __all__ = [
     "EXTENSIONS",

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from fednorms.core.errors import BadInput
-from fednorms.data.federation import raise_problems
 from fednorms.data.folders.scan import ImageFile
+from fednorms.data.problems import raise_problems
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _NAMED = 10  # unreadable files named in one message

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from fednorms.core.errors import BadInput
-from fednorms.data.federation import Site, raise_problems
+from fednorms.data.federation import Site
+from fednorms.data.problems import raise_problems
 from fednorms.data.splits import split
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif")

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from fednorms.core.preprocessing import Preprocessing
-from fednorms.data.federation import Federation, raise_problems
+from fednorms.data.federation import Federation
+from fednorms.data.problems import raise_problems
 from fednorms.data.readers.divisions import greg
 from fednorms.data.readers.pictures import FEDBN, MEMORY, PLAIN, Cache, Member, Pictures, absent, built
 from fednorms.data.readers.reader import Reader, compared, deviations, source_of

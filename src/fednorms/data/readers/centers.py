@@ -14,8 +14,9 @@ import numpy as np
 
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
-from fednorms.data.federation import Federation, raise_problems
+from fednorms.data.federation import Federation
 from fednorms.data.folders import EXTENSIONS
+from fednorms.data.problems import raise_problems
 from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, absent, built
 from fednorms.data.readers.reader import Reader, chosen
 from fednorms.data.readers.tables import columns_of, read_table, tables_in, with_suffix

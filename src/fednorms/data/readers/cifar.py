@@ -18,9 +18,10 @@ import torch
 
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
-from fednorms.data.federation import Federation, Site, Split, raise_problems
+from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.generate.corruptions import CORRUPTIONS
 from fednorms.data.pickles import load_pickle
+from fednorms.data.problems import raise_problems
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.digits_five import as_rgb
 from fednorms.data.readers.divisions import stratified

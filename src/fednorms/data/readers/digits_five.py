@@ -28,8 +28,9 @@ from PIL import Image
 
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
-from fednorms.data.federation import Federation, Site, Split, raise_problems
+from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.pickles import load_pickle
+from fednorms.data.problems import raise_problems
 from fednorms.data.readers.divisions import even, sklearn_eighty_twenty
 from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 

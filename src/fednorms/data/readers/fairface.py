@@ -13,7 +13,8 @@ import numpy as np
 
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
-from fednorms.data.federation import Federation, raise_problems
+from fednorms.data.federation import Federation
+from fednorms.data.problems import raise_problems
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, absent, built, joined
 from fednorms.data.readers.reader import Reader, compared, deviations, source_of

@@ -14,7 +14,8 @@ import numpy as np
 
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
-from fednorms.data.federation import Federation, raise_problems
+from fednorms.data.federation import Federation
+from fednorms.data.problems import raise_problems
 from fednorms.data.readers.divisions import fractions, shuffled, sklearn_eighty_twenty
 from fednorms.data.readers.pictures import (
     FEDBN,

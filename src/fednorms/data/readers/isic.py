@@ -23,8 +23,9 @@ from PIL import Image
 
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
-from fednorms.data.federation import Federation, raise_problems
+from fednorms.data.federation import Federation
 from fednorms.data.folders import Prepared
+from fednorms.data.problems import raise_problems
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.divisions import fractions
 from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, absent, built

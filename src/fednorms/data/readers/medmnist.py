@@ -13,7 +13,8 @@ import numpy as np
 
 from fednorms.core.errors import BadInput
 from fednorms.data.arrays import from_arrays
-from fednorms.data.federation import Federation, raise_problems
+from fednorms.data.federation import Federation
+from fednorms.data.problems import raise_problems
 from fednorms.data.readers.npz import array_files, arrays_in, is_medmnist, nchw, with_source
 from fednorms.data.readers.reader import Reader, chosen
 

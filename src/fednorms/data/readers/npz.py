@@ -11,7 +11,8 @@ import numpy as np
 
 from fednorms.core.errors import BadInput
 from fednorms.data.arrays import from_arrays
-from fednorms.data.federation import Federation, raise_problems
+from fednorms.data.federation import Federation
+from fednorms.data.problems import raise_problems
 from fednorms.data.readers.reader import Reader, chosen
 
 PROTOCOLS = {"own": "custom arrays, one .npz per site; their splits, or drawn ones"}

@@ -13,9 +13,10 @@ import torch
 
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
-from fednorms.data.federation import Federation, Site, Split, raise_problems
+from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.folders import EXTENSIONS, Prepared, read_images
 from fednorms.data.pickles import load_pickle
+from fednorms.data.problems import raise_problems
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.divisions import Parts
 from fednorms.data.readers.reader import compared

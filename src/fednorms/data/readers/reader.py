@@ -10,8 +10,9 @@ from typing import Any
 
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
-from fednorms.data.federation import Federation, raise_problems
+from fednorms.data.federation import Federation
 from fednorms.data.folders import counted_only
+from fednorms.data.problems import raise_problems
 
 
 @dataclass(frozen=True)
