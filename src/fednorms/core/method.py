@@ -32,33 +32,41 @@ class Method:
             )
         for p in self.parts:
             _check_part(p)
-        problems = [f"{name} is given twice: list each part once" for name in _repeated([p.name for p in self.parts])]
-        problems += [
-            f"{' and '.join(rivals)} each {what}: keep one of them"
-            for what, rivals in [
-                ("replace the base loss", [p.name for p in self.having("objective")]),
-                ("decide how to fine-tune", [p.name for p in self.parts if p.evaluation().phases]),
-                ("decide which server model is tested", [p.name for p in self.parts if p.evaluation().server_model]),
-                ("decide with which statistics to test", [p.name for p in self.parts if p.evaluation().statistics]),
-                ("decide how to predict", [p.name for p in self.parts if p.evaluation().predict]),
-                ("train a second model per client", [p.name for p in self.having("twin")]),
-                ("normalize the input", [p.name for p in self.parts if p.normalizes_input]),
-                ("protect what is sent", [p.name for p in self.parts if p.privacy()]),
-            ]
-            if len(rivals) > 1
+        problems = [
+            *(f"{name} is given twice: list each part once" for name in _repeated([p.name for p in self.parts])),
+            *(f"{' and '.join(names)} each {what}: keep one of them" for what, names in self._rivals().items()),
+            *self._needing_plain_updates(),
+            *(self._unprotected(*self.privacy) if self.privacy else ()),
+            *(problem for p in self.having("passes") for problem in _riding_problems(p)),
         ]
-        if changing := self.changing:
-            problems += [
-                f"{p.name} needs the clients' plain updates, which {' and '.join(changing)} changes before they are "
-                "sent: keep one of them"
-                for p in self.parts
-                if p.uses_even_mean or p.needs_plain_updates
-            ]
-        if self.privacy:
-            problems += self._unprotected(*self.privacy)
-        problems += [problem for p in self.having("passes") for problem in _riding_problems(p)]
         if problems:
             raise BadInput(f'Method "{self}": ' + "; ".join(problems) + ".")
+
+    def _rivals(self) -> dict[str, list[str]]:
+        """What only one part may do, with the names of the parts where several do it."""
+        rules = [(p, p.evaluation()) for p in self.parts]
+        doing = {
+            "replace the base loss": self.having("objective"),
+            "decide how to fine-tune": [p for p, rule in rules if rule.phases],
+            "decide which server model is tested": [p for p, rule in rules if rule.server_model],
+            "decide with which statistics to test": [p for p, rule in rules if rule.statistics],
+            "decide how to predict": [p for p, rule in rules if rule.predict],
+            "train a second model per client": self.having("twin"),
+            "normalize the input": [p for p in self.parts if p.normalizes_input],
+            "protect what is sent": [p for p in self.parts if p.privacy()],
+        }
+        return {what: [p.name for p in parts] for what, parts in doing.items() if len(parts) > 1}
+
+    def _needing_plain_updates(self) -> list[str]:
+        """The parts that cannot work because another part changes updates before they are sent."""
+        if not (changing := self.changing):
+            return []
+        return [
+            f"{p.name} needs the clients' plain updates, which {' and '.join(changing)} changes before they are "
+            "sent: keep one of them"
+            for p in self.parts
+            if p.uses_even_mean or p.needs_plain_updates
+        ]
 
     def _unprotected(self, p: Part, privacy: Privacy) -> list[str]:
         """Why this method cannot keep the promise of a part that protects what is sent."""

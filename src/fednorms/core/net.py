@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -138,41 +138,31 @@ class Net:
         )
 
     def _route(self) -> dict[str, Route]:
-        routes: dict[str, Route] = {}
-        problems: list[str] = []
-        self.owned_by: dict[str, tuple[str, ...]] = {}
-        acted = {p.name: False for p in self.method.having("route")}
-        for slot in self.slots.values():
-            said = {p.name: p.route(slot) for p in self.method.having("route")}
-            for who, route in said.items():
-                if not isinstance(route, Route):
-                    raise BadInput(f"{who}: route must return a Route, got {type(route).__name__} for {slot.name}.")
-                acted[who] |= route is not Route.SHARED
-            if slot.kind == "param" and not slot.trainable:
-                said["requires_grad=False"] = Route.FROZEN
-            owners = [who for who, r in said.items() if r is Route.OWNED]
-            if len(owners) > 1:
-                problems.append(f"{' and '.join(owners)} both own {slot.name}")
-            claims = {r: who for who, r in said.items()}
-            if Route.FROZEN in claims and Route.LOCAL in claims and slot.trainable:
-                problems.append(f"{claims[Route.FROZEN]} freezes {slot.name} but {claims[Route.LOCAL]} keeps it local")
-            routes[slot.name] = max(said.values(), default=Route.SHARED)
-            if routes[slot.name] is Route.OWNED:  # unless another part keeps it from its owner
-                self.owned_by[owners[0]] = (*self.owned_by.get(owners[0], ()), slot.name)
-        for p in self.method.having("route"):
-            if not acted[p.name]:
+        """Ask all parts for the route of every tensor; the most private answer wins."""
+        routing = self.method.having("route")
+        asked = {slot.name: _answers(routing, slot) for slot in self.slots.values()}
+        for p in routing:
+            if all(said[p.name] is Route.SHARED for said in asked.values()):
                 raise self._nothing(p, "no tensor that it would keep back")
-        self.keeping = [name for name, found in acted.items() if found]
-        if max(routes.values(), default=Route.SHARED) > Route.SHARED and not any(
-            r <= Route.SENT and self.slots[n].trainable for n, r in routes.items()
-        ):
-            hermits = [p.name for p in self.method.having("route")]
-            if not any(p.keeps_all_local for p in self.method.parts):
-                problems.append(f"{' and '.join(hermits)} together leave nothing to share")
+        self.keeping = [p.name for p in routing]
+        routes = {name: max(said.values(), default=Route.SHARED) for name, said in asked.items()}
+        problems = [problem for name, said in asked.items() for problem in _conflicts(self.slots[name], said)]
+        if self._shares_nothing(routes) and not any(p.keeps_all_local for p in self.method.parts):
+            problems.append(f"{' and '.join(self.keeping)} together leave nothing to share")
         if problems:
             more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
             raise BadInput(f'Method "{self.method}" on model "{self.name}": ' + "; ".join(problems[:5]) + more + ".")
+        self.owned_by: dict[str, tuple[str, ...]] = {}
+        for name, said in asked.items():
+            if routes[name] is Route.OWNED:  # unless another part keeps it from its owner
+                owner = _owners(said)[0]
+                self.owned_by[owner] = (*self.owned_by.get(owner, ()), name)
         return routes
+
+    def _shares_nothing(self, routes: Mapping[str, Route]) -> bool:
+        """Whether parts keep back every tensor that is trained."""
+        kept = any(r > Route.SHARED for r in routes.values())
+        return kept and not any(r <= Route.SENT and self.slots[n].trainable for n, r in routes.items())
 
     def _group(self) -> None:
         def where(test: Callable[[Slot, Route], bool]) -> list[str]:
@@ -416,6 +406,30 @@ class Net:
                 f'Model "{self.name}" changes its buffer "{moved[0]}" in a forward pass, and does not save it '
                 "(persistent=False): it would leak from client to client. Register it as persistent."
             )
+
+
+def _answers(parts: Sequence[Part], slot: Slot) -> dict[str, Route]:
+    """The route that each part asks for, and FROZEN for a parameter that the user froze."""
+    said = {p.name: p.route(slot) for p in parts}
+    for who, route in said.items():
+        if not isinstance(route, Route):
+            raise BadInput(f"{who}: route must return a Route, got {type(route).__name__} for {slot.name}.")
+    if slot.kind == "param" and not slot.trainable:
+        said["requires_grad=False"] = Route.FROZEN
+    return said
+
+
+def _owners(said: Mapping[str, Route]) -> list[str]:
+    return [who for who, route in said.items() if route is Route.OWNED]
+
+
+def _conflicts(slot: Slot, said: Mapping[str, Route]) -> Iterator[str]:
+    """Answers about one tensor that exclude each other."""
+    if len(owners := _owners(said)) > 1:
+        yield f"{' and '.join(owners)} both own {slot.name}"
+    claims = {route: who for who, route in said.items()}
+    if Route.FROZEN in claims and Route.LOCAL in claims and slot.trainable:
+        yield f"{claims[Route.FROZEN]} freezes {slot.name} but {claims[Route.LOCAL]} keeps it local"
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

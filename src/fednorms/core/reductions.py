@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -20,30 +22,43 @@ def reduce_uploads(trees: list[Tree], weights: list[float], how: Reduction) -> T
     [[3.0], [2.5], [5.0], [[1.0], [4.0]]]
     """
     if how == "grouped":
-        rows = {
-            name: [(t, w) for t, w in zip(trees, weights, strict=True) if name in t] for tree in trees for name in tree
-        }
-        # These are tensors of models by kind of client; their counters are the first client's, as in any model.
-        return Tree({k: mean([t.pick([k]) for t, _ in row], [w for _, w in row])[k] for k, row in rows.items()})
+        return _grouped(trees, weights)
     if how == "list":
         return join(**{str(i): tree for i, tree in enumerate(trees)})
+    _refuse_uneven(trees, how)
+    if not trees or not trees[0]:
+        return Tree()
+    if how == "stack":
+        return _stack(trees, trees[0])
+    counts, equal = [k for k, first in trees[0].items() if is_count(first)], [1.0] * len(trees)
+    if how == "sum":
+        sums = _stack(trees, counts).map(lambda t: t.sum(dim=0))
+        return Tree({**mean(trees, equal) * float(len(trees)), **sums})
+    if counts:  # a mean of counters is a number, where models keep the first client's
+        trees = [Tree({k: v.double() if k in counts else v for k, v in tree.items()}) for tree in trees]
+    return mean(trees, weights if how == "weighted" else equal)
+
+
+def _grouped(trees: list[Tree], weights: list[float]) -> Tree:
+    """The weighted mean of each entry over the clients that sent it.
+
+    These are tensors of models by kind of client; their counters are the first client's, as in any model.
+    """
+    rows = {name: [(t, w) for t, w in zip(trees, weights, strict=True) if name in t] for tree in trees for name in tree}
+    return Tree({k: mean([t.pick([k]) for t, _ in row], [w for _, w in row])[k] for k, row in rows.items()})
+
+
+def _refuse_uneven(trees: list[Tree], how: Reduction) -> None:
     if uneven := next((i for i, tree in enumerate(trees) if set(tree) != set(trees[0])), 0):
         some = ", ".join(sorted(set(trees[uneven]) ^ set(trees[0]))[:3])
         raise BadInput(
             f'Clients 1 and {uneven + 1} of the round do not send the same entries ({some}), which reduction="{how}" '
             'needs. Send them all, or use reduction="grouped" or "list".'
         )
-    if not trees or not trees[0]:
-        return Tree()
-    if how == "stack":
-        return Tree({k: torch.stack([t[k].to(first.device) for t in trees]) for k, first in trees[0].items()})
-    counts = [k for k, first in trees[0].items() if is_count(first)]
-    if how == "sum":
-        whole = Tree({k: torch.stack([t[k].to(trees[0][k].device) for t in trees]).sum(dim=0) for k in counts})
-        return Tree({**mean(trees, [1.0] * len(trees)) * float(len(trees)), **whole})
-    if counts:  # a mean of counters is a number, where models keep the first client's
-        trees = [Tree({k: v.double() if k in counts else v for k, v in tree.items()}) for tree in trees]
-    return mean(trees, weights if how == "weighted" else [1.0] * len(trees))
+
+
+def _stack(trees: list[Tree], names: Iterable[str]) -> Tree:
+    return Tree({k: torch.stack([t[k].to(trees[0][k].device) for t in trees]) for k in names})
 
 
 def is_count(t: Tensor) -> bool:

@@ -217,39 +217,12 @@ def finish(
         view = LocalView(task, p, carry.client, after, carry.context, carry.broadcast, parts)
         parts[p.name], uploads[p.name] = checks.two_trees(p, "client of a pass", job.client(view))
     if task.method.changing or task.method.having("finish"):
-        params, start = after.pick(net.sent_params), carry.start.pick(net.sent_params)
-        delta = params - start
-        mean_grad = Tree({k: carry.grad_sum[k] / n for k, n in carry.grad_steps.items() if k in params})
-        ends = {
-            p.name: End(
-                params=params,
-                start=start,
-                delta=delta,
-                mean_grad=mean_grad if p.uses_mean_gradient else NOT_ASKED_FOR,
-                buffers=carry.buffers,
-                steps=max(carry.exchanged_steps, 1),
-                gradient=lambda w: full_gradient(task, carry, w),
-                context=carry.context,
-                down=carry.broadcast.parts[p.name],
-                mine=parts[p.name],
-                model=after,
-                owned=net.owned_by.get(p.name, ()),
-            )
-            for p in task.method.parts
-        }
+        ends = _ends(task, carry, after, parts)
         for p in task.method.having("finish"):
             parts[p.name], sent = checks.two_trees(p, "finish", p.finish(ends[p.name]))
             uploads[p.name] = Tree({**uploads.get(p.name, {}), **sent}).detach()
-            if leaked := sorted(net.private & {k.rsplit("/", 1)[-1] for k in uploads[p.name]}):
-                raise BadInput(
-                    f"{p.name}: finish would upload {leaked[0]}, which is {net.routes[leaked[0]].name} and never sent. "
-                    "Send what comes from e.params, e.start and e.delta, or use another name."
-                )
-        changed, untouched = delta, delta.marks()
-        for p in task.method.having("send"):
-            changed = checks.update(p, "send", p.send(changed, ends[p.name]), start)
-        if not changed.is_as(untouched):
-            model.update(start + changed)
+            _refuse_private(task, p, uploads[p.name])
+        model.update(_sent(task, ends))
         if found := task.method.privacy:
             model = protected(task, carry, model, uploads, *found, ends[found[0].name])
     metrics: dict[str, float | Tensor] = {
@@ -260,6 +233,48 @@ def finish(
     upload = Upload(carry.client.name, float(carry.context.samples), model, uploads, metrics)
     kept = {k: v.detach() for k, v in parts.items()}
     return upload, ClientState(carry.context.round + 1, after.pick(net.own), kept, _velocity(task, carry))
+
+
+def _ends(task: Task, carry: Carry, after: Tree, mine: dict[str, Tree]) -> dict[str, End]:
+    """What each part sees at the end of a client's round."""
+    net = task.net
+    params, start = after.pick(net.sent_params), carry.start.pick(net.sent_params)
+    delta = params - start
+    mean_grad = Tree({k: carry.grad_sum[k] / n for k, n in carry.grad_steps.items() if k in params})
+    return {
+        p.name: End(
+            params=params,
+            start=start,
+            delta=delta,
+            mean_grad=mean_grad if p.uses_mean_gradient else NOT_ASKED_FOR,
+            buffers=carry.buffers,
+            steps=max(carry.exchanged_steps, 1),
+            gradient=lambda w: full_gradient(task, carry, w),
+            context=carry.context,
+            down=carry.broadcast.parts[p.name],
+            mine=mine[p.name],
+            model=after,
+            owned=net.owned_by.get(p.name, ()),
+        )
+        for p in task.method.parts
+    }
+
+
+def _refuse_private(task: Task, p: Part, upload: Tree) -> None:
+    if leaked := sorted(task.net.private & {k.rsplit("/", 1)[-1] for k in upload}):
+        raise BadInput(
+            f"{p.name}: finish would upload {leaked[0]}, which is {task.net.routes[leaked[0]].name} and never sent. "
+            "Send what comes from e.params, e.start and e.delta, or use another name."
+        )
+
+
+def _sent(task: Task, ends: dict[str, End]) -> Tree:
+    """The parameters that the parts' `send` changed; none if no part changed the update."""
+    end = next(iter(ends.values()))
+    delta, untouched = end.delta, end.delta.marks()
+    for p in task.method.having("send"):
+        delta = checks.update(p, "send", p.send(delta, ends[p.name]), end.start)
+    return Tree() if delta.is_as(untouched) else end.start + delta
 
 
 def train_twin(task: Task, carry: Carry, p: Part) -> Tree:
