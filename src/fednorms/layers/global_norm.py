@@ -7,12 +7,11 @@ https://arxiv.org/abs/2405.14670
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fednorms.core.moments import affine, batch_moments, per_channel
-from fednorms.core.norm_act import keep_act
+from fednorms.core.moments import batch_moments
 from fednorms.core.norms import Statistics, norm_layer
-from fednorms.layers.replacement import keep_parameters, keep_statistics, place, width
+from fednorms.layers.given_norm import GivenNorm
 
 
 def merged_moments(
@@ -34,7 +33,7 @@ def merged_moments(
 
 
 @norm_layer(Statistics("mean", "var", samples=True))
-class GlobalNorm(nn.Module):
+class GlobalNorm(GivenNorm):
     """Normalize with `mean` and `var` as constants, both in training and in evaluation.
 
     y = gamma (x - mean) / sqrt(var + eps) + beta. In training the layer also merges the moments of its inputs into
@@ -47,8 +46,6 @@ class GlobalNorm(nn.Module):
     (True, [2.0, 4.0], [1.0, 4.0])
     """
 
-    mean: Tensor
-    var: Tensor
     seen: Tensor
     seen_mean: Tensor
     seen_var: Tensor
@@ -61,25 +58,11 @@ class GlobalNorm(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.channels, self.eps = channels, eps
+        super().__init__(channels, eps, affine, device, dtype)
         self.sampling: bool | None = True
-        ones = torch.ones(channels, device=device, dtype=dtype)
-        self.weight = nn.Parameter(ones.clone()) if affine else None
-        self.bias = nn.Parameter(torch.zeros_like(ones)) if affine else None
-        self.register_buffer("mean", torch.zeros_like(ones))
-        self.register_buffer("var", ones.clone())
         self.register_buffer("seen", torch.zeros((), device=device, dtype=dtype))
-        self.register_buffer("seen_mean", torch.zeros_like(ones))
-        self.register_buffer("seen_var", torch.zeros_like(ones))
-
-    @classmethod
-    def like(cls, norm: nn.Module, name: str = "") -> nn.Module:
-        """Replace a batch normalization layer: keep affine and eps, and start from its running statistics."""
-        new = cls(width(norm, name), float(getattr(norm, "eps", 1e-5)), **place(norm))
-        keep_parameters(norm, new, "weight", "bias")
-        keep_statistics(norm, new.mean, new.var)
-        return keep_act(norm, new)
+        self.register_buffer("seen_mean", torch.zeros_like(self.mean))
+        self.register_buffer("seen_var", torch.zeros_like(self.mean))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize x of shape (N, C, ...)."""
@@ -88,8 +71,7 @@ class GlobalNorm(nn.Module):
             self._measure(x)
         elif self.training:
             mean, var = batch_moments(x)
-        y = (x - per_channel(mean, x)) * per_channel(torch.rsqrt(var + self.eps), x)
-        return affine(y, self.weight, self.bias).to(x.dtype)
+        return self.normalized(x, mean, var)
 
     @torch.no_grad()
     def _measure(self, x: Tensor) -> None:
@@ -98,7 +80,3 @@ class GlobalNorm(nn.Module):
         found = merged_moments(self.seen_mean, self.seen_var, self.seen, batch_mean, batch_var, n)
         for ours, new in zip((self.seen_mean, self.seen_var, self.seen), found, strict=True):
             ours.copy_(new)
-
-    def extra_repr(self) -> str:
-        """Width and eps."""
-        return f"{self.channels}, eps={self.eps}"

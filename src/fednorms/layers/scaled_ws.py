@@ -70,17 +70,7 @@ class WSConv2d(StandardisedConv2d):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias,
-            padding_mode,
-            device=device,
-            dtype=dtype,
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
         )
         if not self.weight.is_meta:  # where torch would load its compiler needlessly
             nn.init.xavier_normal_(self.weight)

@@ -65,17 +65,7 @@ class WNConv2d(StandardisedConv2d):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias,
-            padding_mode,
-            device=device,
-            dtype=dtype,
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
         )
         self.variant: Variant = variant
         self.eps = eps
