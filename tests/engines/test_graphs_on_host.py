@@ -195,7 +195,7 @@ def test_a_pass_before_training_meets_the_same_dropout_in_every_engine():
 def test_data_that_do_not_fit_are_copied_with_their_client(text):
     task, engine = setting(Graphs, text, streams=2, device=CpuDevice(memory=1000))
     _, loop = setting(Loop, text)
-    assert engine.resident is None
+    assert engine.data.resident is None
     assert_same(task, play(task, loop), play(task, engine), loop, engine)
 
 

@@ -171,7 +171,7 @@ def test_data_that_do_not_fit_are_copied_with_their_client(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1000, 1000))
     engines = []
     fast, _ = run(Graphs, "scaffold", 2, engines=engines)
-    assert engines[0].resident is None
+    assert engines[0].data.resident is None
     assert distance(loop.model, fast.model) < 1e-9
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -23,16 +23,13 @@ from fednorms.core.batches import batch_plan
 from fednorms.core.error_origin import culprit
 from fednorms.core.errors import Diverged, RunFailed
 from fednorms.core.noise import seed_of
-from fednorms.core.optim import Optimizer
 from fednorms.core.part import Part, Pass, Phase
 from fednorms.core.reductions import reductions
 from fednorms.core.round import (
     arrive,
     base_phases,
-    carry_of,
     diagnose,
     finish,
-    noise_word,
     rate_of,
     recipe_phase,
     second_model,
@@ -41,48 +38,20 @@ from fednorms.core.round import (
 )
 from fednorms.core.states import Broadcast, Carry, Client, ClientState, Task, Upload, context_of
 from fednorms.core.tree import Packed, Tree, branch, join
-from fednorms.core.views import Context
-from fednorms.data import Federation, Preprocessing, Split
+from fednorms.data import Federation, Split
 from fednorms.engines.base import DEFAULTS, EngineSettings, Trained
 from fednorms.engines.graphs.capture import WARM_UPS, Device, Job, device_of
+from fednorms.engines.graphs.data import DeviceData
 from fednorms.engines.graphs.evaluation import Evaluator, RandomOutputs, SiteModel
-from fednorms.engines.graphs.layout import Layout, copy_tree, shapes_of
+from fednorms.engines.graphs.layout import Layout, copy_tree
 from fednorms.engines.graphs.pending import PendingResults
+from fednorms.engines.graphs.workspace import Captured, Workspace, zero
 from fednorms.engines.local import LocalClients, LocalEngine
 from fednorms.engines.states import ClientStates
 from fednorms.evaluation.modes import Mode, model_for
 from fednorms.evaluation.scores import SiteScore
 
 TRIED = (8, 16, 4)  # numbers of streams, each timed for one round; results do not depend on them
-
-
-@dataclass
-class Captured:
-    """A step as a graph (or as a function, if it cannot be captured), and the plan of row numbers that it reads."""
-
-    run: Callable[[], None]
-    plans: list[Tensor]  # per draw: (most steps, batch) row numbers
-    at: Tensor  # the next row of the plans
-    names: list[str]  # tensors that got a gradient
-
-
-@dataclass
-class Workspace:
-    """Fixed memory for one client at a time, a stream, and the graphs captured with them."""
-
-    task: Task  # as the captured steps see it
-    carry: Carry
-    live: Tensor  # block of the model in training
-    origin: Tensor  # block of the model at the start
-    integers: Tree
-    relative: Tensor  # u_k of the present client
-    lr: Tensor  # learning rate of the round; a phase may have another
-    stream: Any
-    pool: Any
-    data: tuple[Tensor, Tensor] | None  # data of the present client, if those of all clients do not fit on the device
-    sent: Broadcast | None = None  # the broadcast whose parts are in this memory
-    graphs: dict[tuple[object, ...], Captured] = field(default_factory=dict)
-    twin: Workspace | None = None  # for the client's second model, if the method has one
 
 
 class Graphs(LocalEngine):
@@ -108,52 +77,10 @@ class Graphs(LocalEngine):
         self.trials: dict[int, float] = {} if not streams else {streams: 0.0}  # seconds per client
         self.workspaces: dict[int, Workspace] = {}
         self.streams: list[Any] = []
-        self.first: dict[str, int] = {}  # the first row of each client in `resident`
         self.captures = 0
-        self.test_data: dict[int, tuple[Split, Split]] = {}  # by id: the split, and its copy on the device
         self.evaluator: Evaluator | None = None
-        self.captured_task = task
-        self.resident = self._load_data()
+        self.data = DeviceData(task, self.local, self.device)
         self.room = self.device.free_memory() // 4  # for results that wait until a round is over
-
-    def _load_data(self) -> tuple[Tensor, Tensor] | None:
-        """The training data of all clients on the device, normalized once if no part transforms them.
-
-        None if they would take more than half of the free memory: then data are copied with each client.
-        """
-        n = sum(len(data) for data in self.local.data.values())
-        pixels = n * math.prod(self.local.testing.stored_shape)
-        room = self.device.free_memory()
-        plain = not self.task.hooks["batch"] and 8 * pixels * self.task.like.element_size() < room
-        if plain:
-            self.captured_task = replace(self.task, preprocessing=Preprocessing())
-        if 2 * pixels * (1 if not plain else self.task.like.element_size()) > room:
-            return None
-        xs, ys, n = [], [], 0
-        for name, data in self.local.data.items():
-            self.first[name] = n
-            n += len(data)
-            x, y = self._on_device(data)
-            xs.append(x)
-            ys.append(y)
-        return torch.cat(xs), torch.cat(ys)
-
-    def _on_device(self, data: Split) -> tuple[Tensor, Tensor]:
-        x, y = data.batch(torch.arange(len(data)))
-        where = self.task.like.device
-        x, y = (self.device.pinned(t).to(where, non_blocking=True) for t in (x, y))  # while other clients compute
-        if self.captured_task is not self.task:
-            x = self.task.preprocessing(x, self.task.like.dtype)
-        return x, y
-
-    def _test_data(self, data: Split) -> Split:
-        """Test data, kept on the device after their first use if they take little of its memory."""
-        if id(data) not in self.test_data:
-            x, y = data.batch(torch.arange(len(data)))
-            if 16 * x.numel() * x.element_size() > self.device.free_memory():
-                return data
-            self.test_data[id(data)] = data, Split(x.to(self.task.like.device), y.to(self.task.like.device))
-        return self.test_data[id(data)][1]
 
     # -- tests --------------------------------------------------------------------------------------------------
     def score_sites(self, jobs: Mapping[str, Broadcast], split: str, mode: Mode) -> dict[str, SiteScore]:
@@ -172,7 +99,7 @@ class Graphs(LocalEngine):
     @override
     def score_site(self, name: str, sent: Broadcast, split: str, mode: Mode) -> SiteScore:
         site = self.local.tested_sites[name]
-        return self.local.score(sent, site, self._test_data(site.splits[split]), mode)
+        return self.local.score(sent, site, self.data.test(site.splits[split]), mode)
 
     def _site_models(
         self, evaluator: Evaluator, jobs: Mapping[str, Broadcast], splits: Mapping[str, Split], mode: Mode
@@ -181,7 +108,7 @@ class Graphs(LocalEngine):
             if evaluator.shared(mode):
                 yield SiteModel(sent, Client(name, splits[name]), sent.model, {})
                 continue
-            client = self.local.at_test(self.local.tested_sites[name], self._test_data(splits[name]))
+            client = self.local.at_test(self.local.tested_sites[name], self.data.test(splits[name]))
             self.device.mark_used(_tensors(client.state), evaluator.stream)
             # Only fine-tuning can draw from torch's own generator.
             with self.local.seeded("test", sent.round, name) if mode.model == "adapted" else nullcontext():
@@ -207,7 +134,7 @@ class Graphs(LocalEngine):
                 return dict(zip([c.name for c, _, _ in tested], evaluator.scores(models, images), strict=True))
             except RandomOutputs as why:
                 self._note(str(why))
-        return {c.name: local.score_upload(sent, c, upload, self._test_data(test)) for c, upload, test in tested}
+        return {c.name: local.score_upload(sent, c, upload, self.data.test(test)) for c, upload, test in tested}
 
     def _evaluator(self) -> Evaluator:
         if self.evaluator is None:
@@ -307,8 +234,9 @@ class Graphs(LocalEngine):
         path = task.method.path(context)
         seen = {**mine, task.twin.name: Tree()} if task.twin else mine  # the second model has its own workspace
         space = self._workspace(number, sent, client, seen, model)
-        self._fill(space, sent, packed, client, seen, model)
-        self._reset(space, context)
+        space.fill(sent, packed, seen, model)
+        self.data.fill(space, client)
+        space.reset(context)
         outer = replace(
             space.carry, client=client, context=context, broadcast=sent, mine=mine, path=path, grad_steps={}
         )
@@ -321,14 +249,13 @@ class Graphs(LocalEngine):
     def _leave(self, space: Workspace, outer: Carry, early: dict[str, Tree], model: Tree) -> tuple[Upload, ClientState]:
         """Copy the client out of the workspace and let the parts finish."""
         net, inner = self.task.net, space.carry
-        block = space.live.clone()
-        after = Tree({**self.layout.views(block), **{k: t.clone() for k, t in space.integers.items()}})
+        after, block = space.model()
         outer.params, outer.fixed = after.pick(inner.params), after.pick(inner.fixed)
         outer.buffers = after.pick(net.buffers)
         outer.start, outer.start_buffers = model.pick(inner.params), model.pick(net.buffers)
         outer.loss_sum, outer.grad_sum = inner.loss_sum.clone(), inner.grad_sum.clone()
-        if self.task.training.keep_momentum and inner.optimizer:
-            outer.optimizer = replace(inner.optimizer, first_moment=inner.optimizer.first_moment.clone())
+        if self.task.training.keep_momentum:
+            outer.optimizer = replace(space.optimizer, first_moment=space.optimizer.first_moment.clone())
         upload, state = finish(self.task, outer, early, self._second(space, outer) if self.task.twin else None)
         state = replace(state, local=state.local.clone())  # a view would keep the whole block in memory
         if not self.task.method.changing:
@@ -343,116 +270,48 @@ class Graphs(LocalEngine):
         twin.live.copy_(space.origin)
         copy_tree({n: t for n, t in self.layout.views(twin.live).items() if n in start}, start)
         copy_tree(twin.integers, {**outer.start_buffers, **start})
-        self._reset(twin, outer.context)
+        twin.reset(outer.context)
         v = replace(twin.carry, client=outer.client, context=outer.context, path=outer.path, grad_steps={})
         v.velocity = branch(kept, "v")
         self._phase(twin, v, recipe_phase(task), 0)
-        after = Tree({**self.layout.views(twin.live.clone()), **twin.integers.clone()})
-        assert twin.carry.optimizer is not None
-        moments = twin.carry.optimizer.first_moment.clone() if task.training.keep_momentum else Tree()
+        after, _ = twin.model()
+        moments = twin.optimizer.first_moment.clone() if task.training.keep_momentum else Tree()
         return join(model=after.pick(start), v=moments)
 
     def _twin(self, space: Workspace, outer: Carry) -> Workspace:
         same, model = space.carry, Tree({**outer.start, **outer.fixed, **outer.start_buffers})
-        task, stream = self.task.for_twin, space.stream
-        space.twin = self._new_workspace(task, stream, outer.client, same.broadcast, same.mine, model, space.data)
+        new, pool = (outer.client, same.broadcast, same.mine, model), self.device.pool()
+        space.twin = Workspace.new(self.data.task.for_twin, self.layout, *new, space.stream, pool, space.data)
         return space.twin
 
-    def _reset(self, space: Workspace, context: Context) -> None:
-        """Set what a step reads about the client and the round, and reset its counters."""
-        space.carry.key[:1].fill_(noise_word(self.task, context))
-        space.carry.key[1:].zero_()
-        space.relative.fill_(context.relative)
-        space.lr.fill_(context.lr)
-        space.carry.loss_sum.zero_()
-        _zero(space.carry.grad_sum)
-
-    # -- workspaces ---------------------------------------------------------------------------------------------
+    # -- workspaces and graphs ----------------------------------------------------------------------------------
     def _workspace(self, number: int, sent: Broadcast, client: Client, mine: dict[str, Tree], model: Tree) -> Workspace:
         known = self.workspaces.get(number)
-        if known and shapes_of(known.carry.broadcast.parts, known.carry.mine) == shapes_of(sent.parts, mine):
+        if known and known.fits(sent, mine):
             return known
         # What parts send or keep may change its shape between rounds; then a new workspace is needed.
         own = {k: v.clone() for k, v in mine.items()}
         copied = replace(sent, parts={k: v.clone() for k, v in sent.parts.items()})
-        data = None if self.resident else self._room_for_data()
-        self.workspaces[number] = self._new_workspace(self.task, self.streams[number], client, copied, own, model, data)
+        new, memory = (client, copied, own, model), (self.streams[number], self.device.pool(), self.data.room())
+        self.workspaces[number] = Workspace.new(self.data.task, self.layout, *new, *memory)
         return self.workspaces[number]
 
-    def _new_workspace(
-        self,
-        task: Task,
-        stream: object,
-        client: Client,
-        sent: Broadcast,
-        mine: dict[str, Tree],
-        model: Tree,
-        data: tuple[Tensor, Tensor] | None,
-    ) -> Workspace:
-        like, context = task.like, context_of(task, sent.round, client)
-        live, origin = self.layout.block(like), self.layout.block(like)
-        integers = Tree({n: model[n].clone() for n in self.layout.integers})
-        whole = Tree({**self.layout.views(live), **integers})
-        start = Tree({**self.layout.views(origin), **integers})
-        carry = carry_of(task, sent, client, context, mine, start)
-        carry.params, carry.buffers = whole.pick(carry.params), whole.pick(task.net.buffers)
-        carry.fixed = whole.pick(carry.fixed)
-        carry.optimizer = Optimizer.fresh(task.training, carry.params.detach(), 0.0, like)
-        return Workspace(
-            task=self.captured_task.for_twin if task.second else self.captured_task,
-            carry=carry,
-            live=live,
-            origin=origin,
-            integers=integers,
-            relative=torch.ones_like(like),
-            lr=torch.zeros_like(like),
-            stream=stream,
-            pool=self.device.pool(),
-            data=data,
-        )
-
-    def _room_for_data(self) -> tuple[Tensor, Tensor]:
-        most = max(len(data) for data in self.local.data.values())
-        x, y = self._on_device(next(iter(self.local.data.values())))
-        return x.new_empty(most, *x.shape[1:]), y.new_empty(most)
-
-    def _fill(
-        self, space: Workspace, sent: Broadcast, packed: Tensor, client: Client, mine: dict[str, Tree], model: Tree
-    ) -> None:
-        """Copy a client into a workspace: the broadcast block, then what differs from it, then the parts' states."""
-        space.origin.copy_(packed)
-        own = {n: t for n, t in model.items() if t is not sent.model[n]}
-        targets = self.layout.views(space.origin) if own else Tree()
-        copy_tree({n: targets[n] for n in own if n in targets}, own)
-        copy_tree(space.integers, model)
-        space.live.copy_(space.origin)
-        for name, tree in mine.items():
-            copy_tree(space.carry.mine[name], tree)
-        if space.sent is not sent:
-            for name, tree in sent.parts.items():
-                copy_tree(space.carry.broadcast.parts[name], tree)
-            space.sent = sent
-        if space.data:
-            for room, tensor in zip(space.data, self._on_device(client.data), strict=True):
-                room[: len(tensor)].copy_(tensor)
-
     def _phase(self, space: Workspace, outer: Carry, phase: Phase, number: int) -> None:
-        task, client, inner = space.task, outer.client, space.carry
-        assert inner.optimizer is not None
+        task, client, optimizer = space.task, outer.client, space.optimizer
         outer.active = task.net.trainable(phase.train, also_frozen=outer.context.evaluating)
-        inner.optimizer.lr.fill_(rate_of(outer.context, phase))
-        inner.optimizer.updates.zero_()
+        optimizer.lr.fill_(rate_of(outer.context, phase))
+        optimizer.updates.zero_()
         if not (task.training.keep_momentum and number):
-            _zero(inner.optimizer.first_moment)
-        _zero(inner.optimizer.second_moment)
+            zero(optimizer.first_moment)
+        zero(optimizer.second_moment)
         if task.training.keep_momentum and not number:
-            copy_tree(inner.optimizer.first_moment, outer.velocity)
+            copy_tree(optimizer.first_moment, outer.velocity)
         seed = seed_of("data", task.seed, outer.context.round, client.name, number)
         plan, dropped = batch_plan(len(client.data), task.training, phase, seed, needs_two=task.needs_two)
         outer.dropped += dropped
         groups = [plan[i : i + phase.draws] for i in range(0, len(plan) - phase.draws + 1, phase.draws)]
         shapes = [tuple(rows.numel() for rows in group) for group in groups]
-        first = self.first.get(client.name, 0)
+        first = self.data.first.get(client.name, 0)
         ready: dict[tuple[int, ...], Captured] = {}
         for shape in dict.fromkeys(shapes):
             members = [g for g, s in zip(groups, shapes, strict=True) if s == shape]
@@ -477,9 +336,8 @@ class Graphs(LocalEngine):
         if known and len(known.plans[0]) >= steps:
             return known
         inner = space.carry
-        assert inner.optimizer is not None
-        longest = max(len(data) for data in self.local.data.values())  # no client needs a longer plan
-        room = phase.steps or (phase.epochs or 1) * (longest // max(*shape, 1) + 1)
+        # No client needs a longer plan than the largest.
+        room = phase.steps or (phase.epochs or 1) * (self.data.longest // max(*shape, 1) + 1)
         plans = [torch.zeros(max(steps, room), n, dtype=torch.long, device=self.task.like.device) for n in shape]
         at = torch.zeros(1, dtype=torch.long, device=self.task.like.device)
         names, path = outer.active, outer.path
@@ -491,12 +349,12 @@ class Graphs(LocalEngine):
             active = set(names)
             for name, tensor in inner.params.items():
                 tensor.requires_grad_(name in active)
-            x, y = space.data or self.resident or (at, at)
+            x, y = space.data or self.data.resident or (at, at)
             rows = [plan.index_select(0, at).view(-1) for plan in plans]
             step(space.task, inner, [(x.index_select(0, r), y.index_select(0, r)) for r in rows], phase)
             at.add_(1)
 
-        saved = [(t, t.clone()) for t in self._written(space)]
+        saved = [(t, t.clone()) for t in space.written()]
         inner.grad_steps, inner.fresh = {}, True
         for _ in range(WARM_UPS):
             one_step()
@@ -527,18 +385,6 @@ class Graphs(LocalEngine):
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-    def _written(self, space: Workspace) -> list[Tensor]:
-        """All tensors that a step changes."""
-        carry, optimizer = space.carry, space.carry.optimizer
-        assert optimizer is not None
-        trees = (space.integers, carry.grad_sum, optimizer.first_moment, optimizer.second_moment)
-        return [space.live, carry.key, carry.loss_sum, optimizer.updates, *(t for tree in trees for t in tree.values())]
-
-
-def _zero(tree: Tree) -> None:
-    if tree:
-        torch._foreach_zero_(list(tree.values()))
 
 
 def _tensors(state: ClientState | None) -> list[Tensor]:

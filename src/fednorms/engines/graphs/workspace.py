@@ -1,0 +1,119 @@
+"""Fixed memory for the carry of one client, and the graphs that were captured with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from fednorms.core.optim import Optimizer
+from fednorms.core.round import carry_of, noise_word
+from fednorms.core.states import Broadcast, Carry, Client, Task, context_of
+from fednorms.core.tree import Tree
+from fednorms.core.views import Context
+from fednorms.engines.graphs.layout import Layout, copy_tree, shapes_of
+
+
+@dataclass
+class Captured:
+    """A step as a graph (or as a function, if it cannot be captured), and the plan of row numbers that it reads."""
+
+    run: Callable[[], None]
+    plans: list[Tensor]  # per draw: (most steps, batch) row numbers
+    at: Tensor  # the next row of the plans
+    names: list[str]  # tensors that got a gradient
+
+
+@dataclass
+class Workspace:
+    """Memory for one client at a time, a stream, and the graphs captured with them."""
+
+    task: Task  # as the captured steps see it
+    layout: Layout
+    carry: Carry
+    optimizer: Optimizer  # the carry's
+    live: Tensor  # block of the model in training
+    origin: Tensor  # block of the model at the start
+    integers: Tree
+    relative: Tensor  # u_k of the present client
+    lr: Tensor  # learning rate of the round; a phase may have another
+    stream: Any
+    pool: Any
+    data: tuple[Tensor, Tensor] | None  # data of the present client, if those of all clients do not fit on the device
+    sent: Broadcast | None = None  # the broadcast whose parts are in this memory
+    graphs: dict[tuple[object, ...], Captured] = field(default_factory=dict)
+    twin: Workspace | None = None  # for the client's second model, if the method has one
+
+    @classmethod
+    def new(
+        cls,
+        task: Task,
+        layout: Layout,
+        client: Client,
+        sent: Broadcast,
+        mine: dict[str, Tree],
+        model: Tree,
+        stream: object,
+        pool: object,
+        data: tuple[Tensor, Tensor] | None,
+    ) -> Self:
+        """Memory of the shapes that this client needs; it keeps the trees of `sent` and `mine`."""
+        like = task.like
+        live, origin = layout.block(like), layout.block(like)
+        integers = Tree({n: model[n].clone() for n in layout.integers})
+        whole = Tree({**layout.views(live), **integers})
+        start = Tree({**layout.views(origin), **integers})
+        carry = carry_of(task, sent, client, context_of(task, sent.round, client), mine, start)
+        carry.params, carry.buffers = whole.pick(carry.params), whole.pick(task.net.buffers)
+        carry.fixed = whole.pick(carry.fixed)
+        carry.optimizer = optimizer = Optimizer.fresh(task.training, carry.params.detach(), 0.0, like)
+        relative, lr = torch.ones_like(like), torch.zeros_like(like)
+        return cls(task, layout, carry, optimizer, live, origin, integers, relative, lr, stream, pool, data)
+
+    def fits(self, sent: Broadcast, mine: dict[str, Tree]) -> bool:
+        """Whether what parts send and keep has the shapes of this memory."""
+        return shapes_of(self.carry.broadcast.parts, self.carry.mine) == shapes_of(sent.parts, mine)
+
+    def fill(self, sent: Broadcast, packed: Tensor, mine: dict[str, Tree], model: Tree) -> None:
+        """Copy a client into this memory: the broadcast block, then what differs from it, then the parts' states."""
+        self.origin.copy_(packed)
+        own = {n: t for n, t in model.items() if t is not sent.model[n]}
+        targets = self.layout.views(self.origin) if own else Tree()
+        copy_tree({n: targets[n] for n in own if n in targets}, own)
+        copy_tree(self.integers, model)
+        self.live.copy_(self.origin)
+        for name, tree in mine.items():
+            copy_tree(self.carry.mine[name], tree)
+        if self.sent is not sent:
+            for name, tree in sent.parts.items():
+                copy_tree(self.carry.broadcast.parts[name], tree)
+            self.sent = sent
+
+    def reset(self, context: Context) -> None:
+        """Set what a step reads about the client and the round, and reset its counters."""
+        self.carry.key[:1].fill_(noise_word(self.task, context))
+        self.carry.key[1:].zero_()
+        self.relative.fill_(context.relative)
+        self.lr.fill_(context.lr)
+        self.carry.loss_sum.zero_()
+        zero(self.carry.grad_sum)
+
+    def model(self) -> tuple[Tree, Tensor]:
+        """A copy of the model in training, and the block that holds its floats."""
+        block = self.live.clone()
+        return Tree({**self.layout.views(block), **self.integers.clone()}), block
+
+    def written(self) -> list[Tensor]:
+        """All tensors that a step changes."""
+        carry, optimizer = self.carry, self.optimizer
+        trees = (self.integers, carry.grad_sum, optimizer.first_moment, optimizer.second_moment)
+        return [self.live, carry.key, carry.loss_sum, optimizer.updates, *(t for tree in trees for t in tree.values())]
+
+
+def zero(tree: Tree) -> None:
+    """Set all tensors to zero, in one operation."""
+    if tree:
+        torch._foreach_zero_(list(tree.values()))
