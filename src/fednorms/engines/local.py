@@ -13,7 +13,7 @@ from fednorms.core.round import load, own_state
 from fednorms.core.states import Broadcast, Client, ClientState, Task, Upload, context_of
 from fednorms.core.tree import Tree
 from fednorms.data import Federation, Site, Split
-from fednorms.engines.base import Engine
+from fednorms.engines.base import DEFAULTS, Engine, EngineSettings
 from fednorms.engines.devices import repeatable
 from fednorms.engines.states import ClientStates
 from fednorms.evaluation.modes import Mode, model_for, score_site
@@ -97,6 +97,17 @@ class LocalEngine(Engine):
     """An engine whose clients have their data and states on this machine."""
 
     local: LocalClients
+
+    def __init__(
+        self,
+        task: Task,
+        training: Federation,
+        testing: Federation,
+        store: ClientStates,
+        settings: EngineSettings = DEFAULTS,
+    ) -> None:
+        super().__init__(task, settings)
+        self.local = LocalClients(task, training, testing, store, settings.threads)
 
     @property
     def clients(self) -> list[str]:

@@ -9,13 +9,11 @@ from typing import ClassVar
 from fednorms.core.errors import Diverged
 from fednorms.core.part import Part, Pass
 from fednorms.core.round import local_update
-from fednorms.core.states import Broadcast, Task
+from fednorms.core.states import Broadcast
 from fednorms.core.tree import Tree
-from fednorms.data import Federation
-from fednorms.engines.base import DEFAULTS, EngineSettings, Trained
+from fednorms.engines.base import Trained
 from fednorms.engines.joint import Begun, begin_together, finish_alone
-from fednorms.engines.local import LocalClients, LocalEngine
-from fednorms.engines.states import ClientStates
+from fednorms.engines.local import LocalEngine
 from fednorms.evaluation.modes import Mode
 from fednorms.evaluation.scores import SiteScore
 
@@ -24,17 +22,6 @@ class Loop(LocalEngine):
     """Runs clients in a Python loop."""
 
     name: ClassVar[str] = "loop"
-
-    def __init__(
-        self,
-        task: Task,
-        training: Federation,
-        testing: Federation,
-        store: ClientStates,
-        settings: EngineSettings = DEFAULTS,
-    ) -> None:
-        super().__init__(task, settings)
-        self.local = LocalClients(task, training, testing, store, settings.threads)
 
     def measure(self, p: Part, job: Pass, sent: Broadcast, names: Sequence[str]) -> dict[str, tuple[Tree, Tree]]:
         """Run an extra pass at clients, one after the other."""

@@ -46,7 +46,7 @@ from fednorms.engines.graphs.evaluation import Evaluator, RandomOutputs, SiteMod
 from fednorms.engines.graphs.layout import Layout, copy_tree
 from fednorms.engines.graphs.pending import PendingResults
 from fednorms.engines.graphs.workspace import Captured, Workspace, zero
-from fednorms.engines.local import LocalClients, LocalEngine
+from fednorms.engines.local import LocalEngine
 from fednorms.engines.states import ClientStates
 from fednorms.evaluation.modes import Mode, model_for
 from fednorms.evaluation.scores import SiteScore
@@ -69,8 +69,7 @@ class Graphs(LocalEngine):
         streams: int = 0,
         device: Device | None = None,
     ) -> None:
-        super().__init__(task, settings)
-        self.local = LocalClients(task, training, testing, store, settings.threads)
+        super().__init__(task, training, testing, store, settings)
         self.device = device or device_of(task.like.device)
         self.layout = Layout(task.net.initial, task.net.exchanged)
         self.stream_count = streams or TRIED[0]

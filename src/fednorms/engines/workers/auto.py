@@ -46,7 +46,7 @@ class Auto(LocalEngine):
         store: ClientStates,
         settings: EngineSettings = DEFAULTS,
     ) -> None:
-        super().__init__(task, settings)
+        super().__init__(task, training, testing, store, settings)
         self.workers = Workers(task, training, testing, store, settings)
         self.loop, self.local, self.notes = self.workers.loop, self.workers.local, self.workers.notes
         self.chosen: Literal["loop", "workers"] = "loop"

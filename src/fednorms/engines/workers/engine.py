@@ -94,7 +94,7 @@ class Workers(LocalEngine):
         store: ClientStates,
         settings: EngineSettings = DEFAULTS,
     ) -> None:
-        super().__init__(task, settings)
+        super().__init__(task, training, testing, store, settings)
         _check_picklable(task)
         self.loop = Loop(task, training, testing, store, settings)
         self.local = self.loop.local
