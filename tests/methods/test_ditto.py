@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fednorms.core.errors import Diverged
-from fednorms.core.round import broadcast, initial_state, local_update, second_model
+from fednorms.core.round import broadcast, initial_state, local_update, twin_model
 from fednorms.core.states import Client
 from fednorms.evaluation.modes import Mode, headline, model_for
 from tests.reference.ditto import ditto
@@ -12,7 +12,7 @@ from tests.support.tiny import Scalar, close, ones, pairs, plan_of, play, rounds
 
 
 def personal(task, run, name):
-    return second_model(task, run.states[name].parts)
+    return twin_model(task, run.states[name].parts)
 
 
 def test_equals_a_plain_torch_loop_over_three_rounds():
@@ -36,7 +36,7 @@ def test_the_fixed_point_under_a_fixed_global_model(a, c, lam):
     state = None
     for _ in range(200):
         _, state = local_update(task, sent, Client("a", data["a"], state))
-    v = second_model(task, state.parts)["head.weight"].squeeze()
+    v = twin_model(task, state.parts)["head.weight"].squeeze()
     torch.testing.assert_close(v, torch.tensor((a * c + lam * w) / (a + lam)).double(), atol=1e-7, rtol=0)
 
 

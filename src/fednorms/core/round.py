@@ -202,17 +202,17 @@ def _accumulate(carry: Carry, g: Tree) -> None:
 
 # -- the end of a round ---------------------------------------------------------------------------------------------
 def finish(
-    task: Task, carry: Carry, early: dict[str, Tree] | None = None, second: Tree | None = None
+    task: Task, carry: Carry, early: dict[str, Tree] | None = None, twin: Tree | None = None
 ) -> tuple[Upload, ClientState]:
     """The client's upload and new state.
 
-    `early` are the uploads of passes before training; `second` is what `train_twin` would return, if the engine has
+    `early` are the uploads of passes before training; `twin` is what `train_twin` would return, if the engine has
     trained it already.
     """
     net, after = task.net, carry.model()
     parts, uploads, model = dict(carry.mine), dict(early or {}), after.pick(net.exchanged)
     if task.twin:
-        parts[task.twin.name] = second if second is not None else train_twin(task, carry, task.twin)
+        parts[task.twin.name] = twin if twin is not None else train_twin(task, carry, task.twin)
     for p, job in passes(task, "after"):
         view = LocalView(task, p, carry.client, after, carry.context, carry.broadcast, parts)
         parts[p.name], uploads[p.name] = checks.two_trees(p, "client of a pass", job.client(view))
@@ -296,10 +296,10 @@ def start_of_twin(task: Task, mine: dict[str, Tree]) -> Tree:
     """
     net = task.net
     supplied = set(net.owned) - net.owned_with_trained
-    return second_model(task, mine) or net.initial.pick(n for n in (*net.trained, *net.buffers) if n not in supplied)
+    return twin_model(task, mine) or net.initial.pick(n for n in (*net.trained, *net.buffers) if n not in supplied)
 
 
-def second_model(task: Task, mine: dict[str, Tree]) -> Tree:
+def twin_model(task: Task, mine: dict[str, Tree]) -> Tree:
     """The tensors of a client's second model; none before its first round."""
     return branch(mine[task.twin.name], "model") if task.twin else Tree()
 
@@ -312,7 +312,7 @@ def local_update(task: Task, sent: Broadcast, client: Client) -> tuple[Upload, C
     carry, early = begin(task, sent, client)
     train(task, carry, base_phases(task, carry.context))
     upload, state = finish(task, carry, early)
-    moved = (upload.model, state.local, second_model(task, state.parts), *upload.parts.values())
+    moved = (upload.model, state.local, twin_model(task, state.parts), *upload.parts.values())
     if not all(tree.finite() for tree in moved):
         diagnose(task, sent, client)
     return upload, state

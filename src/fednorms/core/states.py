@@ -42,7 +42,7 @@ class Task:
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     weighting: Weighting | None = None
     needs_two: bool = False  # batch normalization cannot use a batch of one
-    second: bool = False  # trains the clients' second models: see `Part.twin`
+    trains_twin: bool = False  # trains the clients' second models: see `Part.twin`
     cohort: float = 0.0  # how many clients a round is expected to have; 0: all
     deployed: bool = False  # across machines: see `Context`
 
@@ -55,7 +55,7 @@ class Task:
     def hooks(self) -> dict[str, list[Part]]:
         """The parts that implement each hook of a step, found once."""
         found = {h: self.method.having(h) for h in ("batch", "objective", "loss", "oracle", "grad", "decay")}
-        if self.second:
+        if self.trains_twin:
             found |= {"loss": self.method.having("twin"), "oracle": [], "grad": [], "decay": []}
         return found
 
@@ -67,7 +67,7 @@ class Task:
     @cached_property
     def for_twin(self) -> Task:
         """The same task as the clients' second models see it."""
-        return replace(self, second=True)
+        return replace(self, trains_twin=True)
 
     def loss_of(self, logits: Tensor, y: Tensor) -> Tensor:
         """The recipe's loss, which may be a custom function."""
@@ -87,7 +87,7 @@ class Task:
     @cached_property
     def uses_mean_gradient(self) -> bool:
         """Whether any part reads the mean of a round's raw gradients."""
-        return not self.second and any(p.uses_mean_gradient for p in self.method.parts)
+        return not self.trains_twin and any(p.uses_mean_gradient for p in self.method.parts)
 
     @cached_property
     def like(self) -> Tensor:

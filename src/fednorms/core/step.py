@@ -147,7 +147,7 @@ def _whole_loss(task: Task, carry: Carry, s: Step) -> Tensor:
         watch(carry, [total], made[0].name if made else "the model", "objective" if made else "loss")
     for p in task.hooks["loss"]:
         view = seen_by(p, s, carry)
-        term = checks.term(p, *(("twin", p.twin(view)) if task.second else ("loss", p.loss(view))))
+        term = checks.term(p, *(("twin", p.twin(view)) if task.trains_twin else ("loss", p.loss(view))))
         if isinstance(term, Tensor):
             total = total + term
             watch(carry, [term], p.name, "loss")

@@ -21,7 +21,7 @@ from fednorms.core.moments import affine, per_channel, widened
 from fednorms.core.net import Net
 from fednorms.core.norm_act import is_fused
 from fednorms.core.part import Phase
-from fednorms.core.round import base_phases, begin, draws, finish, second_model, step
+from fednorms.core.round import base_phases, begin, draws, finish, step, twin_model
 from fednorms.core.states import Batch, Broadcast, Carry, Client, ClientState, Task, Upload
 from fednorms.core.tree import Tree
 
@@ -71,7 +71,7 @@ def finish_alone(task: Task, begun: Begun) -> tuple[Upload, ClientState]:
     for batches, phase in begun.rest:
         step(task, begun.carry, batches, phase)
     upload, state = finish(task, begun.carry, begun.early)
-    moved = (upload.model, state.local, second_model(task, state.parts), *upload.parts.values())
+    moved = (upload.model, state.local, twin_model(task, state.parts), *upload.parts.values())
     if not all(tree.finite() for tree in moved):
         context = begun.carry.context
         raise Diverged(

@@ -13,7 +13,7 @@ from fednorms.core import checks
 from fednorms.core.errors import BadInput
 from fednorms.core.part import Route
 from fednorms.core.passes import LocalView, depends_on_batch, mixed_rows, passes, prepare_test, shuffled_rows
-from fednorms.core.round import carry_of, load, own_state, second_model, train
+from fednorms.core.round import carry_of, load, own_state, train, twin_model
 from fednorms.core.states import Broadcast, Client, ClientState, ServerState, Task, context_of
 from fednorms.core.tree import Tree, mean
 from fednorms.data import Split
@@ -152,7 +152,7 @@ def model_for(task: Task, sent: Broadcast, client: Client, mode: Mode) -> tuple[
     mine = site_state(task, sent, client)
     model = load(task, sent, client, context, mine)
     if task.twin and mode.model in ("personal", "adapted"):
-        model = Tree({**model, **second_model(task, mine)})
+        model = Tree({**model, **twin_model(task, mine)})
     if mode.model == "adapted":
         carry = carry_of(task, sent, client, context, mine, model)
         train(task, carry, task.method.evaluation().phases)

@@ -32,9 +32,9 @@ from fednorms.core.round import (
     finish,
     rate_of,
     recipe_phase,
-    second_model,
     start_of_twin,
     step,
+    twin_model,
 )
 from fednorms.core.states import Broadcast, Carry, Client, ClientState, Task, Upload, context_of
 from fednorms.core.tree import Packed, Tree, branch, join
@@ -179,7 +179,7 @@ class Graphs(LocalEngine):
             client = self.local.client(name)
             with self.device.on(self.streams[number % self.stream_count]):
                 upload, state = self._one(number % self.stream_count, sent, packed, client)
-                moved = [upload.model, state.local, second_model(self.task, state.parts), *upload.parts.values()]
+                moved = [upload.model, state.local, twin_model(self.task, state.parts), *upload.parts.values()]
                 finite.append(_finite(moved, self.task.like))
             # The store may free the memory of a state before the stream has read it.
             self.device.mark_used(_tensors(client.state), self.streams[number % self.stream_count])
@@ -255,15 +255,15 @@ class Graphs(LocalEngine):
         outer.loss_sum, outer.grad_sum = inner.loss_sum.clone(), inner.grad_sum.clone()
         if self.task.training.keep_momentum:
             outer.optimizer = replace(space.optimizer, first_moment=space.optimizer.first_moment.clone())
-        upload, state = finish(self.task, outer, early, self._second(space, outer) if self.task.twin else None)
+        upload, state = finish(self.task, outer, early, self._train_twin(space, outer) if self.task.twin else None)
         state = replace(state, local=state.local.clone())  # a view would keep the whole block in memory
         if not self.task.method.changing:
             upload = replace(upload, model=Packed(upload.model, block[: self.layout.exchanged]))
         return upload, state
 
-    def _second(self, space: Workspace, outer: Carry) -> Tree:
+    def _train_twin(self, space: Workspace, outer: Carry) -> Tree:
         """Train the client's second model in its own workspace, as `train_twin` of the core does."""
-        task, twin = self.task.for_twin, space.twin or self._twin(space, outer)
+        task, twin = self.task.for_twin, space.twin or self._twin_workspace(space, outer)
         start, kept = start_of_twin(self.task, outer.mine), outer.mine[self.task.twin.name if self.task.twin else ""]
         twin.origin.copy_(space.origin)
         twin.live.copy_(space.origin)
@@ -277,7 +277,7 @@ class Graphs(LocalEngine):
         moments = twin.optimizer.first_moment.clone() if task.training.keep_momentum else Tree()
         return join(model=after.pick(start), v=moments)
 
-    def _twin(self, space: Workspace, outer: Carry) -> Workspace:
+    def _twin_workspace(self, space: Workspace, outer: Carry) -> Workspace:
         same, model = space.carry, Tree({**outer.start, **outer.fixed, **outer.start_buffers})
         new, pool = (outer.client, same.broadcast, same.mine, model), self.device.pool()
         space.twin = Workspace.new(self.data.task.for_twin, self.layout, *new, space.stream, pool, space.data)
