@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fednorms.core.part import REGISTRY
+from fednorms.core.part import REGISTRY, SUMS
 from fednorms.explain.overview import COLUMNS, MODEL, overview
 
 PAGE = Path(__file__).with_name("methods.md")
@@ -16,7 +16,7 @@ HEAD = """\
 
 Written by `python docs/make_methods_page.py`; a test compares it with the code. `fednorms list methods` prints the
 same tables; `fednorms describe METHOD --model MODEL` describes one method on another model in full. Any methods combine
-with `+`. [commuting.md](commuting.md) lists pairs whose order matters and pairs that are refused.
+with `+`. Files are in `src/fednorms/`. [commuting.md](commuting.md) lists pairs whose order matters and pairs that are refused.
 [add-a-method.md](add-a-method.md) shows how to write a new one.
 
 ## What they do
@@ -31,8 +31,10 @@ Measured on the model `{MODEL}` with two clients, each method alone and with its
 def page() -> str:
     """The text of the page."""
     rows = [(e, facts) for e, facts in overview() if _ours(e.name)]
-    ideas = [[e.name, e.idea, f"[{e.paper}]({e.link})" if e.link else e.paper, e.options] for e, _ in rows]
-    lines = [HEAD, *_table(["name", "idea", "paper", "options"], ideas)]
+    ideas = [
+        [e.name, e.idea, f"[{e.paper}]({e.link})" if e.link else e.paper, e.options, _file(e.name)] for e, _ in rows
+    ]
+    lines = [HEAD, *_table(["name", "idea", "paper", "options", "file"], ideas)]
     lines += [FACTS, *(f"- **{title}**: {meaning}" for title, (meaning, _) in COLUMNS.items()), ""]
     lines += _table(["name", *COLUMNS], [[e.name, *facts.values()] for e, facts in rows])
     return "\n".join(lines) + "\n"
@@ -41,6 +43,12 @@ def page() -> str:
 def _ours(name: str) -> bool:
     """Whether the library itself has it; a test may have registered a custom part."""
     return name not in REGISTRY or REGISTRY[name].__module__.startswith("fednorms.methods.")
+
+
+def _file(name: str) -> str:
+    """The file that defines a method; FedAvg is the core without parts."""
+    made = SUMS.get(name) or REGISTRY.get(name)
+    return f"`{made.__module__.removeprefix('fednorms.').replace('.', '/')}.py`" if made else "`core/round.py`"
 
 
 def _table(header: list[str], rows: list[list[str]]) -> list[str]:
