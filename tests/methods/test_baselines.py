@@ -2,6 +2,7 @@
 
 import torch
 
+import fednorms as fn
 from fednorms.data import Federation, Site, Split
 from fednorms.methods.registry import method
 from tests.support.tiny import client_model, close, play, rounds, same, tiny_data, tiny_task
@@ -44,6 +45,22 @@ def test_centralised_is_fedavg_with_one_client_holding_everything():
     pooled = {client.name: client.train}
     everything = {"centralised": Split(x, y)}
     close(play("centralised", pooled, n=2).model, play("fedavg", everything, n=2).model, atol=0)
+
+
+def test_both_spellings_are_read_and_one_is_stored():
+    assert str(method("Centralized + fedbn")) == "centralised + fedbn"
+    assert fn.Recipe(method="centralized").method == "centralised"
+    for old, new in (("Centralised", "Centralized"), ("WeightStandardisation", "WeightStandardization")):
+        assert getattr(fn.methods, old) is getattr(fn.methods, new)
+        assert old not in fn.methods.__all__
+
+
+def test_a_custom_part_may_have_the_other_spelling(parts_as_before):
+    @fn.part("centralized")
+    class Mine(fn.Part):
+        """Do nothing."""
+
+    assert method("centralized").parts == (Mine(),)
 
 
 def test_parts_that_do_not_arrange_leave_the_federation_alone():

@@ -6,7 +6,7 @@ import torch
 from fednorms.core.states import context_of
 from fednorms.core.tree import Tree
 from fednorms.core.views import Round
-from fednorms.methods.fedexp import FedEXP
+from fednorms.methods.fedexp import FedExP
 from tests.reference.fedexp import fedexp, step_size
 from tests.support.tiny import close, pairs, plan_of, play, rounds, same, tiny_data, tiny_net, tiny_task
 
@@ -17,7 +17,7 @@ def eta(updates, eps=0.0, weights=None):
     total = sum(weights)
     delta = Tree(w=sum(w / total * d for w, d in zip(weights, updates, strict=True)))
     length = sum(w / total * d @ d for w, d in zip(weights, updates, strict=True))
-    out, _ = FedEXP(eps=eps).server(
+    out, _ = FedExP(eps=eps).server(
         delta, Round(Tree(w=torch.zeros_like(delta["w"])), Tree(sqnorm=length), Tree(), 1, 1, None)
     )
     k = delta["w"].abs().argmax()
@@ -53,7 +53,7 @@ def test_the_public_code_scales_eps_by_clients_and_rate():
     for t in (0, 3):
         length = Tree(sqnorm=delta["w"].new_tensor(2.5**2))
         r = Round(Tree(w=torch.zeros(12)), length, Tree(), 10, 20, context_of(task, t, None))
-        paper, author = (FedEXP(eps=0.1, variant=v).server(delta, r)[0]["w"][0] / 0.25 for v in ("paper", "author"))
+        paper, author = (FedExP(eps=0.1, variant=v).server(delta, r)[0]["w"][0] / 0.25 for v in ("paper", "author"))
         assert float(paper) == pytest.approx(step_size(updates, [1.0] * 10, 0.1), rel=1e-12)
         assert float(author) == pytest.approx(step_size(updates, [1.0] * 10, 0.1 * 10 * 0.5 ** (2 * t)), rel=1e-12)
 
@@ -61,9 +61,9 @@ def test_the_public_code_scales_eps_by_clients_and_rate():
 def test_updates_that_cancel_leave_the_model_where_it_is():
     d = torch.ones(3, dtype=torch.float64)
     delta = Tree(w=torch.zeros(3, dtype=torch.float64))
-    out, _ = FedEXP(eps=0.0).server(delta, Round(Tree(w=d), Tree(sqnorm=d @ d), Tree(), 2, 2, None))
+    out, _ = FedExP(eps=0.0).server(delta, Round(Tree(w=d), Tree(sqnorm=d @ d), Tree(), 2, 2, None))
     assert out["w"].tolist() == [0.0] * 3
-    still, _ = FedEXP(eps=0.0).server(delta, Round(Tree(w=d), Tree(sqnorm=0 * d.sum()), Tree(), 2, 2, None))
+    still, _ = FedExP(eps=0.0).server(delta, Round(Tree(w=d), Tree(sqnorm=0 * d.sum()), Tree(), 2, 2, None))
     assert still["w"].tolist() == [0.0] * 3
 
 

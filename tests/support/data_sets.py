@@ -102,7 +102,7 @@ def fed_isic2019(root):
         for i in range(120)
     ]
     table(root / "train_test_split", rows)
-    assert len(isic.CENTRES) == 6
+    assert len(isic.CENTERS) == 6
     for i in range(120):
         picture(root / "ISIC_2019_Training_Input" / f"ISIC_{i:04d}.jpg", 50 + i, (30, 20))
 

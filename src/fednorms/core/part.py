@@ -148,7 +148,7 @@ class Part:
         return None
 
     def arrange(self, federation: Federation) -> Federation:
-        """Which sites train (Centralised pools them)."""
+        """Which sites train (Centralized pools them)."""
         return federation
 
     # -- local training ---------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ _DESCRIPTIONS = {
     **{name: f"{reader.description}; with root=FOLDER" for name, reader in READERS.items()},
 }
 
+_SPELLINGS = {"centers": "centres"}  # recipes and results of all versions have the British spelling
 _NUMBER = (int, float)
 # The functions of the embedded federations, and the options in parentheses with their types.
 _EMBEDDED: dict[str, tuple[Callable[..., Federation], dict[str, tuple[type, ...]]]] = {
@@ -89,7 +90,10 @@ def federation(
         if given := ", ".join(_dividing(asked)):
             raise BadInput(f'Federation "{spec.name}" already exists: {given} cannot be changed.')
         return spec
-    return _made(str(spec), asked).remember(str(spec), asked)
+    name = str(spec)
+    if name in _SPELLINGS and not Path(root or "", name).is_dir():  # a folder of that name comes first
+        name = _SPELLINGS[name]
+    return _made(name, asked).remember(name, asked)
 
 
 def _dividing(asked: Mapping[str, Any]) -> list[str]:

@@ -28,13 +28,13 @@ def pad_same(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilati
     return F.pad(x, pads) if any(pads) else x
 
 
-class StandardisedConv2d(nn.Conv2d):
+class StandardizedConv2d(nn.Conv2d):
     """A Conv2d that convolves with `effective_weight()` instead of its stored weight.
 
     The stored (and averaged) tensor is always the raw weight, so state-dict keys and shapes are those of Conv2d.
 
     >>> import torch
-    >>> conv = StandardisedConv2d(1, 1, 3)
+    >>> conv = StandardizedConv2d(1, 1, 3)
     >>> x = torch.ones(1, 1, 3, 3)
     >>> torch.equal(conv(x), nn.functional.conv2d(x, conv.weight, conv.bias))
     True

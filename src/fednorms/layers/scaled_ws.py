@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fednorms.core import noise
-from fednorms.layers.convolution import PaddingMode, StandardisedConv2d, geometry
+from fednorms.layers.convolution import PaddingMode, StandardizedConv2d, geometry
 from fednorms.layers.replacement import place
 
 Form = Literal["listing", "formula"]
@@ -37,7 +37,7 @@ def scaled_weight(weight: Tensor, gain: Tensor | float = 1.0, form: Form = "list
     return gain * (weight - mean) * torch.rsqrt((var * fan_in).clamp_min(eps))
 
 
-class WSConv2d(StandardisedConv2d):
+class WSConv2d(StandardizedConv2d):
     """Conv2d with scaled weight-standardized filters: y = conv(x, scaled_weight(w, gain)) + b.
 
     form="listing": a learnable `gain` of shape (out, 1, 1, 1), initially 1; form="formula": the constant `gamma`. A new

@@ -13,7 +13,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from fednorms.layers.convolution import PaddingMode, StandardisedConv2d, geometry
+from fednorms.layers.convolution import PaddingMode, StandardizedConv2d, geometry
 from fednorms.layers.replacement import place
 
 Variant = Literal["paper", "author"]
@@ -38,7 +38,7 @@ def weight_norm(weight: Tensor, variant: Variant = "paper", eps: float = 1e-5) -
     return (weight - mean) / (weight.std(dim=axes, correction=1, keepdim=True) + eps)
 
 
-class WNConv2d(StandardisedConv2d):
+class WNConv2d(StandardizedConv2d):
     """Conv2d with weight-normalized filters: y = conv(x, weight_norm(w)) + b, state-dict keys of Conv2d.
 
     The gradient flows through mean and deviation; the bias is unchanged.

@@ -17,7 +17,9 @@ for _found in pkgutil.iter_modules(__path__):
         import_module(f"fednorms.methods.{_found.name}")
 
 _PARTS = {cls.__name__: cls for cls in REGISTRY.values() if cls.__module__.startswith("fednorms.methods.")}
+_RENAMED = {"Centralised": "Centralized", "FedEXP": "FedExP", "WeightStandardisation": "WeightStandardization"}
 globals().update(_PARTS)
+globals().update({old: _PARTS[new] for old, new in _RENAMED.items()})  # names of version 0.1
 __all__ = sorted(_PARTS)
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ class Standalone(Part):
 
 
 @part("centralised")
-class Centralised(Part):
+class Centralized(Part):
     """Pool the training data of all sites and train one model on it; every site still has its own test.
 
     Paper: none. This is the upper baseline of most papers.
@@ -41,7 +41,7 @@ class Centralised(Part):
     T rounds of E epochs over the pooled data; the optimizer starts fresh in every round, as everywhere. Acts on the
     federation. Combines with every part that changes model, loss or gradient.
 
-    >>> Centralised()
+    >>> Centralized()
     centralised
     """
 

@@ -13,7 +13,7 @@ from fednorms.core.views import End, Round
 
 
 @part("fedexp")
-class FedEXP(Part):
+class FedExP(Part):
     """Scale the mean update by eta = max(1, mean |d_k|^2 / (2 (|mean d|^2 + eps))), over all parameters as one vector.
 
     Paper: FedExP: Speeding Up Federated Averaging via Extrapolation. Jhunjhunwala, Wang and Joshi. ICLR 2023.
@@ -24,7 +24,7 @@ class FedEXP(Part):
     Divergence: variant="author" is the public code, which uses M eps (lr / lr_0)^2 for eps, M the clients of the round;
     the default is the paper's constant.
 
-    >>> FedEXP(eps=0.1)
+    >>> FedExP(eps=0.1)
     fedexp(eps=0.1)
     """
 

@@ -16,12 +16,16 @@ from fednorms.core.part import REGISTRY, SUMS, Part
 from fednorms.core.part import part as part
 from fednorms.core.part import sum_of_parts as sum_of_parts
 
+_SPELLINGS = {"centralized": "centralised"}  # recipes and results of all versions have the British spelling
+
 
 def method(text: str | Method | Part) -> Method:
     """Read a method from its text form: names joined by `+`, options in parentheses.
 
     >>> method("scaffold + greg(alpha=0.5)").parts[1].alpha
     0.5
+    >>> method("centralized")
+    method('centralised')
     >>> method("fedprocs")
     Traceback (most recent call last):
     fednorms.BadInput: Unknown method "fedprocs": did you mean "fedprox"? Known: ...
@@ -43,7 +47,8 @@ def method(text: str | Method | Part) -> Method:
             'from fn.Part and has @fn.part("name") above it.'
         )
     parts: list[Part] = []
-    for name, options in read_sum(text, "method", "scaffold + greg(alpha=1.0)"):
+    for given, options in read_sum(text, "method", "scaffold + greg(alpha=1.0)"):
+        name = given if given in {*REGISTRY, *SUMS} else _SPELLINGS.get(given, given)
         make: Callable[..., Part | tuple[Part, ...]] | None
         make = _fedavg if name == "fedavg" else SUMS.get(name) or REGISTRY.get(name)
         if make is None:

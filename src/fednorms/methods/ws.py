@@ -11,7 +11,7 @@ from fednorms.layers.weight_norm import WNConv2d
 
 
 @part("ws")
-class WeightStandardisation(Part):
+class WeightStandardization(Part):
     """Convolve with (W - mean_i) / (std_i + 1e-5) per filter i, std with divisor m - 1, m the fan-in; no gain.
 
     Paper: Micro-Batch Training with Batch-Channel Normalization and Weight Standardization. Qiao et al. arXiv 2019.
@@ -21,7 +21,7 @@ class WeightStandardisation(Part):
     filter has squared norm m - 1, wsconv's has (m - 1) / m times its gain squared. Acts on the model; what is stored
     and averaged is W. No state, no extra communication.
 
-    >>> WeightStandardisation()
+    >>> WeightStandardization()
     ws
     """
 

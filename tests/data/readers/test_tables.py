@@ -70,7 +70,7 @@ def test_fed_isic2019(tmp_path):
     for i in range(120):
         picture(tmp_path / "ISIC_2019_Training_Input" / f"ISIC_{i:04d}.jpg", 50 + i, (60, 40))
     fed = isic.fed_isic2019(tmp_path, complete=False, size=20, cache=False)
-    assert [s.name for s in fed.sites] == list(isic.CENTRES)
+    assert [s.name for s in fed.sites] == list(isic.CENTERS)
     assert all(parts == {"train": 16, "test": 4} for parts in sizes(fed).values())
     assert (fed.shape, fed.stored_shape) == ((3, 20, 20), (3, 22, 22)), "a network sees 200 of 224 pixels"
     assert fed.protocol == Protocol("isic", "focal", isic.WEIGHTS, "balanced_accuracy")
@@ -111,7 +111,7 @@ def test_fed_isic2019_from_raw_metadata(tmp_path):
     table(tmp_path / "HAM10000_metadata.csv", ham)
     assert isic.layout(tmp_path) == "raw metadata, without FLamby's folds"
     fed = federation("fed-isic2019", root=tmp_path, complete=False, size=10)
-    assert [s.name for s in fed.sites] == list(isic.CENTRES)
+    assert [s.name for s in fed.sites] == list(isic.CENTERS)
     assert all(sum(found.values()) == 10 for found in sizes(fed).values()), "ten without a lesion_id are out"
     for n, centre in enumerate(lesions):
         if centre:
@@ -157,6 +157,9 @@ def test_a_table_of_centres(tmp_path):
             rows.append({"filename": f"{centre}{i}", "label": label, "hospital": centre, "patient": patient})
     path = table(tmp_path / "study.csv", rows)
     fed = federation("centres", root=tmp_path, size=4)
+    american = federation("centers", root=tmp_path, size=4)
+    assert american.fingerprint() == fed.fingerprint()
+    assert american.asked_for == fed.asked_for  # one spelling is stored
     assert fed.classes == ("ill", "well")
     assert sorted(s.name for s in fed.sites) == ["bonn", "oslo"]
     for site in fed.sites:
@@ -166,16 +169,16 @@ def test_a_table_of_centres(tmp_path):
     for i, row in enumerate(rows):
         row["split"] = ("train", "train", "validation", "test")[i % 4]
     table(path, rows)
-    given = centers.centres(path, size=4, cache=False)
+    given = centers.centers(path, size=4, cache=False)
     assert sizes(given)["oslo"] == {"train": 10, "val": 5, "test": 5}
     rows[3]["split"], rows[5]["filename"] = "holdout", "no-such"
     table(path, rows)
     with pytest.raises(BadInput, match=r"(?s)oslo: 1 rows whose fold is not.*1 of 20 listed images missing"):
-        centers.centres(path, size=4, cache=False)
+        centers.centers(path, size=4, cache=False)
     rows[3]["split"], rows[5]["filename"] = "train", "../../etc/passwd"
     table(path, rows)
     with pytest.raises(BadInput, match="not inside its folder"):
-        centers.centres(path, size=4, cache=False)
+        centers.centers(path, size=4, cache=False)
     (tmp_path / "study.csv").write_text("a,b\n1,2\n")
     with pytest.raises(BadInput, match="has no table"):
-        centers.centres(tmp_path)
+        centers.centers(tmp_path)

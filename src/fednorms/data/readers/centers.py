@@ -33,7 +33,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def centres(
+def centers(
     root: str | Path,
     protocol: str = "own",
     size: int = 224,
@@ -123,4 +123,4 @@ def _near(folder: Path, entry: str) -> Path:
     return folder / relative
 
 
-READER = Reader("centres", "a table of images, labels and centers (FLamby's style)", centres, PROTOCOLS, layout)
+READER = Reader("centres", "a table of images, labels and centers (FLamby's style)", centers, PROTOCOLS, layout)

@@ -33,7 +33,7 @@ from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 from fednorms.data.readers.tables import columns_of, read_table, tables_in, whole_number, with_suffix
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
-CENTRES = ("BCN", "HAM vidir_molemax", "HAM vidir_modern", "HAM rosendahl", "MSK", "HAM vienna_dias")
+CENTERS = ("BCN", "HAM vidir_molemax", "HAM vidir_modern", "HAM rosendahl", "MSK", "HAM vienna_dias")
 COUNTS = ((9930, 2483), (3163, 791), (2691, 672), (1807, 452), (655, 164), (351, 88))
 # N / n_c over the 18,597 pooled training images, for the focal loss of FLamby (gamma 2).
 WEIGHTS = tuple(18_597 / n for n in (3332, 9084, 2649, 712, 1950, 184, 201, 485))
@@ -87,7 +87,7 @@ def fed_isic2019(
         notes.append(f"{where}: an 80/20 split per centre was drawn with seed {seed}, which is not FLamby's")
     folder = _images(place)
     found, parts, problems = {}, {}, []
-    for i, center in enumerate(CENTRES):
+    for i, center in enumerate(CENTERS):
         mine = [row for row in rows if whole_number(row["center"], "center") == i]
         labels = np.asarray([whole_number(row["target"], "target") for row in mine], np.int64)
         found[center] = Pictures([with_suffix(folder / row["image"]) for row in mine], labels)
@@ -138,7 +138,7 @@ def _raw_rows(place: Path) -> Iterator[dict[str, str]]:
     assert ham is not None  # `layout` has seen it
     part_of = {row["image_id"]: row["dataset"] for row in read_table(ham, ("image_id", "dataset"))}
     truth = {row["image"]: row for row in read_table(place / _RAW[1], ("image", *CLASSES))}
-    number = {name: str(i) for i, name in enumerate(CENTRES)}
+    number = {name: str(i) for i, name in enumerate(CENTERS)}
     problems = []
     for row in read_table(place / _RAW[0], ("image", "lesion_id")):
         image, prefix = row["image"], row["lesion_id"][:3]
