@@ -59,6 +59,9 @@ class StandardizedConv2d(nn.Conv2d):
         return self
 
 
+StandardisedConv2d = StandardizedConv2d  # the name of version 0.1
+
+
 def geometry(conv: nn.Conv2d, name: str = "") -> dict[str, Any]:
     """The constructor arguments that rebuild a convolution's geometry, on the meta device: no numbers are drawn.
 
