@@ -43,14 +43,7 @@ def camelyon17(
     The official split is not used: a client is a hospital. GReg's rule is inferred from its Table 6; it neither
     normalizes nor keeps the patches of a patient in one split. "full" does (our choice).
 
-    Args:
-        root: the folder of metadata.csv and patches.
-        protocol: one of `PROTOCOLS`.
-        size: in pixels, by default the paper's.
-        seed: of the random choices.
-        complete: fail if image counts differ from the published ones.
-        cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; above it, images stay in the cache on disk.
+    `root` is the folder of metadata.csv and patches.
     """
     place = READER.find(root, protocol)
     rows = read_table(place / "metadata.csv", ("patient", "node", "x_coord", "y_coord", "tumor", "center"))

@@ -49,15 +49,8 @@ def centers(
     hospital, client); optional are fold (split, part) with train, val or test, and patient (group), whose images stay
     in one split. Labels may be words. Without a fold, a stratified split is drawn.
 
-    Args:
-        root: the table, or the folder with one table in it; images are searched next to it and one folder below.
-        protocol: "own".
-        size: in pixels.
-        seed: of the split, if it is drawn.
-        val: fraction for validation, if it is drawn.
-        test: fraction for testing, if it is drawn.
-        cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; above it, images stay in the cache on disk.
+    `root` is the table, or the folder with one table in it; images are searched next to it and one folder below. A
+    split that the table does not have is drawn.
     """
     chosen("centres", protocol, PROTOCOLS)
     root = Path(root).expanduser()

@@ -87,14 +87,9 @@ def cifar_10(
 ) -> Federation:
     """Read CIFAR-10: 50,000 training and 10,000 test images at one site, for a partition rule to divide.
 
-    Args:
-        root: the folder of the python batches (pickles), of the binary version, or of {train,test}/{class}/*.png.
-        protocol: whose mean and standard deviation; one of `CIFAR10_PROTOCOLS`. GReg does not state its input
-            size, normalization and choice of images; here it is 224 pixels, as on its other data sets, no
-            normalization, and a stratified half.
-        size: in pixels, by default the paper's (32; GReg: 224).
-        complete: fail if image counts differ from the published ones.
-        allow_pickle: open the python batches, with an unpickler that accepts only NumPy arrays.
+    `root` is the folder of the python batches (pickles), of the binary version, or of {train,test}/{class}/*.png. The
+    protocol says whose mean and standard deviation. GReg does not state its input size, normalization and choice of
+    images; here it is 224 pixels, as on its other data sets, no normalization, and a stratified half.
     """
     return _cifar(CIFAR10, _CIFAR10, root, protocol, size, complete, allow_pickle)
 
@@ -110,12 +105,8 @@ def cifar_100(
 
     The options are those of `cifar_10`; the labels are the fine ones.
 
-    Args:
-        root: the folder of the python files, of the binary version, or of {train,test}/{class}/*.png.
-        protocol: whose mean and standard deviation; one of `CIFAR100_PROTOCOLS`.
-        size: in pixels, by default 32.
-        complete: fail if image counts differ from the published ones.
-        allow_pickle: open the python files, with an unpickler that accepts only NumPy arrays.
+    `root` is the folder of the python files, of the binary version, or of {train,test}/{class}/*.png. The protocol says
+    whose mean and standard deviation.
     """
     return _cifar(CIFAR100, _CIFAR100, root, protocol, size, complete, allow_pickle)
 
@@ -242,12 +233,8 @@ def cifar_10_c(
     (stratified) are kept for testing at all clients, and nobody trains on them (our choice). Mean, standard deviation,
     flips and crops are those of FedDyn, on which FedNN builds (our choice).
 
-    Args:
-        root: the folder of gaussian_noise.npy, ... and labels.npy.
-        protocol: one of `CIFAR10C_PROTOCOLS`.
-        size: in pixels.
-        seed: decides which 500 images are tested.
-        complete: fail if a corruption is missing.
+    `root` is the folder of gaussian_noise.npy, ... and labels.npy. The seed decides which 500 images are tested;
+    `complete` fails if a corruption is missing.
     """
     place = CIFAR10C.find(root, protocol)
     severity = 4 if protocol == "fednn" else int(protocol[-1])

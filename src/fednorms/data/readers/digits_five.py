@@ -89,13 +89,7 @@ def digits_five(
     FedNN, as in its released code. Our choice: cross-device clients get an even random share of the training images and
     an even share of their domain's test images, so a domain's accuracy is that of its test set.
 
-    Args:
-        root: the folder; see `fednorms data check`.
-        protocol: one of `PROTOCOLS`.
-        size: in pixels, by default the paper's.
-        seed: of the cross-device division; the 80/20 split and the parts are fixed.
-        complete: fail if image counts differ from the published ones.
-        allow_pickle: open FedBN's pickled archives, with an unpickler that accepts only NumPy arrays.
+    The seed is that of the cross-device division; the 80/20 split and the parts are fixed.
 
     >>> digits_five("/no/such/place")
     Traceback (most recent call last):

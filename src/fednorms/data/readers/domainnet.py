@@ -79,15 +79,7 @@ def domainnet(
     images over all domains; its 200 clients are divided over the domains in proportion to their training images; FedNN
     uses the official lists and ImageNet's mean and standard deviation.
 
-    Args:
-        root: the domains with their class folders, and the lists next to them.
-        protocol: one of `PROTOCOLS`.
-        size: in pixels, by default the paper's.
-        seed: of the random choices.
-        complete: fail if image counts differ from the published ones.
-        allow_pickle: open FedBN's pickled lists, with an unpickler that accepts only NumPy arrays.
-        cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; above it, images stay in the cache on disk.
+    `root` has the domains with their class folders, and the lists next to them.
     """
     place = READER.find(root, protocol)
     if protocol in _SHARES:

@@ -37,13 +37,7 @@ def fairface(
     Our choices: the official validation set is the test set; ImageNet's mean and standard deviation. FedNN augments
     by flips and affine maps without stating their ranges; here they are 10 degrees, shifts of 0.1, scales 0.9 to 1.1.
 
-    Args:
-        root: the folder of train, val, fairface_label_train.csv and fairface_label_val.csv.
-        protocol: one of `PROTOCOLS`.
-        size: in pixels.
-        complete: fail if image counts differ from the published ones.
-        cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; above it, images stay in the cache on disk.
+    `root` is the folder of train, val, fairface_label_train.csv and fairface_label_val.csv.
     """
     place = READER.find(root, protocol)
     tables = {

@@ -32,13 +32,7 @@ def hugging_face(
     A DatasetDict's splits train, validation and test are kept; a single Dataset is split here. Nothing is
     downloaded and no code of the dataset is run. Needs `pip install 'fednorms[hf]'`.
 
-    Args:
-        root: the folder that `save_to_disk` wrote.
-        protocol: "own".
-        size: resize to this many pixels; without it all images must have one size.
-        seed: of the split, if it is drawn.
-        val: fraction for validation, if it is drawn.
-        test: fraction for testing, if it is drawn.
+    `root` is the folder that `save_to_disk` wrote. Without a size, all images must have one size.
     """
     chosen("huggingface", protocol, PROTOCOLS)
     try:

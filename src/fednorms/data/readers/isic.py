@@ -63,17 +63,10 @@ def fed_isic2019(
     random square in training, the middle in tests. ImageNet's mean and standard deviation. The federation's protocol is
     FLamby's: weighted focal loss (gamma 2), its augmentation, and balanced accuracy.
 
-    Args:
-        root: the folder of ISIC_2019_Training_Input (or of its preprocessed copy) and FLamby's table with the columns
-            image, target, center and fold ("train" or "test"). Without folds an 80/20 split is drawn and recorded.
-            Without that table, the centers come from the raw metadata: the prefix of lesion_id (images without one are
-            left out), and for HAM the `dataset` of HAM10000_metadata.
-        protocol: one of `PROTOCOLS`.
-        size: what a network sees, in pixels; stored are 224/200 of it.
-        seed: of the split where folds are missing.
-        complete: fail if image counts differ from the published ones.
-        cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; above it, images stay in the cache on disk.
+    `root` is the folder of ISIC_2019_Training_Input (or of its preprocessed copy) and FLamby's table with the columns
+    image, target, center and fold ("train" or "test"). Without folds an 80/20 split is drawn and recorded. Without that
+    table, the centers come from the raw metadata: the prefix of lesion_id (images without one are left out), and for
+    HAM the `dataset` of HAM10000_metadata. `size` is what a network sees; stored are 224/200 of it.
     """
     place = READER.find(root, protocol)
     if not isinstance(size, int) or size < 1:

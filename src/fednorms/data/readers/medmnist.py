@@ -30,11 +30,7 @@ def medmnist(
     OrganA, OrganC and OrganS show the same eleven organs in three planes, so they make a federation. Multi-label and
     three-dimensional sets are refused.
 
-    Args:
-        root: the .npz file, or the folder of several.
-        protocol: "official".
-        size: in pixels, by default the file's.
-        channels: 1 or 3, by default the file's.
+    `root` is the .npz file, or the folder of several. `channels` are 1 or 3, by default the file's, and so is the size.
     """
     chosen("medmnist", protocol, PROTOCOLS)
     files = [p for p in array_files(root) if is_medmnist(p)]

@@ -34,13 +34,7 @@ def npz(
     Images may also be called images or data, and labels target. Their shape is N,H,W or N,H,W,C or N,C,H,W. An array
     `classes` may name the classes. Archives with Python objects are refused.
 
-    Args:
-        root: the .npz file, or the folder of several.
-        protocol: "own".
-        size: resize to this many pixels.
-        seed: of the split, where the file has none.
-        val: fraction for validation, where the file has none.
-        test: fraction for testing, where the file has none.
+    `root` is the .npz file, or the folder of several. A split is drawn where the file has none.
     """
     chosen("npz", protocol, PROTOCOLS)
     files = array_files(root)

@@ -95,15 +95,7 @@ def office_caltech_10(
     and rotations up to 30 degrees. Without the lists, a stratified 80/20 split is drawn (seed 0) and recorded, because
     its order is different.
 
-    Args:
-        root: `amazon/back_pack/...` with `amazon_train.pkl` and `amazon_test.pkl` (or .npz) next to the domains.
-        protocol: one of `CALTECH_PROTOCOLS`.
-        size: in pixels.
-        seed: of the order where lists are missing.
-        complete: fail if image counts differ from the published ones.
-        allow_pickle: open the pickled lists, with an unpickler that accepts only NumPy arrays.
-        cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; above it, images stay in the cache on disk.
+    `root` has `amazon/back_pack/...`, with `amazon_train.pkl` and `amazon_test.pkl` (or .npz) next to the domains.
     """
     place = CALTECH.find(root, protocol)
     lists, problems, drawn = fedbn_lists(place, _CALTECH_FOLDERS, CALTECH_CLASSES, allow_pickle, seed)
@@ -145,14 +137,7 @@ def office_home(
     We infer floor(0.1 n) test images per domain and class by analogy with PACS and VLCS. FedNN does not state its
     normalization; we use ImageNet's mean and standard deviation.
 
-    Args:
-        root: `Art/Alarm_Clock/...`; "Real World" may be written with an underscore.
-        protocol: one of `HOME_PROTOCOLS`.
-        size: in pixels.
-        seed: of the split.
-        complete: fail if image counts differ from the published ones.
-        cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; above it, images stay in the cache on disk.
+    `root` has `Art/Alarm_Clock/...`; "Real World" may be written with an underscore.
     """
     place = HOME.find(root, protocol)
     found, problems = class_folders(place, _HOME_FOLDERS, HOME_CLASSES)
@@ -186,16 +171,7 @@ def office_31(
 
     No paper here states a split; ours is stratified, with ImageNet's mean and standard deviation.
 
-    Args:
-        root: `amazon/images/back_pack/...` or `amazon/back_pack/...`.
-        protocol: one of `OFFICE31_PROTOCOLS`.
-        size: in pixels.
-        seed: of the split.
-        val: fraction of each domain's images for validation.
-        test: fraction for testing.
-        complete: fail if image counts differ from the published ones.
-        cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; above it, images stay in the cache on disk.
+    `root` has `amazon/images/back_pack/...` or `amazon/back_pack/...`.
     """
     place = OFFICE31.find(root, protocol)
     found, problems = class_folders(place, _OFFICE31_FOLDERS, OFFICE31_CLASSES)

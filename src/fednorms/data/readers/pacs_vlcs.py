@@ -98,15 +98,8 @@ def pacs(
     Table 6, which confuses the domains' names. FedNN does not state its normalization; we use ImageNet's. GReg, like
     FedBN, does not normalize.
 
-    Args:
-        root: `art_painting/dog/...` (flat), or the official `kfold` folder with its lists.
-        protocol: one of `PACS_PROTOCOLS`.
-        size: in pixels, by default the paper's.
-        seed: of the splits that are drawn.
-        complete: fail if image counts differ from the published ones.
-        imagenet_norm: whether to normalize with ImageNet's statistics, by default as the protocol does.
-        cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; above it, images stay in the cache on disk.
+    `root` has `art_painting/dog/...` (flat), or is the official `kfold` folder with its lists. `imagenet_norm` says
+    whether to normalize with ImageNet's statistics, by default as the protocol does.
     """
     place = PACS.find(root, protocol)
     base = folder_of(place, ["kfold"]) or place
@@ -147,15 +140,7 @@ def vlcs(
     FedNN's test set is inferred from its published accuracies, which are all k/1,064. GReg's rule is inferred from its
     Table 6; it gives LabelMe 797 test images where the paper has 796. The options are those of `pacs`.
 
-    Args:
-        root: `Caltech101/bird/...` (flat), or `CALTECH/{train,crossval,test,full}/0/...`.
-        protocol: one of `VLCS_PROTOCOLS`.
-        size: in pixels, by default the paper's.
-        seed: of the split.
-        complete: fail if image counts differ from the published ones.
-        imagenet_norm: whether to normalize with ImageNet's statistics, by default as the protocol does.
-        cache: the folder for decoded images; False for none.
-        memory_limit: in bytes; above it, images stay in the cache on disk.
+    `root` has `Caltech101/bird/...` (flat), or `CALTECH/{train,crossval,test,full}/0/...`.
     """
     place = VLCS.find(root, protocol)
     if vlcs_layout(place) == "flat":

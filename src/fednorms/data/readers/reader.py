@@ -1,4 +1,11 @@
-"""The parts common to all readers of published data sets: name, layouts, protocols, and a check of the counts."""
+"""The parts common to all readers of published data sets: name, layouts, protocols, and a check of the counts.
+
+Options mean the same in all readers: `root` is the folder of the data set, `protocol` is one of the reader's, `size` is
+in pixels (by default the paper's), and `seed` decides what is drawn. `val` and `test` are the fractions of a split that
+is drawn. `complete` fails if image counts differ from the published ones. `allow_pickle` opens pickled files, with an
+unpickler that accepts only NumPy arrays. `cache` is the folder for decoded images (False: none); above `memory_limit`
+bytes, images stay in the cache on disk.
+"""
 
 from __future__ import annotations
 
