@@ -260,7 +260,8 @@ def recipe(text: str, **values: Value) -> Value:
 
 
 def seeded(name: str) -> str:
-    """A method whose noise comes from the seed, so that it repeats."""
+    """A method whose noise comes from the seed, so that it repeats, and with the defaults of version 0.1."""
+    name = re.sub(r"\bscaffold\b(?!\()", "scaffold(control=gradient)", name)
     return re.sub(r"\b(dpcentral|dplocal)\b(?!\()", r"\1(draws='seeded')", name)
 
 

@@ -484,7 +484,7 @@ METHODS = {
     "fedfn": "bias=True",
     "fedfr": "mu=0.005",
     "fednorm": "",
-    "fednova": "mu=0.0",
+    "fednova": "mu=None, variant='paper' of paper|author",
     "fedper": "",
     "fedplvm": "lam=1.0, alpha=0.25, tau=0.07",
     "fedproto": "lam=1.0, weights='count' of count|uniform, predict='prototype' of prototype|head",
@@ -511,7 +511,8 @@ METHODS = {
     "perfedavg": "alpha=0.0, beta=0.0, variant='first' of first|exact|hessian_free, delta=0.001",
     "pn": "noise=0.0",
     "rbn": "",
-    "scaffold": "control='gradient' of gradient|difference, variant='paper' of paper|feddc|fedntd, option='II' of I|II",
+    "scaffold": "control='auto' of auto|gradient|difference, variant='paper' of paper|feddc|fedntd, "
+    "option='II' of I|II",
     "silobn": "",
     "sn": "biased=False",
     "spherefed": "loss_kind='mse' of mse|ce, temperature=1.0, mse_reduction='mean' of mean|sum_over_classes",
@@ -659,7 +660,7 @@ VIEWS = {
 def test_hooks_and_what_they_see():
     assert sorted(HOOKS) == words("""
         arrange batch begin decay down evaluation finish grad init loss missing objective oracle passes path plan
-        privacy route send server stats surgery twin
+        privacy route send server settled stats surgery twin
     """)
     seen = [*(getattr(views, n) for n in ("Context", "Step", "Begin", "End", "Round", "Mechanism")), fn.Phase, fn.Pass]
     seen += [fn.Eval, Slot]

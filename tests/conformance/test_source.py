@@ -31,7 +31,7 @@ ALLOWED = (
     "fednorms.core.norms",
     "fednorms.core.surgery",
 )
-ALLOWED_AS_TYPES = (*ALLOWED, "fednorms.data", "fednorms.core.net")
+ALLOWED_AS_TYPES = (*ALLOWED, "fednorms.data", "fednorms.core.net", "fednorms.core.method", "fednorms.core.training")
 OUTSIDE = {"torch", "typing_extensions", "math", "dataclasses", "typing", "collections", "__future__"}
 
 
@@ -65,8 +65,8 @@ def test_a_part_is_a_frozen_dataclass_of_ranged_scalars(cls):
     assert cls.__dataclass_params__.frozen
     assert cls.__base__ is Part
     for f in dataclasses.fields(cls):
-        assert type(f.default) in (int, float, bool, str)
-        if type(f.default) in (int, float):
+        assert type(f.default) in (int, float, bool, str, type(None))  # None: a number from the rest of the recipe
+        if type(f.default) in (int, float, type(None)):
             assert any(f.metadata.get(k) is not None for k in ("at_least", "above", "at_most")), f.name
         if type(f.default) is str:
             assert f.default in (f.metadata["choices"] or ("",))  # one of a few words, or names of modules

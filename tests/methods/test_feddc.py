@@ -53,12 +53,24 @@ def test_the_first_round_of_all_clients_walks_twice_the_mean_update(variant):
         torch.testing.assert_close(run.model[name], w.detach() + 2 * mean, atol=1e-13, rtol=0)
 
 
-@pytest.mark.parametrize("text", ["feddc", "fednova", "scaffold(control=difference)"])
-def test_momentum_of_earlier_rounds_is_refused_where_an_update_is_divided_by_its_steps(text):
+DIVIDING = ["feddc", "feddc(variant=author)", "fednova", "scaffold(control=difference)"]
+DIVIDING += ["scaffold(variant=feddc)", "scaffold(variant=fedntd)"]
+
+
+@pytest.mark.parametrize("text", DIVIDING)
+def test_an_update_that_is_divided_by_its_steps_must_come_from_fresh_sgd(text):
+    data = tiny_data()
     with pytest.raises(BadInput, match="keep_momentum = true"):
-        play(text, n=1, momentum=0.9, keep_momentum=True)
+        tiny_task(text, data, momentum=0.9, keep_momentum=True)
+    with pytest.raises(BadInput, match='optimizer = "adamw"'):
+        tiny_task(text, data, optimizer="adamw")
     play(text, n=1, momentum=0.9)
+
+
+def test_scaffold_by_gradients_accepts_every_optimizer():
     play("scaffold", n=1, momentum=0.9, keep_momentum=True)
+    play("scaffold", n=1, optimizer="adamw")
+    play("scaffold(option=I)", n=1, optimizer="adamw")
 
 
 def test_a_drift_is_the_sum_of_the_clients_own_updates_and_the_server_keeps_their_mean():

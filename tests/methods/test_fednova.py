@@ -58,6 +58,34 @@ def test_a_counts_how_far_unit_gradients_carry(settings):
     assert float(run.uploads["a"].parts["fednova"]["a"]) == pytest.approx(walked, abs=1e-12)
 
 
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.5}])
+def test_mu_is_that_of_the_methods_fedprox(settings):
+    data = tiny_data(13, 4, 7)
+    told, found = (play(f"fedprox(mu=0.5) + {t}", data, **settings) for t in ("fednova(mu=0.5)", "fednova"))
+    close(told.model, found.model, atol=0)
+    other = play("fedprox(mu=0.5) + fednova(mu=0)", data, **settings)
+    assert not torch.equal(other.model["head.weight"], found.model["head.weight"])
+
+
+def test_equal_steps_with_a_proximal_term_are_fedprox():
+    data = tiny_data(8, 8, 8)
+    prox = play("fedprox(mu=0.5)", data, n=3)
+    close(play("fedprox(mu=0.5) + fednova", data, n=3).model, prox.model, atol=1e-13)
+
+
+def test_the_authors_program_moves_by_the_numbers_of_steps_when_there_is_a_proximal_term():
+    data = tiny_data(13, 4, 7)
+    ours, theirs = (play(f"fedprox(mu=0.5) + fednova(variant={v})", data, n=1) for v in ("paper", "author"))
+    sizes, steps = {k: len(s) / 24 for k, s in data.items()}, {k: -(-len(s) // 4) for k, s in data.items()}
+    longer = sum(sizes[k] * steps[k] for k in data)
+    longer /= sum(sizes[k] * sum(accumulation(steps[k], 0.0, 0.1, 0.5)) for k in data)
+    start = dict(tiny_net().named_parameters())["head.weight"].detach()
+    one, other = (r.model["head.weight"] - start for r in (ours, theirs))
+    torch.testing.assert_close(other, one * longer, atol=1e-12, rtol=0)
+    plain = [play(f"fednova(variant={v})", data, n=2).model for v in ("paper", "author")]
+    close(*plain, atol=0)
+
+
 def fixed_point(text, lr):
     """Where a round leaves the model: on quadratics a round is an affine map, known from two of its values."""
     data = ones(2, 3, 9)

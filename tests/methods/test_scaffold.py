@@ -9,6 +9,8 @@ from torch import nn
 from fednorms.core.round import broadcast, initial_state, local_update
 from fednorms.core.states import Client, ClientState
 from fednorms.core.tree import Tree
+from fednorms.methods.registry import method
+from fednorms.runs.recipe import Recipe
 from tests.reference.scaffold import scaffold, scaffold_feddc
 from tests.support.tiny import Scalar, close, ones, pairs, plan_of, play, rounds, tiny_data, tiny_net, tiny_task
 
@@ -180,9 +182,51 @@ def test_variates_cover_exactly_what_is_sent(other, left_out):
 
 def test_the_mean_gradient_keeps_its_meaning_under_clipping():
     # It is raw: what happens to a gradient after it was taken does not matter.
-    one = play("scaffold", n=1, steps=1, clip=1e-3)
-    two = play("scaffold", n=1, steps=1)
+    one = play("scaffold(control=gradient)", n=1, steps=1, clip=1e-3)
+    two = play("scaffold(control=gradient)", n=1, steps=1)
     close(c_of(one), c_of(two), atol=1e-15)
+
+
+@pytest.mark.parametrize("settings", [{"clip": 0.05}, {"weight_decay": 0.1}, {"clip": 0.1, "momentum": 0.9}])
+def test_the_default_is_option_two_of_the_paper_with_every_setting_of_sgd(settings):
+    data = tiny_data()
+    run = play("scaffold", data, n=1, epochs=2, **settings)
+    start, rho = tiny_net().state_dict(), settings.get("momentum", 0.0)
+    for name, split in data.items():
+        k = 2 * -(-len(split) // 4)
+        weights = sum((1 - rho ** (k - j)) / (1 - rho) for j in range(k))
+        for tensor, c in c_i(run, name).items():  # c_i and c are zero before: c_i+ = (w_t - w) / (K lr)
+            wanted = (start[tensor] - run.uploads[name].model[tensor]) / (weights * 0.1)
+            torch.testing.assert_close(c, wanted, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "became"),
+    [
+        ("scaffold", {}, "difference"),
+        ("scaffold", {"momentum": 0.9, "weight_decay": 0.1, "clip": 1.0}, "difference"),
+        ("scaffold", {"optimizer": "adamw"}, "gradient"),
+        ("scaffold", {"momentum": 0.9, "keep_momentum": True}, "gradient"),
+        ("scaffold + perfedavg(beta=0.01)", {}, "gradient"),  # which has its own rate
+        ("scaffold + fedrep", {"momentum": 0.9}, "difference"),  # whose head is not sent
+    ],
+)
+def test_auto_becomes_what_fits_the_recipe_and_is_written_out(text, settings, became):
+    recipe = Recipe(method=text, training=settings).resolved()
+    assert f"control='{became}'" in recipe.method
+    assert Recipe.from_toml(recipe.to_toml()).resolved() == recipe
+
+
+@pytest.mark.parametrize("text", ["scaffold(option=I)", "scaffold(variant=feddc)", "scaffold(control=gradient)"])
+def test_only_auto_is_replaced(text):
+    assert Recipe(method=text).resolved().method == str(method(text))
+
+
+def test_a_recipe_of_version_0_1_keeps_the_mean_gradient():
+    assert Recipe(method="scaffold", version="0.1.0").resolved().method == "scaffold(control='gradient')"
+    assert Recipe(method="scaffold(option=I) + fedbn", version="0.1.0").method == "scaffold(option='I') + fedbn"
+    assert Recipe(method="fednova + fedprox(mu=0.1)", version="0.1.0").resolved().method.startswith("fednova(mu=0.0)")
+    assert Recipe(method="fednova", version="0.1.0").method == "fednova"
 
 
 def test_option_one_sees_the_methods_own_loss():

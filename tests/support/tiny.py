@@ -80,7 +80,7 @@ def tiny_task(text, data, *, model=None, rounds=4, seed=0, dtype=torch.float64, 
     """A task; `settings` are fields of Training, except loss, weighting and preprocessing."""
     own = {k: settings.pop(k) for k in ("loss", "weighting", "preprocessing") if k in settings}
     training = Training(**{"lr": 0.1, "batch_size": 4, **settings})
-    net = Net(model or tiny_net(), method(text), dtype=dtype)
+    net = Net(model or tiny_net(), method(text).settled(training), dtype=dtype)
     samples = sum(len(split) for split in data.values())
     return Task(net, training, rounds, seed, clients=len(data), samples=samples, **own)
 

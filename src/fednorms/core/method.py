@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fednorms.core import checks
 from fednorms.core.errors import BadInput
 from fednorms.core.part import Eval, Part, Pass, Phase, Weighting, overrides
+from fednorms.core.training import Training
 from fednorms.core.views import Context, Privacy
 
 
@@ -122,6 +123,33 @@ class Method:
         ['fedprox']
         """
         return [p for p in self.parts if overrides(p, hook)]
+
+    def settled(self, training: Training) -> Method:
+        """This method with every option that depends on the rest of the recipe replaced by its value.
+
+        >>> from fednorms.core.training import Training
+        >>> from fednorms.methods.registry import method
+        >>> [str(method("scaffold").settled(Training(optimizer=how))) for how in ("sgd", "adamw")]
+        ["scaffold(control='difference')", "scaffold(control='gradient')"]
+        """
+        settled = Method(tuple(checks.one(p, "settled", p.settled(self, training), type(p)) for p in self.parts))
+        settled.check_optimizer(training)
+        return settled
+
+    def check_optimizer(self, training: Training) -> None:
+        """Refuse an optimizer whose updates a part of this method would divide by the wrong weight."""
+        dividing = [p for p in self.parts if p.divides_updates]
+        kept = training.keep_momentum and training.momentum > 0
+        if not dividing or (training.optimizer == "sgd" and not kept):
+            return
+        what = "keep_momentum = true" if kept else f'optimizer = "{training.optimizer}"'
+        why = "then also holds gradients of earlier rounds" if kept else "is then not a weighted sum of gradients"
+        raise BadInput(
+            f"{what} cannot be combined with {' and '.join(map(str, dividing))}: an update {why}, and the method "
+            f"divides it by the weight of this round's gradients. Use SGD without kept momentum"
+            f"{', or scaffold(control=gradient)' if any(p.name == 'scaffold' for p in dividing) else ''}, "
+            "or leave out the part."
+        )
 
     def phases(self, phases: list[Phase], c: Context) -> list[Phase]:
         """The phases of a round of local training after every part's `plan`."""

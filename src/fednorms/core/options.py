@@ -34,9 +34,10 @@ def _illegal(part: Named, f: dataclasses.Field[Any]) -> str | None:
     value, kind, limit = getattr(part, f.name), type(f.default), f.metadata
     if limit.get("choices"):
         fine, want = value in limit["choices"], "one of " + ", ".join(map(repr, limit["choices"]))
-    elif f.default is None:
+    elif f.default is None and (value is None or not any(v is not None for k, v in limit.items() if k != "choices")):
         return None
-    elif kind in (int, float):
+    elif kind in (int, float) or f.default is None:
+        kind = int if kind is int else float
         if kind is float and type(value) is int:
             object.__setattr__(part, f.name, value := float(value))
         low, over, high = limit.get("at_least"), limit.get("above"), limit.get("at_most")

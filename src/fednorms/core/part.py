@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, dataclass_transform, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar, dataclass_transform, get_args
 
 from torch import Tensor, nn
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fednorms.core.method import Method
     from fednorms.core.net import Net
     from fednorms.core.surgery import Change
+    from fednorms.core.training import Training
     from fednorms.data import Federation
 
 Reduction = Literal["weighted", "uniform", "grouped", "sum", "stack", "list"]
@@ -132,7 +133,13 @@ class Part:
     uses_mean_gradient: ClassVar[bool] = False  # `finish` reads `mean_grad`
     uses_even_mean: ClassVar[bool] = False  # `server` reads `even`
     needs_plain_updates: ClassVar[bool] = False  # only correct for unchanged updates; `uses_even_mean` implies it
+    divides_updates: ClassVar[bool] = False  # by the weight of a round's gradients, which only SGD has
+    proximal: ClassVar[float] = 0.0  # mu, if `loss` adds mu/2 |w - w_t|^2 in every step
     uploads: ClassVar[bool] = False  # sends more than the model's update
+
+    def settled(self, method: Method, training: Training) -> Self:
+        """This part with every option that depends on the rest of the recipe replaced by its value."""
+        return self
 
     # -- model ------------------------------------------------------------------------------------------------
     def surgery(self, model: nn.Module, head: list[str]) -> list[Change] | None:

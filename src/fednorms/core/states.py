@@ -46,6 +46,9 @@ class Task:
     cohort: float = 0.0  # how many clients a round is expected to have; 0: all
     deployed: bool = False  # across machines: see `Context`
 
+    def __post_init__(self) -> None:
+        self.method.check_optimizer(self.training)
+
     @property
     def method(self) -> Method:
         """The method that the net was built for."""

@@ -67,15 +67,6 @@ class Context:
         """
         return names_where(self.slots, wanted)
 
-    def check_momentum(self) -> None:
-        """Refuse kept momentum, for parts that divide an update by the weight of this round's gradients."""
-        if self.keeps_momentum:
-            raise BadInput(
-                "keep_momentum = true cannot be combined with feddc, fednova and scaffold(control=difference): an "
-                "update then also holds gradients of earlier rounds, and these parts divide it by the weight of this "
-                "round's. Set keep_momentum to false, or leave out the part."
-            )
-
     def normals(self, what: str, like: Tensor, *, system: bool) -> Tensor:
         """Standard normals of a tensor's shape: keyed by `what`, seed, round and client, or unpredictable ones."""
         drawn = noise.secret_normals(like) if system else noise.normals(like, what, self.seed, self.round, self.client)
@@ -193,9 +184,11 @@ class End(_OnRequest):
 
     @property
     def effective_steps(self) -> float:
-        """K, or with momentum rho the sum of the weights that K steps give to their gradients: the K' of FedNTD."""
+        """K, or with momentum rho the sum of the weights that K steps give to their gradients: the K' of FedNTD.
+
+        It is right for SGD whose momentum starts fresh; a part that divides by it sets `divides_updates`.
+        """
         rho, k = self.context.momentum, self.steps
-        self.context.check_momentum()
         return (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
 
 

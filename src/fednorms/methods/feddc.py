@@ -37,6 +37,7 @@ class FedDC(Part):
     weighting = "uniform"
     reduction = "uniform"
     uses_even_mean = True
+    divides_updates = True
 
     alpha: float = option(0.01, at_least=0.0)
     variant: Literal["paper", "author"] = option("paper", choices=("paper", "author"))

@@ -35,6 +35,11 @@ class FedProx(Part):
     mu: float = option(0.001, at_least=0.0)
     straggler_fraction: float = option(0.0, at_least=0.0, at_most=1.0)
 
+    @property
+    def proximal(self) -> float:  # type: ignore[override]
+        """mu, for FedNova."""
+        return self.mu
+
     @override
     def plan(self, phases: list[Phase], c: Context) -> list[Phase]:
         if c.chance("straggles") >= self.straggler_fraction:

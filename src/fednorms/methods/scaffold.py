@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from typing_extensions import override
 
 from fednorms.core.part import Part, Phase, Weighting, option, part
 from fednorms.core.tree import Tree
 from fednorms.core.views import Context, End, Round, Step
+
+if TYPE_CHECKING:
+    from fednorms.core.method import Method
+    from fednorms.core.training import Training
 
 
 @part("scaffold")
@@ -19,10 +23,13 @@ class Scaffold(Part):
     Paper: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. Karimireddy et al. ICML 2020.
     https://arxiv.org/abs/1910.06378
 
-    Option I: c_i+ is the gradient of all local data at w_t (one more pass). Option II, control="gradient": the mean of
-    the round's raw gradients, which keeps its meaning with clipping, momentum, several phases and other parts;
-    control="difference": c_i - c + (w_t - w) / (K lr), equal with plain SGD; with momentum rho, K becomes (K - rho (1 -
-    rho^K) / (1 - rho)) / (1 - rho).
+    Option I: c_i+ is the gradient of all local data at w_t (one more pass). Option II, control="difference": c_i+ =
+    c_i - c + (w_t - w) / (K lr), as in the paper and in both programs below; with momentum rho, K becomes (K - rho
+    (1 - rho^K) / (1 - rho)) / (1 - rho). It needs SGD whose momentum starts fresh in every round, and one phase of
+    training at the round's rate; it includes clipping and weight decay. control="gradient": the mean of the round's
+    raw gradients, which is equal with plain SGD and can be used with every optimizer and plan, but leaves out
+    clipping and weight decay. control="auto" is "difference" where that can be used, otherwise "gradient"; a run
+    records which. Version 0.1 used "gradient", and recipes that it wrote are read that way.
     Acts on the gradient. Client state: c_i. Server state: c. Communication: one model more each way than FedAvg.
     Uploads are uniform means, so c = mean(c_i) always; models are averaged uniformly. Statistics are never corrected.
     Divergence: two published programs differ, both with option II by difference. variant="feddc": the gradient of the
@@ -37,9 +44,8 @@ class Scaffold(Part):
     paper = "Karimireddy et al. 2020"
     uploads = True
     reduction = "uniform"
-    uses_mean_gradient = True
 
-    control: Literal["gradient", "difference"] = option("gradient", choices=("gradient", "difference"))
+    control: Literal["auto", "gradient", "difference"] = option("auto", choices=("auto", "gradient", "difference"))
     variant: Literal["paper", "feddc", "fedntd"] = option("paper", choices=("paper", "feddc", "fedntd"))
     option: Literal["I", "II"] = option("II", choices=("I", "II"))
 
@@ -47,6 +53,30 @@ class Scaffold(Part):
     def weighting(self) -> Weighting:  # type: ignore[override]
         """The weighting of models; other uploads are always uniform means."""
         return "size" if self.variant == "fedntd" else "uniform"
+
+    @property
+    def by_gradient(self) -> bool:
+        """Whether c_i+ is the mean of the round's raw gradients."""
+        return self.variant == "paper" and self.option == "II" and self.control == "gradient"
+
+    @property
+    def uses_mean_gradient(self) -> bool:  # type: ignore[override]
+        """Whether `finish` reads the mean gradient."""
+        return self.by_gradient
+
+    @property
+    def divides_updates(self) -> bool:  # type: ignore[override]
+        """Whether c_i+ comes from the difference of two models."""
+        return self.variant != "paper" or (self.option == "II" and self.control != "gradient")
+
+    @override
+    def settled(self, method: Method, training: Training) -> Self:
+        if self.control != "auto" or self.variant != "paper" or self.option == "I":
+            return self
+        fresh = training.optimizer == "sgd" and not (training.keep_momentum and training.momentum)
+        phases = [p for p in method.phases([Phase()], _anywhere(training)) if p.train != "head"]
+        exact = fresh and len(phases) == 1 and phases[0].lr is None and phases[0].factor == 1
+        return replace(self, control="difference" if exact else "gradient")
 
     @override
     def plan(self, phases: list[Phase], c: Context) -> list[Phase]:
@@ -75,7 +105,7 @@ class Scaffold(Part):
             return new, (new - e.mine) * e.context.relative
         if self.variant == "paper" and self.option == "I":
             new = e.mine.zeros() + e.gradient(e.start)
-        elif self.variant == "paper" and self.control == "gradient":
+        elif self.by_gradient:
             new = Tree({**e.mine, **e.mean_grad})
         else:
             new = self._difference(e, e.effective_steps * e.context.lr)
@@ -87,3 +117,20 @@ class Scaffold(Part):
     @override
     def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
         return delta, r.mine + r.up * (r.sampled / r.total)
+
+
+def _anywhere(training: Training) -> Context:
+    """A context to ask for the phases of a round, whichever round and client."""
+    return Context(
+        round=0,
+        rounds=1,
+        lr=training.lr,
+        lr_0=training.lr,
+        momentum=training.momentum,
+        keeps_momentum=False,
+        batch_size=training.batch_size,
+        client="",
+        samples=1,
+        relative=1.0,
+        clients=1,
+    )

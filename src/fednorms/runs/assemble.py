@@ -31,7 +31,7 @@ def assemble(
     >>> str(task.method), task.clients, task.rounds
     ('fedbn', 5, 3)
     """
-    recipe = recipe.adopting(facts.protocol)
+    recipe = recipe.adopting(facts.protocol).settled()
     _, height, width = facts.shape
     if model is None and height != width and not recipe.model.startswith(("torchvision:", "timm:")):
         raise BadInput(

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fednorms._version import __version__
 from fednorms.core.errors import BadInput
@@ -21,6 +21,7 @@ from fednorms.engines.base import PROVIDES
 from fednorms.engines.devices import Precision, pick_device
 from fednorms.evaluation.modes import Mode
 from fednorms.methods.registry import method as read_method
+from fednorms.runs.history import as_then_meant
 from fednorms.runs.identity import own_parts
 from fednorms.runs.toml import dumps
 from fednorms.transforms.chains import CHAINS
@@ -144,6 +145,11 @@ class Recipe(BaseModel):
     own_parts: dict[str, str] = {}
     """Custom parts of the method, each with a hash of its code; recorded by a run."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older_versions(cls, values: object) -> object:
+        return as_then_meant(values) if isinstance(values, dict) else values
+
     @field_validator("method")
     @classmethod
     def _canonical(cls, text: str) -> str:
@@ -164,7 +170,7 @@ class Recipe(BaseModel):
         return modes
 
     def resolved(self) -> Recipe:
-        """Replace what depends on the machine by its value, to record it."""
+        """Replace what depends on the machine or on other settings by its value, to record it."""
         device = pick_device(self.device)
         engine = self.engine
         if engine == "auto":
@@ -172,7 +178,15 @@ class Recipe(BaseModel):
             measured = device == "cpu" and self.threads == 1  # the choice changes no bit, so it need not be recorded
             engine = "graphs" if device.startswith("cuda") and fast else "auto" if measured else "loop"
         mine = own_parts(read_method(self.method))
-        return self.model_copy(update={"device": device, "engine": engine, "own_parts": mine})
+        return self.model_copy(update={"device": device, "engine": engine, "own_parts": mine}).settled()
+
+    def settled(self) -> Recipe:
+        """Replace options of the method that depend on the rest of the recipe by their values, to record them.
+
+        >>> Recipe(method="fedprox(mu=0.1) + fednova").settled().method
+        'fedprox(mu=0.1) + fednova(mu=0.1)'
+        """
+        return self.model_copy(update={"method": str(read_method(self.method).settled(self.training))})
 
     def adopting(self, protocol: Protocol) -> Recipe:
         """Replace every "auto" that the data set decides by its value, to record it.

@@ -69,7 +69,7 @@ def same_run(stored: Mapping[str, Any], recipe: Recipe) -> bool:
     except BadInput:  # of a version with other keys
         return False
     code = own_parts(read_method(recipe.method))
-    old, new = _essence(then), _essence(recipe.model_copy(update={"own_parts": code}))
+    old, new = _essence(then), _essence(recipe.settled().model_copy(update={"own_parts": code}))
     return all(old[key] == value or (key in _ADOPTED and value == "auto") for key, value in new.items())
 
 

@@ -45,6 +45,7 @@ from fednorms.runs.cells import Cell, CellEvent, Outcome, run_cells
 from fednorms.runs.compare import hardware as hardware_of
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.store.atomic import check_folder
+from fednorms.runs.store.directory import same_recipe
 
 Fingerprint = Callable[[Setting, Recipe], str | None]
 Choices = dict[tuple[str, str], dict[str, Any]]  # by setting and row: what a search on validation images has chosen
@@ -436,7 +437,7 @@ class _Work:
         """A run in its directory; what another recipe has left there cannot be continued and is removed."""
         file = path / "recipe.toml"
         try:
-            other = file.read_text(encoding="utf-8") != recipe.to_toml()
+            other = not same_recipe(file.read_text(encoding="utf-8"), recipe.to_toml())
         except OSError:
             other = path.exists() and any(path.iterdir())
         if other:

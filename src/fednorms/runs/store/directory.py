@@ -128,9 +128,9 @@ class RunDirectory:
             replace_bytes(self.recipe, recipe_toml.encode())
             return
         there = self.recipe.read_text(encoding="utf-8")
-        if there != recipe_toml and _with_defaults(there) != recipe_toml:
+        if not same_recipe(there, recipe_toml):
             difference = _first_difference(there, recipe_toml)
-            if _without_fingerprint(there) == _without_fingerprint(recipe_toml):
+            if _without(there, "fingerprint") == _without(recipe_toml, "fingerprint"):
                 raise BadInput(
                     f"{self.path} holds a run of this recipe on other data: images or labels of the federation have "
                     f"changed since. Restore them, or choose another {option('out')}."
@@ -349,6 +349,11 @@ def _end_of_whole_lines(handle: int) -> int:
     return os.lseek(handle, end, os.SEEK_SET)
 
 
+def same_recipe(there: str, asked: str) -> bool:
+    """Whether two recipes, as TOML, are the same run; the version that wrote them does not matter."""
+    return there == asked or _without(_with_defaults(there), "version") == _without(asked, "version")
+
+
 def _with_defaults(text: str) -> str:
     """A recipe as it would be written now: an older one lacks keys that were added since."""
     from fednorms.runs.recipe import Recipe
@@ -359,8 +364,8 @@ def _with_defaults(text: str) -> str:
         return text
 
 
-def _without_fingerprint(recipe_toml: str) -> list[str]:
-    return [line for line in recipe_toml.splitlines() if not line.startswith("fingerprint = ")]
+def _without(recipe_toml: str, key: str) -> list[str]:
+    return [line for line in recipe_toml.splitlines() if not line.startswith(f"{key} = ")]
 
 
 def _first_difference(there: str, asked: str) -> str:
