@@ -24,7 +24,7 @@ with `+`. [commuting.md](commuting.md) lists pairs whose order matters and pairs
 FACTS = f"""
 ## What they cost and where they work
 
-Measured on the model `{MODEL}` with two clients, each method alone and with its default options.
+Measured on the model `{MODEL}` with two clients, each method by itself, with its default options.
 """
 
 
