@@ -24,7 +24,7 @@ refused. [add-a-method.md](add-a-method.md) shows how to write a new one.
 FACTS = f"""
 ## What they cost and where they work
 
-Measured on the model `{MODEL}` with two clients, each method alone and with its default options.
+Measured on the model `{MODEL}` with two clients, each method by itself, with its default options.
 """
 
 

@@ -1,4 +1,4 @@
-"""Runs the command line as a user does: in a process of its own."""
+"""Run the command line as a user does: in its own process."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def fednorms(*args, cwd=None) -> Said:
 
 @contextmanager
 def started(*args, program=FEDNORMS) -> Iterator[subprocess.Popen]:
-    """A command under way; whatever happens to the test, its process does not stay."""
+    """A running command; its process is ended, whatever happens to the test."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    before = signal.getsignal(signal.SIGINT)  # ignored, if the suite runs in the background, and inherited so
+    before = signal.getsignal(signal.SIGINT)  # a suite in the background ignores it, and children inherit that
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         process = subprocess.Popen([*program, *map(str, args)], text=True, env=ENV, **pipes)
@@ -62,7 +62,7 @@ def started(*args, program=FEDNORMS) -> Iterator[subprocess.Popen]:
 
 @contextmanager
 def held(*args, run: Path, number: int) -> Iterator[subprocess.Popen]:
-    """A command that has written the row of this round of this run, and stays there until a signal comes."""
+    """A command that has written this round's row of the run and then waits for a signal."""
     metrics = run / "metrics.jsonl"
     with started(run, number, *args, program=HELD) as process:
         wait_until(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") == number, process)
@@ -71,7 +71,7 @@ def held(*args, run: Path, number: int) -> Iterator[subprocess.Popen]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """Two sites with two classes of six 8-pixel images each, bright or dark; small enough for a round in no time."""
+    """Two sites with two classes of six 8-pixel images each, bright or dark; small enough for a quick round."""
     root = tmp_path_factory.mktemp("images")
     numbers = np.random.default_rng(0)
     for k, site in enumerate(("north", "south")):

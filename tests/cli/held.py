@@ -1,7 +1,7 @@
-"""`python held.py RUN ROUND ARGUMENT...` is `fednorms ARGUMENT...`, but holds when it has written that round's row.
+"""`python held.py RUN ROUND ARGUMENT...` is `fednorms ARGUMENT...`, but waits after writing that round's row.
 
-A test that interrupts or kills the command then meets it there, however late the test gets the processor. The row is
-written and its checkpoint is not, which is the hardest moment to continue from.
+A test can then interrupt or kill the command at this point, however busy the machine is. The row is written but its
+checkpoint is not, which is the hardest moment to continue from.
 """
 
 from __future__ import annotations

@@ -52,12 +52,12 @@ def test_mistakes_are_exit_code_2_and_nothing_is_written(run, tmp_path, capsys, 
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU that is not there")
-def test_a_device_that_is_not_there(run, capsys):
+def test_a_missing_device(run, capsys):
     assert main(["analyse", str(run), "divergence", "--device", "cuda"]) == 2
     assert "cuda" in capsys.readouterr().err
 
 
-def test_a_file_in_the_folders_place_is_refused_before_anything_is_measured(run, tmp_path, capsys):
+def test_a_file_in_place_of_the_folder_is_refused_before_the_analysis(run, tmp_path, capsys):
     (tmp_path / "out").write_text("mine")
     assert main(["analyse", str(run), "divergence", "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr()
@@ -66,28 +66,28 @@ def test_a_file_in_the_folders_place_is_refused_before_anything_is_measured(run,
     assert (tmp_path / "out").read_text() == "mine"
 
 
-def test_what_was_measured_stays_when_the_next_fails(run, tmp_path, capsys):
+def test_finished_analyses_are_kept_when_the_next_one_fails(run, tmp_path, capsys):
     assert main(["analyse", str(run), "divergence", "norms", "--out", str(tmp_path / "out")]) == 2
     assert "mean over pairs" in capsys.readouterr().out
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"divergence.json", "divergence.png"}
 
 
-def test_without_a_name_all_are_named(run, capsys):
+def test_without_a_name_all_analyses_are_listed(run, capsys):
     assert main(["analyse", str(run)]) == 2
     assert "four-factors" in capsys.readouterr().err
 
 
-def test_what_has_no_single_number_says_so(run, capsys):
+def test_an_analysis_without_a_single_number_says_so(run, capsys):
     assert main(["analyse", str(run), "bn-statistics"]) == 0
     assert "--out DIR writes" in capsys.readouterr().out
 
 
-def test_a_run_that_is_not_there(tmp_path, capsys):
+def test_a_missing_run(tmp_path, capsys):
     assert main(["analyse", str(tmp_path / "nowhere"), "divergence"]) == 2
     assert "is not a run" in capsys.readouterr().err
 
 
-def test_all_are_listed(capsys):
+def test_all_analyses_are_listed(capsys):
     assert main(["list", "analyses", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["analyses"]
     assert [row["name"] for row in listed] == list(ANALYSES)

@@ -1,4 +1,4 @@
-"""`fednorms compare` in a process of its own: the files it writes, and going on after an interruption."""
+"""`fednorms compare` in its own process: the files it writes, and continuing after an interruption."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_interrupted_and_continued_by_the_same_command(folder, tmp_path):
     assert "Traceback" not in err
     before = (out / "fedavg-0" / "metrics.jsonl").read_bytes()
 
-    said = fednorms(*command, "--json", "--jobs", "2")  # now in processes
+    said = fednorms(*command, "--json", "--jobs", "2")  # now with worker processes
     assert said.code == 0, said.err
     assert (out / "fedavg-0" / "metrics.jsonl").read_bytes() == before  # a finished run is not repeated
     assert said.json["seeds"] == [0, 1]
@@ -50,7 +50,7 @@ def test_interrupted_and_continued_by_the_same_command(folder, tmp_path):
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_failed_run_is_exit_code_1_and_the_table_still_comes(folder, tmp_path, capsys):
+def test_a_failed_run_is_exit_code_1_and_the_table_is_still_written(folder, tmp_path, capsys):
     command = ["compare", "--methods", "fedavg", "nonorm", "--lrs", "nonorm=1e30", "--seeds", "1", "--rounds", "2"]
     assert main([*command, "--federation", str(folder), "--batch-size", "4", "--out", str(tmp_path / "t")]) == 1
     said = capsys.readouterr()

@@ -15,7 +15,7 @@ from fednorms.transforms import CHAINS
 from tests.support.layouts import class_folders, gradient
 
 
-def test_check_says_what_it_is_and_what_is_missing(tmp_path, capsys):
+def test_check_names_the_data_set_and_what_is_missing(tmp_path, capsys):
     root = class_folders(tmp_path / "PACS", pacs_vlcs.PACS_COUNTS, pacs_vlcs.PACS_CLASSES, 10)
     (root / "photo" / "dog" / "000.png").write_bytes(b"")  # nothing is decoded
     assert main(["data", "check", str(root)]) == 2
@@ -55,7 +55,7 @@ def test_list_shows_partitions_and_transforms(capsys):
     assert "rotate up to 30 degrees" in said
 
 
-def test_check_of_your_own_folders_and_arrays(tmp_path, capsys):
+def test_check_of_custom_folders_and_arrays(tmp_path, capsys):
     class_folders(tmp_path / "mine", ("oslo", "bonn"), ("cat", "dog"), 10)
     assert main(["data", "check", str(tmp_path / "mine")]) == 0
     out = capsys.readouterr().out
@@ -97,7 +97,7 @@ def test_a_pack_of_folders_keeps_patients_together(tmp_path, capsys):
     for site in ("oslo", "bonn"):
         for label in ("cat", "dog"):
             (root / site / label).mkdir(parents=True)
-            for i in range(12):  # a patient's four images have one colour: its red value is the number
+            for i in range(12):  # a patient's four images have one color: its red value is the number
                 Image.new("RGB", (4, 4), (10 * (i // 4), 0, 0)).save(root / site / label / f"p{i // 4}_{i}.png")
     command = ["data", "pack", str(root), str(tmp_path / "p.fnpack"), "--codec", "raw"]
     assert main([*command, "--group", "p([0-9]+)", "--test", "0.3", "--val", "0"]) == 0
@@ -109,7 +109,7 @@ def test_a_pack_of_folders_keeps_patients_together(tmp_path, capsys):
     assert "not a regular expression" in capsys.readouterr().err
 
 
-def test_pack_of_a_recognised_data_set_keeps_the_protocol(tmp_path, capsys):
+def test_pack_of_a_recognized_data_set_keeps_the_protocol(tmp_path, capsys):
     from fednorms.data.packed import unpacked
 
     root = class_folders(tmp_path / "PACS", pacs_vlcs.PACS_COUNTS, pacs_vlcs.PACS_CLASSES, 4)
@@ -122,7 +122,7 @@ def test_pack_of_a_recognised_data_set_keeps_the_protocol(tmp_path, capsys):
     assert [len(s.train) for s in packed.sites] == [9, 9, 9, 9]
 
 
-def test_the_group(capsys):
+def test_the_command_group(capsys):
     assert main(["data", "--help"]) == 0
     assert "check" in capsys.readouterr().out
     assert main(["data"]) == 2

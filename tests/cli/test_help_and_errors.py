@@ -1,4 +1,4 @@
-"""Answers that need no training: help, lists, descriptions, and one clear message for every mistake."""
+"""Commands that need no training: help, lists, descriptions, and one clear message for every mistake."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ask(capsys, *args):
     return code, said.out, said.err
 
 
-def test_help_names_every_command_on_a_line_of_its_own_and_does_not_load_torch():
+def test_help_names_every_command_on_its_own_line_and_does_not_load_torch():
     probe = "import sys; from fednorms.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, env=ENV, timeout=HANG)
     assert done.returncode == 0, done.stderr
@@ -57,7 +57,7 @@ def test_every_command_explains_its_options(capsys, command):
     assert f"fednorms {command}" in out
 
 
-RECORDED = ("version", "fingerprint", "own_parts")  # by a run itself
+RECORDED = ("version", "fingerprint", "own_parts")  # written by the run
 
 
 def test_run_has_an_option_for_every_field_of_a_recipe(capsys):
@@ -67,7 +67,7 @@ def test_run_has_an_option_for_every_field_of_a_recipe(capsys):
     for field in (*recipe, *training, "size", "data_seed", "val", "test", "hold_out", "group"):
         assert f"--{field.replace('_', '-')} " in out, field
     assert "(default: 30)" in out  # the recipe's own default, not None
-    assert "Rounds of federated training." in out  # and its own words
+    assert "Rounds of federated training." in out  # and its description
     assert "--optimiser" not in out  # the spelling of version 0.1 is accepted, not shown
 
 
@@ -152,7 +152,7 @@ def test_a_bug_keeps_its_traceback_and_a_user_can_ask_for_one(monkeypatch):
         main(["resume", "nowhere"])
 
 
-def test_a_reader_that_goes_away_is_no_traceback():
+def test_a_closed_output_pipe_gives_no_traceback():
     with started("--help") as writer:
         writer.stdout.close()
         assert "Traceback" not in writer.stderr.read()

@@ -1,4 +1,4 @@
-"""A hospital network's folders on the command line: nothing is lost in silence, and every mistake is one message."""
+"""A hospital network's folders on the command line: nothing is dropped silently, and every mistake is one message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = ("--size", "8", "--rounds", "2", "--model", "cnn-small", "--batch-size",
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)  # where runs go if nobody says
+    monkeypatch.chdir(tmp_path)  # the default place of runs
 
 
 def put(path: Path, shade: int, size=(8, 8)) -> Path:
@@ -60,7 +60,7 @@ def test_images_that_would_be_left_out_are_an_error(sites):
         from_folders(sites)
 
 
-def test_folders_that_hold_no_images_do_no_harm(sites):
+def test_folders_without_images_are_harmless(sites):
     (sites / "north" / "ill" / "notes").mkdir()
     put(sites / "north" / "ill" / "@eaDir" / "thumb.png", 3)
     assert len(from_folders(sites).sites) == 3
@@ -79,7 +79,7 @@ def test_images_in_other_places_are_an_error(tmp_path, sites):
         from_folders(sites)
 
 
-def test_images_beside_class_folders_are_an_error(sites):
+def test_images_next_to_class_folders_are_an_error(sites):
     put(sites / "north" / "stray.png", 9)
     with pytest.raises(BadInput, match=r"north. has 1 images next to its class folders"):
         from_folders(sites)
@@ -87,7 +87,7 @@ def test_images_beside_class_folders_are_an_error(sites):
 
 def test_other_files_and_classes_that_look_alike_are_noted(sites, capsys):
     (sites / "north" / "ill" / "scan.dcm").write_bytes(b"x")
-    (sites / "north" / "readme.txt").write_text("x")  # beside classes, where nobody looks for images
+    (sites / "north" / "readme.txt").write_text("x")  # next to class folders, where no images are expected
     put(sites / "south" / "Ill" / "b.png", 3)
     notes = from_folders(sites).source["notes"]
     assert len(notes) == 2
@@ -99,11 +99,11 @@ def test_other_files_and_classes_that_look_alike_are_noted(sites, capsys):
     assert "counted but not opened" in out
 
 
-def test_photographs_stand_upright(tmp_path):
+def test_exif_rotation_is_applied(tmp_path):
     pixels = np.zeros((4, 8, 3), np.uint8)
     pixels[:, :4] = 255
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
+    exif[0x0112] = 6  # rotated by 90 degrees
     root = tmp_path / "sites"
     for label in ("a", "b"):
         path = root / "s" / label / "p.png"
@@ -135,7 +135,7 @@ def test_images_of_a_patient_stay_together(sites, capsys, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_folder_that_may_not_be_read_is_named(sites, capsys):
+def test_an_unreadable_folder_is_named(sites, capsys):
     (sites / "north").chmod(0)
     try:
         code, _, err = ask(capsys, "data", "check", sites)
@@ -178,7 +178,7 @@ def test_clients_are_shown_with_the_worst_first(capsys, tmp_path):
     assert "site " not in ask(capsys, "evaluate", tmp_path / "r")[1]
 
 
-def test_unseen_sites_stand_in_the_result(sites, capsys, tmp_path):
+def test_unseen_sites_are_in_the_result(sites, capsys, tmp_path):
     code, out, _ = ask(capsys, "run", "--federation", sites, *SMALL, "--hold-out", "west")
     assert code == 0
     lines = [line for line in out.splitlines() if "test accuracy" in line]
@@ -190,7 +190,7 @@ def test_unseen_sites_stand_in_the_result(sites, capsys, tmp_path):
     assert "unseen/" in out
 
 
-def test_balanced_accuracy_comes_first_where_it_is_asked_for(sites):
+def test_balanced_accuracy_comes_first_if_requested(sites):
     data = fn.federation(sites, size=8)
     recipe = fn.Recipe(metric="balanced_accuracy", rounds=2, training={"batch_size": 4})
     result = fn.run("fedavg", data, recipe=recipe)
@@ -209,7 +209,7 @@ def test_a_comparison_without_test_images_has_not_failed(sites, capsys, tmp_path
     assert "no test images" in out
 
 
-def test_a_damaged_checkpoint_is_said_by_all_that_read_it(sites, capsys, tmp_path):
+def test_a_damaged_checkpoint_is_reported_by_every_command_that_reads_it(sites, capsys, tmp_path):
     run = tmp_path / "r"
     assert ask(capsys, "run", "--federation", sites, *SMALL, "--checkpoint-every", "1", "--out", run)[0] == 0
     file = max(RunDirectory(run).checkpoints.glob("round-*/server.safetensors"))
@@ -230,7 +230,7 @@ def test_a_damaged_checkpoint_is_said_by_all_that_read_it(sites, capsys, tmp_pat
     assert "damaged" in err.splitlines()[0]
 
 
-def test_changed_images_are_named_as_such(sites, capsys, tmp_path):
+def test_changed_images_are_reported(sites, capsys, tmp_path):
     given = ("run", "--federation", sites, *SMALL, "--out", tmp_path / "r")
     assert ask(capsys, *given)[0] == 0
     file = next((sites / "north" / "ill").iterdir())
@@ -242,7 +242,7 @@ def test_changed_images_are_named_as_such(sites, capsys, tmp_path):
     assert "on other data: images or labels of the federation have changed since" in err
 
 
-def test_a_place_where_no_run_can_be_is_bad_input(sites, capsys, tmp_path):
+def test_an_impossible_run_directory_is_bad_input(sites, capsys, tmp_path):
     code, _, err = ask(capsys, "run", "--federation", sites, *SMALL, "--out", tmp_path / ("x" * 300))
     assert code == 2
     assert "Cannot create a run at" in err
@@ -256,7 +256,7 @@ def test_a_rate_without_epochs_is_refused(sites, capsys, tmp_path):
     assert "--epochs" in err
 
 
-def test_a_run_that_diverges_at_once_leaves_its_place_free(sites, capsys, tmp_path):
+def test_a_run_that_diverges_at_once_leaves_its_directory_free(sites, capsys, tmp_path):
     given = ("run", "--federation", sites, *SMALL, "--out", tmp_path / "my run")
     code, _, err = ask(capsys, *given, "--lr", "1e30")
     assert code == 1
@@ -277,14 +277,14 @@ def trained(sites, capsys, tmp_path):
     return tmp_path / "trained"
 
 
-def test_brackets_in_names_are_no_markup(trained, capsys, tmp_path):
+def test_brackets_in_names_are_not_markup(trained, capsys, tmp_path):
     odd = put(tmp_path / "new" / "[bold]x[" / "foo[" / "bar].png", 5)
     code, out, _ = ask(capsys, "predict", trained, odd)
     assert code == 0
     assert "[bold]x[" in out.replace("\n", "")
 
 
-def test_file_names_that_are_no_text_do_not_stop_a_table(trained, capsys, tmp_path):
+def test_file_names_that_are_not_text_do_not_stop_a_table(trained, capsys, tmp_path):
     folder = tmp_path / "new"
     put(folder / "a.png", 5)
     try:
@@ -296,7 +296,7 @@ def test_file_names_that_are_no_text_do_not_stop_a_table(trained, capsys, tmp_pa
     assert len(list(csv.reader((tmp_path / "p.csv").read_text(encoding="utf-8").splitlines()))) == 2
 
 
-def test_a_place_that_is_not_there_is_found_before_the_work(trained, sites, capsys, tmp_path):
+def test_a_missing_directory_is_found_before_the_work(trained, sites, capsys, tmp_path):
     code, _, err = ask(capsys, "predict", trained, sites / "north", "--out", tmp_path / "no" / "p.csv")
     assert code == 2
     assert "does not exist" in err

@@ -1,4 +1,4 @@
-"""`fednorms reproduce` in a process of its own: interrupted and continued, lists, and one message for every mistake."""
+"""`fednorms reproduce` in its own process: interrupted and continued, lists, and one message for every mistake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_interrupted_and_continued_by_the_same_command(tmp_path):
     folder = table(tmp_path / "mini", change=("rounds = 2", "rounds = 20"))
     out = tmp_path / "out"
     command = ["reproduce", folder, "--out", out, "--seeds", "1", "--device", "cpu"]
-    with held(*command, run=out / "runs/shift/fedbn/seed-0", number=1) as process:  # the first run is put away
+    with held(*command, run=out / "runs/shift/fedbn/seed-0", number=1) as process:  # the first run is stored
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=HANG)
     assert process.returncode == 130
@@ -33,7 +33,7 @@ def test_interrupted_and_continued_by_the_same_command(tmp_path):
     first = (out / "results/shift/fedavg/seed-0.json").read_bytes()
     assert (out / "RESULTS.md").exists()
 
-    said = fednorms(*command, "--jobs", "2")  # now in processes
+    said = fednorms(*command, "--jobs", "2")  # now with worker processes
     assert said.code == 0, said.err
     assert results(out)["shift", "FedAvg", 0] == json.loads(first)
     assert "Digits that look different" in said.out
@@ -60,7 +60,7 @@ def test_json_is_one_object_with_every_cell(tmp_path, capsys):
     assert len(found["files"]) == 3
 
 
-def test_a_failed_run_is_exit_code_1_and_the_table_still_comes(tmp_path, capsys, monkeypatch):
+def test_a_failed_run_is_exit_code_1_and_the_table_is_still_written(tmp_path, capsys, monkeypatch):
     folder = table(tmp_path / "mini")
     fails_while_running(monkeypatch)
     assert main(["reproduce", str(folder), "--out", str(tmp_path / "out"), "--device", "cpu"]) == 1
@@ -107,7 +107,7 @@ search = { "training.lr" = [0.1, 0.2] }
     assert main(["reproduce", str(folder), *args]) == 0
 
 
-def test_a_run_of_a_search_that_diverges_is_not_said_to_have_failed(tmp_path, capsys):
+def test_a_run_of_a_search_that_diverges_is_not_reported_as_failed(tmp_path, capsys):
     wild = 'method = "nonorm"\nsearch = { "training.lr" = [1e30, 1e31] }'
     folder = table(tmp_path / "mini", change=('method = "fedbn"', wild))
     args = ["reproduce", str(folder), "--out", str(tmp_path / "out"), "--device", "cpu", "--only", "FedBN", "--search"]
@@ -171,7 +171,7 @@ def test_a_table_wider_than_the_terminal_comes_in_blocks_with_the_rows_names(tmp
     found = fn.reproduce(folder, settings=["shift"], out=tmp_path / "out", device="cpu").summary.sections[0]
     names = ["Clean", "Avg", "Worst"]
     assert _blocks(found, 200) == [names]
-    assert _blocks(found, 10) == [[name] for name in names]  # never none
+    assert _blocks(found, 10) == [[name] for name in names]  # never zero
     widest = max(len(cell_text(row["Clean"], found.selectors["Clean"])) for row in found.rows.values())
     second = max(len(cell_text(row["Avg"], found.selectors["Avg"])) for row in found.rows.values())
     assert _blocks(found, len("FedAvg") + 2 + widest + 2 + second) == [["Clean", "Avg"], ["Worst"]]

@@ -98,7 +98,7 @@ def test_kill_9_and_resume_end_with_the_same_bytes(folder, tmp_path):
     assert without_times(killed) == without_times(whole)
 
 
-def test_ctrl_c_is_130_and_says_how_to_go_on(folder, tmp_path):
+def test_ctrl_c_is_130_and_says_how_to_continue(folder, tmp_path):
     run = tmp_path / "run"
     with held("run", *quick(folder, "--rounds", "20", "--out", run), run=run, number=2) as process:
         process.send_signal(signal.SIGINT)

@@ -1,8 +1,8 @@
 """Words that are keys: in files, messages, recipes, seeds and commands. A rename must not change any of them.
 
-A run, a pack or a result that somebody made with version 0.1 is read by these words, and random numbers are hashed from
-some of them. Every test compares what the code uses with a literal. If one fails after a rename, undo that part of the
-rename. Change a literal only together with a version note in the changelog, and code that still reads the old word.
+Runs, packs and results of version 0.1 are read by these words, and random numbers are hashed from some of them. Every
+test compares what the code uses with a literal. If one fails after a rename, undo that part of the rename. Change a
+literal only together with a version note in the changelog, and code that still reads the old word.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from fednorms.transforms.chains import CHAINS
 from tests.support.after import write_images
 from tests.support.tables import MINI, table
 
-# What turns names into random numbers, by its name in calls.
+# Functions that turn names into random numbers.
 HASHERS = {"seed_of", "stream", "permutation", "normals", "chance", "draws", "_Draws", "repeatable", "shuffled"}
 HASHERS |= {"_shuffled", "even"}
 
@@ -97,7 +97,7 @@ def options_of(cls: type) -> str:
 
 
 def choices_of(cls: type) -> dict[str, list[Any]]:
-    """The words that a setting may have, of all settings that have a list of them."""
+    """The words that a setting may have, for every setting with a list of them."""
     found: dict[str, list[Any]] = {}
     for name, hint in get_type_hints(cls).items():
         inner = [hint, *get_args(hint)]
@@ -108,7 +108,7 @@ def choices_of(cls: type) -> dict[str, list[Any]]:
 
 
 def hashed_words() -> list[str]:
-    """The words in all calls that make seeds from names; `{}` stands for a value, `,` is between two words."""
+    """The words in all calls that make seeds from names; `{}` is a value, `,` separates two words."""
     found = set()
     for file in SOURCES.rglob("*.py"):
         tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -148,7 +148,7 @@ def _product(told: list[str]) -> list[list[str]]:
 
 
 def tiny(name: str = "tiny") -> fn.Federation:
-    """Two sites of whole numbers, so that nothing here depends on a machine's arithmetic."""
+    """Two sites of whole numbers: nothing here depends on a machine's arithmetic."""
     sites = {}
     for k, site in enumerate(("north", "south")):
         n = 16
@@ -729,7 +729,7 @@ PUBLIC = {
 
 
 def test_public_names_and_arguments():
-    """Names may be added, and arguments after those that are here: nobody's call may change its meaning."""
+    """Names may be added, and arguments after those that are here: no existing call may change its meaning."""
     for name, arguments in PUBLIC.items():
         assert name in fn.__all__
         thing = getattr(fn, name)
@@ -1084,7 +1084,7 @@ def test_records_and_keys_of_messages(tmp_path):
     assert kept == words("fixed.safetensors round-000001.safetensors round-000002.safetensors")
 
 
-def test_a_row_names_sites_that_got_lost(tmp_path):
+def test_a_row_names_lost_sites(tmp_path):
     pytest.importorskip("flwr")
     from tests.support import flower_in_process
 

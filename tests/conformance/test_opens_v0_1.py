@@ -1,7 +1,7 @@
 """Files that version 0.1 wrote are still opened, used and continued.
 
 `tests/fixtures/make_v0_1.py` made them at the first release. They come from another machine, whose floats may differ in
-the last bit: so rounds, fields and finite scores are compared, and bits only where they were read and not computed.
+the last bit. So rounds, fields and finite scores are compared; bits only where they are read, not computed.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_a_finished_run_predicts_and_exports(here):
     old, new = (json.loads(Path(name, "model.json").read_text()) for name in ("exported", "again"))
     assert new.keys() == old.keys()
     images = torch.from_numpy(material.images(5, 1)[0])
-    # Nothing was computed but the same model on the same machine.
+    # Both are the same model on the same machine.
     assert torch.equal(fn.load_model("exported").logits(images), fn.load_model("again").logits(images))
 
 

@@ -1,4 +1,4 @@
-"""Every ordered pair of methods: it trains, or composing it fails at once and says which parts do not go together.
+"""Every ordered pair of methods trains, or is refused when composed, with an error that names the incompatible parts.
 
 A sample, chosen by a hash of the names, in `make test`; all pairs in `make test-all`. See `tests/support/pairs.py`.
 """
@@ -23,12 +23,12 @@ def test_the_table_of_neutral_settings_names_methods():
 
 
 def check(a, b):
-    """Train and test the pair, or see that it is refused in words that name both parts."""
+    """Train and test the pair, or check that the refusal names both parts."""
     text = f"{fitting(a)} + {fitting(b)}"
     try:
         trial = Trial.compose(text)
     except BadInput as error:
-        said = str(error).replace(f'Method "{text}"', "")  # which names both, but accuses neither
+        said = str(error).replace(f'Method "{text}"', "")  # this quotes both without saying which is wrong
         for name in (a, b):
             assert not parts_of(name) or any(re.search(rf"\b{p}\b", said) for p in parts_of(name)), said
         return
@@ -45,7 +45,7 @@ def check_neutral(a, b):
     try:
         alone = Trial.compose(fitting(a)).train().tensors()
         both = [Trial.compose(text) for text in (f"{fitting(a)} + {NEUTRAL[b]}", f"{NEUTRAL[b]} + {fitting(a)}")]
-    except BadInput:  # said in the right words: see above
+    except BadInput:  # checked above
         return
     for trial in both:
         found = trial.train().tensors()

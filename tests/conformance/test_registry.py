@@ -33,7 +33,7 @@ COMBINED = [
     "ditto + scaffold + fedrdn",
     "fraug(distance=mmd) + fedprox",
 ]
-# What suits the tiny network: FedWon's rule asks for at least 8 channels, FedRep's ten epochs take time.
+# Options for the tiny network: FedWon's rule needs at least 8 channels, FedRep's ten epochs take time.
 FITTING = {"gn": "gn(groups=2)", "fedrep": "fedrep(head_epochs=1)", "fedfa": "fedfa(after=pool)"}
 TEXTS = [FITTING.get(n, n) for n in NAMES] + COMBINED
 
@@ -54,7 +54,7 @@ def tensors(thing):
 
 
 class Untouched:
-    """Inside this context none of the given values changes, nor is any of their tensors written to."""
+    """Check that inside this context no given value changes and no tensor of theirs is written to."""
 
     def __init__(self, *things):
         self.found = [t for thing in things for t in tensors(thing)]
@@ -71,7 +71,7 @@ class Untouched:
 
 
 def started(text, n=1, dtype=torch.float64, **settings):
-    """A task with its data after `n` rounds, so that every state is there."""
+    """A task with its data after `n` rounds, when every state exists."""
     data = tiny_data(7, 6)
     task = tiny_task(text, data, dtype=dtype, **settings)
     return task, data, rounds(task, data, n)
@@ -183,7 +183,7 @@ def test_the_users_model_is_never_changed(text):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_client_does_not_feel_who_trained_before(text):
+def test_a_client_does_not_depend_on_who_trained_before(text):
     task, data, run = started(text)
     sent = broadcast(task, run.server)
     b = Client("b", data["b"], run.states["b"])
@@ -248,7 +248,7 @@ def test_messages_survive_pickling(text):
 # -- neutral parts --------------------------------------------------------------------------------------------------
 NULLS = ["fedprox(mu=0)", "agc(clip=inf)", "greg(alpha=0, rho=1)", "fedfr(mu=0)", "fixbn(switch=1)", "finetune"]
 HOSTS = ["fedavg", "scaffold", "fedexp", "fedfn", "wn", "fedrdn", "silobn", "fedbn", "perfedavg", "mixbn"]
-# No shared statistics to act on, or a second way to fine-tune: rightly refused.
+# No shared statistics to act on, or a second way to fine-tune: refused on purpose.
 REFUSED = {("greg", "silobn"), ("greg", "fedbn"), ("finetune", "perfedavg"), ("fixbn", "mixbn")}
 
 
@@ -281,7 +281,7 @@ def test_a_method_differs_from_fedavg(text):
     assert moved.keys() != plain.model.keys() or not same(moved, plain.model)
 
 
-def test_setup_leaves_the_model_alone():
+def test_setup_does_not_change_the_model():
     data = tiny_data(7, 6)
     for text in TEXTS:
         task = tiny_task(text, data)

@@ -16,7 +16,7 @@ from fednorms.core.part import HOOKS, REGISTRY, SUMS, Part
 from fednorms.methods.registry import load_all
 
 load_all()
-# Only the library's own: a test elsewhere may have registered a part of its own.
+# Only the library's own parts: another test may have registered a custom one.
 PARTS = {n: c for n, c in sorted(REGISTRY.items()) if c.__module__.startswith("fednorms.methods.")}
 FILES = sorted(p for p in Path(methods.__path__[0]).glob("*.py") if p.stem not in ("__init__", "registry"))
 ALLOWED = (
@@ -132,7 +132,7 @@ def test_method_files_import_only_what_they_may(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=[p.stem for p in FILES])
-def test_method_files_decide_nothing_by_the_letters_of_a_name(path):
+def test_method_files_never_decide_by_the_letters_of_a_name(path):
     tree = ast.parse(path.read_text())
     strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
     assert "bn" not in strings

@@ -5,7 +5,7 @@ import pytest
 from tests.support.tiny import play, same, tiny_data
 
 USED = [
-    # FedNN as a module of the optimisation methods
+    # FedNN as a module of the optimization methods
     "scaffold + fednn",
     "scaffold(variant=feddc) + fednn",
     "feddyn + fednn",
@@ -18,7 +18,7 @@ USED = [
     "greg + fedrdn",
     "greg + fedfa(after='pool')",
     "greg + fedplvm",
-    # feature normalisation
+    # feature normalization
     "fedfn + scaffold",
     "fedfn + scaffold(variant=fedntd)",
     "fedfn + fedexp",
@@ -43,7 +43,7 @@ def _pairs():
 
 
 @pytest.mark.parametrize(("text", "null"), list(_pairs()))
-def test_a_neutral_part_more_changes_nothing(text, null):
+def test_an_additional_neutral_part_changes_nothing(text, null):
     data = tiny_data(7, 6)
     alone = play(text, data, n=2, **SETTINGS)
     for both in (play(f"{text} + {null}", data, n=2, **SETTINGS), play(f"{null} + {text}", data, n=2, **SETTINGS)):

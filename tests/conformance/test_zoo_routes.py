@@ -43,7 +43,7 @@ def test_every_batchnorm_is_local_under_fedbn_and_its_statistics_under_silobn(na
     assert set(fedbn.routes) == set(model.state_dict())
 
 
-def test_a_network_whose_only_normalisation_is_layer_norm_refuses_fedbn_and_names_itself():
+def test_a_network_whose_only_normalization_is_layer_norm_refuses_fedbn_and_names_itself():
     model = nn.Sequential(nn.Flatten(), nn.LayerNorm(12), nn.Linear(12, 2))
     with pytest.raises(BadInput, match='model "transformer" has no tensor'):
         Net(model, method("fedbn"), name="transformer")

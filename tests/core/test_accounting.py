@@ -1,4 +1,4 @@
-"""Epsilon against calculations that do not use the package: closed formulas, integrals, counting."""
+"""Epsilon compared with calculations that do not use the package: closed formulas, integrals, counting."""
 
 import math
 from collections import Counter
@@ -42,7 +42,7 @@ def hockey_stick(p, q, epsilon, step):
 @pytest.mark.parametrize("t", [1, 7, 100])
 def test_every_client_in_every_round_is_the_exact_gaussian(noise, t):
     epsilon = guarantee("all", noise).epsilon(t)
-    if epsilon < 300:  # beyond, exp overflows in this formula
+    if epsilon < 300:  # beyond this, exp overflows in this formula
         assert gaussian_delta(noise / math.sqrt(t), epsilon) == pytest.approx(DELTA, rel=1e-4)
     renyi = min(t * a / (2 * noise**2) + math.log(1 / DELTA) / (a - 1) for a in np.linspace(1.01, 400, 40000))
     assert epsilon <= renyi  # the closed formula for Renyi divergence is an upper bound
@@ -58,7 +58,7 @@ def test_noise_at_the_clients_hides_twice_the_clip(noise, t):
 
 
 @pytest.mark.parametrize(("rate", "noise"), [(0.1, 1.0), (0.4, 1.5), (0.05, 0.7)])
-def test_tossed_clients_in_one_round_against_an_integral(rate, noise):
+def test_bernoulli_clients_in_one_round_against_an_integral(rate, noise):
     x = np.linspace(-25, 25, 400_001)
     step = x[1] - x[0]
     there = (1 - rate) * normal(x, 0, noise) + rate * normal(x, 1, noise)
@@ -68,7 +68,7 @@ def test_tossed_clients_in_one_round_against_an_integral(rate, noise):
     assert hockey_stick(there, away, 0.5 * epsilon, step) > DELTA  # and not far above what is needed
 
 
-def test_tossed_clients_in_many_rounds_against_a_convolution_of_losses():
+def test_bernoulli_clients_in_many_rounds_against_a_convolution_of_losses():
     rate, noise, t, width = 0.2, 1.0, 8, 2e-3
     x = np.linspace(-12, 13, 500_001)
     away, there = normal(x, 0, noise), (1 - rate) * normal(x, 0, noise) + rate * normal(x, 1, noise)
@@ -90,7 +90,7 @@ def test_tossed_clients_in_many_rounds_against_a_convolution_of_losses():
 
 @pytest.mark.parametrize(("m", "noise"), [(2, 2.0), (5, 3.0), (10, 4.0)])
 def test_a_fixed_number_of_clients_hides_one_that_is_replaced_by_its_opposite(m, noise):
-    """Others send nothing; one sends +C in one world and -C in the other, in a round that it is drawn for."""
+    """The others send nothing; one client sends +C in one case and -C in the other, if it is drawn in that round."""
     q = m / 20
     x = np.linspace(-40, 40, 400_001)
     one, other = ((1 - q) * normal(x, 0, noise) + q * normal(x, c, noise) for c in (1, -1))

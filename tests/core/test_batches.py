@@ -63,7 +63,7 @@ def test_fill_makes_all_batches_full_from_the_same_epoch(n, size):
 
 
 @given(SIZES, BATCHES, st.sampled_from(["keep", "drop", "fill"]))
-def test_a_lone_last_image_is_dropped_where_batch_normalisation_needs_two(n, size, last):
+def test_a_last_batch_of_one_is_dropped_where_batch_normalization_needs_two(n, size, last):
     plan, dropped = batch_plan(n, Training(batch_size=size, last=last), Phase(), 0, needs_two=True)
     if plan and size > 1:
         assert len(plan[-1]) > 1

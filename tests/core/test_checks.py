@@ -1,4 +1,4 @@
-"""Mistakes in parts of one's own: the error names part, hook, what was expected and got, the same in every engine."""
+"""Mistakes in custom parts: the error names part, hook, what was expected and found, the same in every engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.tables import table
 from tests.support.tiny import play, tiny_data, tiny_net
 
 
-@pytest.fixture(autouse=True)  # before any other fixture, which may make parts as well
+@pytest.fixture(autouse=True)  # before any other fixture, which may also register parts
 def tidy(parts_as_before):
     pass
 
@@ -38,7 +38,7 @@ def own(**hooks):
 
 
 def returning(hook, value):
-    """A part whose hook returns what a function makes of what the hook gets."""
+    """A part whose hook returns this function of the hook's arguments."""
     if hook in ("protect", "release"):
         how = fn.Privacy(**{"protect": lambda update, e: update, hook: value})
         return own(privacy=lambda self: how)
@@ -63,7 +63,7 @@ def two_rounds(kind, p):
 
 
 def said(p, kinds=(Loop, Graphs), error=BadInput):
-    """What every engine says of a part."""
+    """The error that every engine raises for a part."""
     texts = []
     for kind in kinds:
         with pytest.raises(error) as caught:
@@ -139,20 +139,20 @@ WRONG = {  # hook, what it returns, and how the error ends
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_a_hook_returns_wrongly_is_told(case):
+def test_a_wrong_return_value_of_a_hook_is_reported(case):
     hook, value, words = WRONG[case]
     assert re.search(f"^own: {hook} must return .*{words}.*[.]$", said(returning(hook, value)))
 
 
 @pytest.mark.parametrize("when", ["setup", "before", "after"])
-def test_what_a_pass_returns_wrongly_is_told(when):
+def test_a_wrong_return_value_of_a_pass_is_reported(when):
     text = said(own(passes=lambda self: job(when, client=lambda local: 1.0)))
     assert text.startswith("own: client of a pass must return two Trees, what is kept and what is sent, got float.")
     text = said(own(passes=lambda self: job(when, server=lambda up, r: 1.0)))
     assert text.startswith("own: server of a pass must return the server's new state, a Tree, got float.")
 
 
-def test_names_and_shapes_are_looked_at_in_every_phase():
+def test_names_and_shapes_are_checked_in_every_phase():
     def plan(self, phases, c):
         return [Phase(train="head"), Phase(train="body")]
 
@@ -164,7 +164,7 @@ def test_names_and_shapes_are_looked_at_in_every_phase():
     )
 
 
-def test_a_federation_that_is_none_is_told():
+def test_an_object_that_is_not_a_federation_is_reported():
     with pytest.raises(BadInput, match="own: arrange must return a Federation, got NoneType"):
         fn.run(returning("arrange", lambda f: None), federation(), model=tiny_net(), rounds=1)
 
@@ -184,16 +184,16 @@ def cut(logits, y):
 @pytest.mark.parametrize(
     ("loss", "words"), [(none, "got NoneType"), (vector, r"got a tensor of \(4,\)"), (cut, "with a gradient, got one")]
 )
-def test_a_loss_of_ones_own_returns_one_number(loss, words):
+def test_a_custom_loss_must_return_one_number(loss, words):
     with pytest.raises(BadInput, match=rf'^The loss "{loss.__name__}" must return .*{words}'):
         play("fedavg", n=1, loss=loss)
     base = returning("objective", lambda s: s.base(s.logits, s.y))
-    if loss is not cut:  # a part that only hands it on is not to blame
+    if loss is not cut:  # a part that only passes it on is not named
         with pytest.raises(BadInput, match=rf'^The loss "{loss.__name__}" must return one number as a tensor, {words}'):
             play(Method((base,)), n=1, loss=loss)
 
 
-def test_undeclared_uploads_beside_privacy_are_told():
+def test_undeclared_uploads_with_privacy_are_reported():
     talker = own(finish=lambda self, e: (e.mine, Tree(n=one)))
     text = r"own: finish or a pass sends its own tensors \(n\), which dplocal does not protect.*uploads = True"
     with pytest.raises(BadInput, match=text):
@@ -202,14 +202,14 @@ def test_undeclared_uploads_beside_privacy_are_told():
 
 # -- what is not finite ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("hook", ["server", "stats", "release"])
-def test_a_server_step_that_is_not_finite_is_the_servers(hook):
+def test_a_server_step_that_is_not_finite_names_the_server(hook):
     spoil = {"server": lambda d, r: (d * float("nan"), r.mine)}.get(hook, lambda d, r: d * float("inf"))
     text = said(returning(hook, spoil), error=Diverged)
     assert text.startswith(f"The server's step of round 1 is not finite: own ({hook})")
     assert "Client" not in text
 
 
-def test_a_server_state_that_is_not_finite_is_told_of():
+def test_a_server_state_that_is_not_finite_is_reported():
     p = own(
         init=lambda self, w: (w.zeros(), Tree()),
         down=lambda self, mine: mine,
@@ -221,7 +221,7 @@ def test_a_server_state_that_is_not_finite_is_told_of():
     assert "own (server)" in text
 
 
-def test_weights_that_are_not_finite_from_the_start_are_told():
+def test_initial_weights_that_are_not_finite_are_reported():
     model = tiny_net()
     nn.init.constant_(model.norm.weight, float("nan"))
     with pytest.raises(
@@ -241,7 +241,7 @@ def test_the_hook_that_is_not_finite_is_named(hook):
 
 
 # -- surgery ---------------------------------------------------------------------------------------------------------
-def test_surgery_that_spoils_a_model_is_told_from_images_that_do_not_fit():
+def test_surgery_that_breaks_a_model_is_distinguished_from_images_that_do_not_fit():
     wider = returning("surgery", lambda m, h: swap(m, is_batchnorm, lambda bn, name: nn.BatchNorm2d(5)))
     text = said(wider)
     assert text.startswith("own: after its surgery (norm: BatchNorm2d(4) -> BatchNorm2d(5)), and not before, model")
@@ -257,7 +257,7 @@ def test_surgery_that_spoils_a_model_is_told_from_images_that_do_not_fit():
         fn.describe(innocent, tiny_net(), shape=(1, 8, 8))
 
 
-# -- what is no part, no method, no model ----------------------------------------------------------------------------
+# -- objects that are not parts, methods or models -------------------------------------------------------------------
 class Bare:
     def grad(self, g, s):
         return g
@@ -278,13 +278,13 @@ class Unnamed(Part):
         ([], "expected text, a Method or a part, got an empty list"),
     ],
 )
-def test_what_is_no_method_is_told(given, words):
+def test_an_object_that_is_not_a_method_is_reported(given, words):
     for use in (method, fn.run, lambda m: fn.compare([m]), fn.describe):
         with pytest.raises(BadInput, match=words):
             use(given)
 
 
-def test_a_class_that_is_no_part_is_told():
+def test_a_class_that_is_not_a_part_is_reported():
     with pytest.raises(
         BadInput, match=r'Part "bare": Bare is not a subclass of fn.Part. Write `class Bare\(fn.Part\):`'
     ):
@@ -301,7 +301,7 @@ def test_parts_and_methods_add_up_either_way():
         p + "fedbn"
 
 
-def test_a_class_in_place_of_a_model_or_a_loss_is_told():
+def test_a_class_instead_of_a_model_or_a_loss_is_reported():
     model = r"model: Flatten is a class. Pass an instance of it, Flatten\(...\), or a name"
     for use in (fn.run, lambda m, **options: fn.compare([m], **options), fn.describe):
         with pytest.raises(BadInput, match=model):
@@ -312,7 +312,7 @@ def test_a_class_in_place_of_a_model_or_a_loss_is_told():
         fn.run("fedavg", loss=nn.CrossEntropyLoss)
 
 
-# -- exceptions in the user's own code -------------------------------------------------------------------------------
+# -- exceptions in custom code ---------------------------------------------------------------------------------------
 CRASHING = """
 import fednorms as fn
 
@@ -353,7 +353,7 @@ def test_a_traceback_ends_with_part_and_hook():
     assert place(_portable(caught.value)) == PLACE.partition(", in ")[2]
 
 
-def test_exceptions_outside_of_parts_are_placed_in_the_users_files():
+def test_exceptions_outside_of_parts_are_located_in_the_users_files():
     def lost(logits, y):
         raise KeyError("lost")
 
@@ -364,13 +364,13 @@ def test_exceptions_outside_of_parts_are_placed_in_the_users_files():
     assert place(ValueError()) == ""
 
 
-def test_an_exception_of_the_librarys_own_parts_is_placed_too():
+def test_an_exception_in_the_librarys_own_parts_is_located_too():
     with pytest.raises(AttributeError) as caught:
         method("fedprox").parts[0].loss(None)
     caught.value.__traceback__ = caught.value.__traceback__.tb_next  # without this test
     assert re.fullmatch(r'part "fedprox", hook loss \(fedprox.py, line \d+\)', place(caught.value))
 
 
-def test_rules_of_evaluation_are_still_taken():
+def test_rules_of_evaluation_are_still_accepted():
     assert method("fedavg").evaluation() == Eval()
     assert play(own(evaluation=lambda self: Eval()) + method("fedavg"), tiny_data(8), n=1).model

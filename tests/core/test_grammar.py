@@ -1,4 +1,4 @@
-"""Methods as text: what is read, what is written, and what is refused with which words."""
+"""Methods as text: what is read, what is written, and what is refused with which message."""
 
 import dataclasses
 import pickle
@@ -47,7 +47,7 @@ def parts(draw, name=None):
 def test_every_method_survives_its_own_text(some):
     try:
         m = Method(tuple(some))
-    except BadInput:  # two parts that rule each other out
+    except BadInput:  # two parts that exclude each other
         assume(False)
     again = method(str(m))
     assert again == m
@@ -111,7 +111,7 @@ def test_every_name_is_readable_and_listed():
 
 
 @given(st.sampled_from(sorted({*REGISTRY, *SUMS})), st.data())
-def test_a_slip_of_one_letter_is_answered_with_the_right_name(name, data):
+def test_a_typo_of_one_letter_gets_the_right_name_suggested(name, data):
     assume(len(name) > 4)
     at = data.draw(st.integers(1, len(name) - 1))
     typo = name[:at] + "z" + name[at + 1 :]
@@ -163,7 +163,7 @@ def test_refusals_say_what_is_wrong(text, words):
         method(text)
 
 
-def test_several_wrong_options_are_told_at_once():
+def test_several_wrong_options_are_reported_at_once():
     with pytest.raises(BadInput, match=r"alpha must be.*; greg: rho must be"):
         method("greg(alpha=-1, rho=2)")
 
@@ -192,7 +192,7 @@ def test_two_objectives_are_refused_by_name():
         del REGISTRY["other_loss"]
 
 
-def test_two_input_normalisations_are_refused_by_name():
+def test_two_input_normalizations_are_refused_by_name():
     @part("other_input")
     class Other(Part):
         normalises_input = True
@@ -218,7 +218,7 @@ def test_two_weightings_are_refused_unless_the_recipe_chooses():
         del REGISTRY["by_size"]
 
 
-def test_integers_are_taken_for_numbers_and_stored_as_such():
+def test_integers_are_accepted_as_numbers_and_stored_as_such():
     @part("knob")
     class Knob(Part):
         x: float = option(0.5, at_least=0.0)

@@ -97,7 +97,7 @@ def test_user_models():
     assert split_head(Named()) == ["classifier.2"]
 
 
-def test_an_explicit_head_is_taken():
+def test_an_explicit_head_is_used():
     net = nn.ModuleDict({"one": nn.Linear(4, 2), "two": nn.Sequential(nn.ReLU(), nn.Linear(4, 2))})
     assert split_head(net, "one") == ["one"]
     assert split_head(net, ["one", "two"]) == ["one", "two.1"]
@@ -147,7 +147,7 @@ def test_features_in_front_of_a_convolution_are_means_over_positions():
         torch.testing.assert_close(features, model[:5](x).mean((2, 3)))
 
 
-def test_standardised_convolutions_leave_the_classifier_alone():
+def test_standardized_convolutions_do_not_change_the_classifier():
     for text in ("wn", "ws", "fedwon"):
         net = Net(all_convolutional(), method(text))
         assert isinstance(net.module[0], StandardisedConv2d)

@@ -1,4 +1,4 @@
-"""Moments: the ones made from others against torch's own, and the derivatives of those with a gradient of their own."""
+"""Moments: derived ones compared with torch's, and the derivatives of those with their own gradient."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from fednorms.core.noise import _unit, hashed_uniform
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_ends_of_the_interval_are_never_drawn(dtype):
-    """In float32 a 24-bit number and a half rounds up to 2^24 at its end, and a Gumbel number of 1 is infinite."""
+    """In float32 the largest 24-bit number plus a half rounds up to 2^24, and the Gumbel number of 1 is infinite."""
     least, most = _unit(torch.tensor([0, -1]), dtype)  # no bit and every bit
     assert 0 < least < most < 1
     assert torch.isfinite(-torch.log(-torch.log(torch.stack([least, most])))).all()
@@ -40,7 +40,7 @@ def test_another_key_gives_unrelated_numbers(change):
     assert abs(float(shifted)) * 12 < 5 / 100_000**0.5
 
 
-def test_bits_of_neighbouring_steps_and_streams_look_like_coin_flips():
+def test_bits_of_neighboring_steps_and_streams_look_like_coin_flips():
     """Every bit of a number flips in half of the cases when only the step, the stream or the client moves by one."""
     base = torch.tensor([1000, 7])
     for key, number in ((torch.tensor([1001, 7]), 3), (torch.tensor([1000, 8]), 3), (base, 4)):

@@ -46,7 +46,7 @@ def test_sgd_is_torchs(momentum, decay, clip, dtype):
     drive(settings, lambda p: torch.optim.SGD(p, **settings), clip=clip, dtype=dtype)
 
 
-def test_a_gradient_may_lie_differently_in_memory_than_its_weights():
+def test_a_gradient_may_have_another_memory_layout_than_its_weights():
     w = torch.arange(24.0).reshape(2, 3, 2, 2)
     g = torch.randn(2, 3, 2, 2)
     for weights, gradient in [(w, g.contiguous(memory_format=torch.channels_last)), (w.transpose(0, 3), g.mT)]:
@@ -62,11 +62,11 @@ def test_a_gradient_may_be_of_another_dtype_than_its_weights():
     assert params["w"].tolist() == [0.5, 0.5, 0.5]
 
 
-def test_a_kept_velocity_may_lie_differently_in_memory_than_its_weights():
+def test_a_kept_velocity_may_have_another_memory_layout_than_its_weights():
     net = Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), method("fedavg"))
     training = Training(lr=0.5, momentum=0.5, keep_momentum=True)
     task = Task(net, training, 1, 0, 1, 8)
-    velocity = torch.arange(12.0).reshape(4, 3).T  # as it comes back from a disk, say
+    velocity = torch.arange(12.0).reshape(4, 3).T  # for example after it was read from disk
     state = ClientState(1, Tree(), {}, Tree({"1.weight": velocity}))
     client = Client("a", Split(torch.zeros(8, 1, 2, 2), torch.zeros(8, dtype=torch.long)), state)
     carry, _ = begin(task, broadcast(task, initial_state(task)), client)
@@ -111,7 +111,7 @@ def test_weight_decay_comes_after_clipping():
     torch.testing.assert_close(still.model["conv.weight"], start * (1 - 0.05), atol=1e-9, rtol=0)
 
 
-def test_momentum_starts_afresh_every_round_unless_kept():
+def test_momentum_starts_at_zero_every_round_unless_kept():
     data = tiny_data(8)
     fresh, kept = (play("fedavg", data, n=2, momentum=0.9, keep_momentum=k) for k in (False, True))
     one, other = (play("fedavg", data, n=1, momentum=0.9, keep_momentum=k) for k in (False, True))

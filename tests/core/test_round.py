@@ -169,7 +169,7 @@ def test_a_part_sees_only_its_own_state():
 
 @pytest.mark.usefixtures("parts_as_before")
 def test_every_hook_is_reached():
-    # A hook that nobody calls is a promise that nobody keeps. (`arrange` is for whoever makes the task, `trips` for
+    # A documented hook that is never called would be a bug. (`arrange` is called when the task is made, `trips` by
     # `describe`.)
     called = set()
 
@@ -231,7 +231,7 @@ def test_a_clients_relative_size_and_the_context():
 
 
 # -- divergence ---------------------------------------------------------------------------------------------------
-def test_divergence_names_client_round_step_and_cure():
+def test_divergence_names_client_round_step_and_fix():
     data = tiny_data(8)
     with pytest.raises(Diverged, match=r'Client "a" diverged in round 1, step 2.*Lower the learning rate'):
         play("nonorm", data, n=1, lr=1e200)
@@ -338,7 +338,7 @@ def test_tied_weights_have_one_slot_and_stay_tied():
     )
 
 
-def test_an_unused_parameter_just_stays():
+def test_an_unused_parameter_does_not_change():
     model = tiny_net()
     model.spare = nn.Linear(2, 2).double()
     data = tiny_data(6)

@@ -94,7 +94,7 @@ def test_selection_by_module_is_selection_by_name():
     assert not same(by_module.model, play("fedavg", n=2).model)
 
 
-def test_init_hands_on_tensors_only():
+def test_init_passes_on_tensors_only():
     class Keeper(Part):
         @override
         def init(self, w):

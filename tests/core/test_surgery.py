@@ -122,7 +122,7 @@ def test_tied_weights_of_two_convolutions_stay_tied():
     assert net[0].weight is net[1].weight
 
 
-def test_a_surgeried_model_can_be_copied_and_saved():
+def test_a_model_after_surgery_can_be_copied_and_saved():
     net = small()
     swap(net, nn.Conv2d, lambda old, name: WSConv2d.like(old, name=name))
     swap(net, is_batchnorm, lambda old, name: AdaptiveGroupNorm.like(old, name=name))

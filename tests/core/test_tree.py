@@ -123,7 +123,7 @@ def test_clone_shares_nothing_and_detach_shares_everything():
     assert not c["w"].requires_grad
 
 
-def test_types_and_places():
+def test_dtypes_and_devices():
     a = Tree(w=torch.ones(2), n=torch.tensor(1))
     assert [t.dtype for t in a.to(torch.float64).values()] == [torch.float64, torch.int64]
     assert a.nbytes() == 16
@@ -136,7 +136,7 @@ def test_finite_looks_at_floating_entries():
     assert Tree().finite()
 
 
-def test_empty_trees_calculate_too():
+def test_arithmetic_of_empty_trees():
     empty = Tree()
     assert empty + empty == empty * 2.0 == empty / 2.0 == -empty == {}
     assert float(empty.sqnorm()) == 0.0

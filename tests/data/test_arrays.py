@@ -22,7 +22,7 @@ def whole(x, **options):
     return from_arrays({"a": {"train": (x, y)}}, **options).sites[0].train.x
 
 
-def test_layouts_are_told_apart():
+def test_layouts_are_distinguished():
     x = numbers(5, 6, 7)
     assert torch.equal(whole(x), torch.from_numpy(x)[:, None])
     x = numbers(5, 6, 7, 3)
@@ -33,7 +33,7 @@ def test_layouts_are_told_apart():
 
 
 @pytest.mark.parametrize("shape", [(5, 3, 3, 3), (5, 1, 8, 4), (5, 2, 8, 8), (5, 8)])
-def test_an_unclear_layout_must_be_said(shape):
+def test_an_ambiguous_layout_must_be_given(shape):
     with pytest.raises(BadInput, match=r'site "a", train: .*layout='):
         whole(numbers(*shape))
     if len(shape) == 4:
@@ -53,7 +53,7 @@ def test_refuses_a_wrong_or_unknown_layout_and_channels():
         whole(numbers(5, 2, 8, 8), layout="NCHW", channels=3)
 
 
-def test_channels_are_repeated_dropped_or_made_grey_as_pillow_does():
+def test_channels_are_repeated_dropped_or_made_gray_as_pillow_does():
     grey = numbers(4, 6, 6)
     assert torch.equal(whole(grey, channels=3), torch.from_numpy(np.stack([grey] * 3, 1)))
     colour = numbers(4, 6, 6, 4)
@@ -93,7 +93,7 @@ def test_arrays_that_torch_cannot_hold_are_copied():
     assert torch.equal(whole(x[::-1]), torch.from_numpy(x[::-1].copy())[:, None])
 
 
-def test_nothing_is_copied_without_need():
+def test_nothing_is_copied_unnecessarily():
     x, t = numbers(4, 3, 8, 8), torch.zeros(4, 3, 8, 8)
     assert np.shares_memory(whole(x).numpy(), x)
     assert whole(t).data_ptr() == t.data_ptr()
@@ -220,7 +220,7 @@ def test_datasets_of_tensors_arrays_and_pictures_agree():
         assert from_datasets({"a": kind}).fingerprint() == expected
 
 
-def test_datasets_in_grey_and_as_splits():
+def test_datasets_in_gray_and_as_splits():
     x = numbers(6, 9, 9)
     grey = Pictures([Image.fromarray(i) for i in x], [0, 1] * 3, ["no", "yes"])
     palette = Pictures([Image.fromarray(i).convert("P") for i in x], [0, 1] * 3, ["no", "yes"])

@@ -1,4 +1,4 @@
-"""Splits, sites and federations: what they hold, and that bad ones are refused with all that is wrong."""
+"""Splits, sites and federations: what they hold, and bad ones are refused with all their problems."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_fingerprint_of_floats_of_any_type():
     assert len(found) == 2
 
 
-def test_repr_and_dict_say_what_there_is():
+def test_repr_and_dict_show_the_content():
     fed = federation(Site("north", "ct", make(6), make(2), attributes={"vendor": "x"}), Site("s", "mr", test=make(1)))
     table = [line.split() for line in repr(fed).splitlines()[1:]]
     assert table == [
@@ -141,7 +141,7 @@ def test_pooled_holds_all_training_data_once_and_tests_per_site():
     assert {s.name: list(s.splits) for s in pool.unseen} == {"a": ["test"], "u": ["test"]}
 
 
-def test_an_empty_split_is_no_split():
+def test_an_empty_split_is_ignored():
     empty = Split(torch.zeros(0, 1, 4, 4), torch.zeros(0, dtype=torch.int64))
     assert Site("a", "a", make(), empty, empty).splits.keys() == {"train"}
 
@@ -157,7 +157,7 @@ def test_refuses_no_sites_no_training_site_and_no_classes():
     assert 'class names given twice: "cat"' in refused(Site("a", "a", make()), classes=("cat", "cat"))
 
 
-def test_refuses_two_sites_of_one_name():
+def test_refuses_two_sites_with_the_same_name():
     assert '2 sites are named "a"' in refused(Site("a", "a", make()), Site("a", "b", make()))
 
 
@@ -206,7 +206,7 @@ def test_refuses_images_without_channels_and_mixed_types_and_wrong_preprocessing
     assert "preprocessing has 3 channels" in refused(Site("a", "a", make()), preprocessing=Preprocessing.centered(3))
 
 
-def test_says_all_problems_at_once():
+def test_reports_all_problems_at_once():
     message = refused(
         Site("a", "a", Split(make().x, make().y + 1)),
         Site("a", "a", make(shape=(1, 5, 5))),
@@ -253,7 +253,7 @@ def test_preprocessing_against_the_formula():
     assert x.dtype == torch.uint8
 
 
-def test_preprocessing_leaves_floats_and_inputs_alone():
+def test_preprocessing_does_not_change_floats_and_inputs():
     x = torch.randn(2, 1, 3, 3)
     before = x.clone()
     assert torch.equal(Preprocessing()(x), x)

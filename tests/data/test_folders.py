@@ -16,7 +16,7 @@ from fednorms.data import MappedImages, from_folders, site_from_folder
 
 
 def picture(path: Path, value=0, size=(6, 5), mode="RGB"):
-    """Save an image whose pixels tell its value; size is (width, height)."""
+    """Save an image whose pixels all have this value; size is (width, height)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     bands = len(Image.new(mode, (1, 1)).getbands())
     pixels = np.full((size[1], size[0], bands), value, dtype=np.uint8)
@@ -26,7 +26,7 @@ def picture(path: Path, value=0, size=(6, 5), mode="RGB"):
 
 @pytest.fixture
 def root(tmp_path):
-    """Two sites: one has two classes, the other has a third one as well; each image has its own grey."""
+    """Two sites: one has two classes, the other a third one as well; each image has its own gray value."""
     value = 0
     for site, labels in (("oslo", ("dog", "cat")), ("bonn", ("cat", "cow", "dog"))):
         for label in labels:
@@ -134,7 +134,7 @@ def test_test_images_do_not_depend_on_the_fraction_for_validation(root, group):
         assert len(site.val) == pytest.approx(0.35 * sum(map(len, site.splits.values())), abs=1)
 
 
-def test_a_pattern_that_tells_nobody_apart_is_refused(root):
+def test_a_pattern_that_does_not_distinguish_patients_is_refused(root):
     with pytest.raises(BadInput, match="group makes 1 groups, too few"):
         load(root, group=r"^(p)")
 
@@ -151,7 +151,7 @@ def test_stacks_of_slices_and_pixels_out_of_range_are_refused_by_name(tmp_path):
         load(tmp_path / "signed", size=4)
 
 
-def test_twelve_bits_in_sixteen_are_noted(tmp_path):
+def test_images_with_twelve_of_sixteen_bits_are_noted(tmp_path):
     for i, high in enumerate((4095, 300)):
         pixels = np.linspace(0, high, 36).reshape(6, 6).astype(np.uint16)
         (tmp_path / "d" / "a" / "x").mkdir(parents=True, exist_ok=True)
@@ -160,15 +160,15 @@ def test_twelve_bits_in_sixteen_are_noted(tmp_path):
         load(tmp_path / "d", val=0, test=0)
 
 
-def test_classes_that_differ_in_encoding_alone_are_noted(tmp_path):
+def test_classes_that_differ_only_in_encoding_are_noted(tmp_path):
     for site, label in (("a", "m\u00fcde"), ("b", "mu\u0308de")):
         picture(tmp_path / "d" / site / label / "0.png")
     (note,) = load(tmp_path / "d").source["notes"]
     assert "encoding" in note
 
 
-def test_a_copy_that_keeps_its_time_is_seen(tmp_path):
-    path = tmp_path / "d" / "oslo" / "dog" / "0.bmp"  # of one size whatever it shows
+def test_a_changed_file_with_the_same_time_is_noticed(tmp_path):
+    path = tmp_path / "d" / "oslo" / "dog" / "0.bmp"  # the same size for any content
     picture(path, 10)
     picture(path.with_name("1.bmp"), 20)
     before, found = load(tmp_path / "d", val=0, test=0).fingerprint(), path.stat()
@@ -178,7 +178,7 @@ def test_a_copy_that_keeps_its_time_is_seen(tmp_path):
     assert load(tmp_path / "d", val=0, test=0).fingerprint() != before
 
 
-def test_refuses_a_patient_that_given_splits_divide_and_patterns_that_do_not_match(root, tmp_path):
+def test_refuses_a_patient_in_two_given_splits_and_patterns_that_do_not_match(root, tmp_path):
     picture(tmp_path / "d" / "a" / "train" / "cat" / "p1-0.png")
     picture(tmp_path / "d" / "a" / "test" / "cat" / "p1-1.png")
     with pytest.raises(BadInput, match=r"group .p1. is in both"):
@@ -254,7 +254,7 @@ def test_images_are_decoded_once(root, monkeypatch):
     assert len(opened) == 100, "another size is another cache"
 
 
-def test_a_changed_or_new_file_is_seen(root):
+def test_a_changed_or_new_file_is_noticed(root):
     before = load(root)
     path = root / "oslo" / "cat" / "p0-0.png"
     picture(path, 99)

@@ -1,4 +1,4 @@
-"""Generated data: the specification's constants and definitions, plain references, dials that do what they say."""
+"""Generated data: constants and definitions, plain references, and dials that change only what they should."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fednorms.data.show import view
 
 
 def photos(n=6, size=32, seed=0):
-    """Smooth colourful images."""
+    """Smooth colorful images."""
     r = np.random.RandomState(seed)
     small = torch.from_numpy(r.random_sample((n, 3, 5, 5))).float()
     big = torch.nn.functional.interpolate(small, size=(size, size), mode="bilinear")
@@ -57,7 +57,7 @@ def test_there_are_nineteen_with_five_severities_each():
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_each_is_decided_by_its_seed_and_changes_the_image(name):
+def test_each_depends_on_its_seed_and_changes_the_image(name):
     x = photos(3)
     for severity in (1, 5):
         y = corrupt(x, name, severity, seed=1)

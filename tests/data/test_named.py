@@ -125,7 +125,7 @@ def test_by_path(tmp_path):
     assert federation(federation(tmp_path / "d").source["spec"]).fingerprint() == expected
 
 
-def test_unknown_names_are_answered_with_the_nearest_and_the_list():
+def test_the_error_for_an_unknown_name_has_the_nearest_one_and_the_list():
     with pytest.raises(
         BadInput, match=r"No federation .digit-shft.; did you mean \"digits-shift\"\? There are .*folder:PATH"
     ):
@@ -136,7 +136,7 @@ def test_unknown_names_are_answered_with_the_nearest_and_the_list():
         federation("folder:/no/such/place")
 
 
-def test_a_federation_that_exists_cannot_be_made_otherwise(digits):
+def test_settings_that_define_a_federation_are_refused_for_an_object(digits):
     with pytest.raises(BadInput, match="already exists: seed, size"):
         federation(digits, size=8, seed=1)
 
@@ -169,7 +169,7 @@ def test_a_folder_that_is_something_else_is_shown(tmp_path):
         federation(tmp_path / "classes")
 
 
-def test_a_federation_remembers_how_it_was_asked_for_until_it_is_changed(digits):
+def test_a_federation_remembers_its_name_and_settings_until_it_is_changed(digits):
     found = federation("digits-shift", size=8, seed=2)
     assert found.asked_for == ("digits-shift", {"size": 8, "seed": 2})
     assert federation(found).asked_for == found.asked_for

@@ -19,7 +19,7 @@ from tests.support.layouts import gradient
 
 
 def images(channels=3, dtype=torch.uint8, sites=3, seed=0):
-    """Sites with smooth pictures, so that a lossy codec stays near them."""
+    """Sites with smooth pictures, which a lossy codec changes little."""
     made = []
     for i in range(sites):
         rows = torch.linspace(0, 200, 12).view(1, 1, 12, 1)
@@ -62,7 +62,7 @@ def test_what_goes_in_comes_out(tmp_path, codec):
     assert isinstance(pooled.clients[0].train.x, PackedImages)
 
 
-def test_grey_and_float_images(tmp_path):
+def test_gray_and_float_images(tmp_path):
     grey = images(channels=1)
     for codec in ("raw", "png"):
         assert unpacked(pack(grey, tmp_path / f"{codec}.fnpack", codec)).fingerprint() == grey.fingerprint()
@@ -163,7 +163,7 @@ def test_foreign_files_are_refused(tmp_path):
 
 
 def test_tables_that_point_outside_are_refused(tmp_path):
-    """A header with a right hash is still not believed."""
+    """A header with a correct hash is still checked."""
     import hashlib
     import struct
 
@@ -202,7 +202,7 @@ def test_a_damaged_image_is_named(tmp_path):
         ("gif", None, "codec must be"),
     ],
 )
-def test_bad_wishes(tmp_path, codec, quality, message):
+def test_bad_options(tmp_path, codec, quality, message):
     with pytest.raises(BadInput, match=message):
         pack(images(), tmp_path / "p.fnpack", codec, quality)
     assert not os.listdir(tmp_path)

@@ -26,7 +26,7 @@ def labels(n=200, classes=10, seed=0):
 
 
 def tiny(domains=("d0", "d1"), n=40, test=20, classes=4):
-    """Every pixel tells domain and position, so that a sample can be recognised anywhere."""
+    """Every pixel encodes domain and position, which identify a sample anywhere."""
     sites = []
     for d, name in enumerate(domains):
         parts = []
@@ -61,7 +61,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("text", ALL)
-def test_every_rule_is_disjoint_exhaustive_and_decided_by_the_seed(text):
+def test_every_rule_is_disjoint_exhaustive_and_determined_by_the_seed(text):
     y, chosen = labels(), rule(text)
     shares = chosen(y, seed=3)
     assert len(shares) == chosen.clients
@@ -90,7 +90,7 @@ def test_dirichlet_rules_end_and_are_whole_for_any_concentration(clients, beta, 
 
 # -- the known hangs ------------------------------------------------------------------------------------------------
 def test_a_minimum_that_no_draw_reaches_is_repaired(monkeypatch):
-    # The public code draws again for ever: 20 clients of exactly 10 samples each is not a Dirichlet draw.
+    # The public code draws again forever: 20 clients of exactly 10 samples each is not a Dirichlet draw.
     y, draw, drawn = labels(200), DirichletClass._draw, []
 
     def counted(self, *given):
@@ -104,7 +104,7 @@ def test_a_minimum_that_no_draw_reaches_is_repaired(monkeypatch):
     assert_whole(shares, 200)
 
 
-def test_a_minimum_that_cannot_be_is_an_error():
+def test_an_impossible_minimum_is_an_error():
     with pytest.raises(BadInput, match="21 clients of at least 10 samples need 210 samples, but there are 200"):
         rule("dirichlet(clients=21, beta=0.3)")(labels(200))
     with pytest.raises(BadInput, match="there are 3"):

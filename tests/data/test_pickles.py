@@ -112,7 +112,7 @@ def test_arrays_are_rebuilt_from_checked_bytes():
             loads(evil)
 
 
-def test_the_stand_ins_cannot_be_called_or_changed():
+def test_the_placeholders_cannot_be_called_or_changed():
     for evil in (
         b"cnumpy\nndarray\n(K\x01tR.",  # numpy.ndarray(1)
         b"cnumpy\nndarray\n.",  # the class itself
@@ -128,7 +128,7 @@ def test_the_stand_ins_cannot_be_called_or_changed():
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04", pickle.dumps(np.arange(100))[:-20], b"\x80\x04]\x94h\x00a."])
-def test_damaged_files_are_said_to_be(data):
+def test_damaged_files_are_reported_as_such(data):
     with pytest.raises(BadInput):
         loads(data, "x.pkl")
 

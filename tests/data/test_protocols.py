@@ -1,4 +1,4 @@
-"""What a data set's protocol brings along: augmentation, loss, class weights and metric, recorded and never doubled."""
+"""What a data set's protocol sets: augmentation, loss, class weights and metric, recorded and never applied twice."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_methods_own_augmentation_wins_and_nothing_is_augmented_twice():
         Recipe.make({"data": {"augment": "fliprotate"}})
 
 
-def test_what_was_taken_is_recorded_and_a_run_goes_on_with_it(tmp_path):
+def test_protocol_settings_are_recorded_and_a_run_continues_with_them(tmp_path):
     path = pack(tiny(Protocol("crop_flip")), tmp_path / "tiny.fnpack")
     recipe = Recipe(method="fedbn", federation=f"pack:{path}", rounds=2, training={"batch_size": 4})
     whole = fednorms.run(recipe=recipe)
@@ -162,7 +162,7 @@ def test_fed_isic2019_is_the_papers_federation_in_one_call(tmp_path):
     logits, y = torch.zeros(1, 8, dtype=torch.float64), torch.tensor([1])
     p = torch.tensor(1 / 8, dtype=torch.float64)
     assert torch.isclose(session.task.loss(logits, y), isic.WEIGHTS[1] * (1 - p) ** 2 * -p.log())
-    # What comes after training finds the same task, and reads files at the stored size before their middle is cut out.
+    # Commands after training use the same task, and read files at the stored size before the center crop.
     opened = fednorms.open_run(tmp_path / "run")
     assert str(opened.task.method) == "augment(chain='isic') + fedbn"
     assert (opened.facts.shape, opened.facts.stored_shape) == ((3, 16, 16), (3, 17, 17))
@@ -209,7 +209,7 @@ def test_every_chain_runs_in_graphs(chain):
     assert_same(task, play(task, loop, 2), play(other, graphs, 2), loop, graphs)
 
 
-def test_a_network_sees_the_middle_and_shapes_say_so(tmp_path):
+def test_a_network_sees_the_center_crop_and_shapes_agree(tmp_path):
     fed = tiny(crop=6)
     assert (fed.shape, fed.stored_shape) == ((3, 6, 6), (3, 8, 8))
     x = fed.sites[0].train.x[:]

@@ -22,7 +22,7 @@ from tests.support.waiting import HANG
 
 
 class Slow(MappedImages):
-    """Images that say when they are read, as a decoder would be that takes long."""
+    """Images that report when they are read, like a slow decoder."""
 
     def __init__(self, path, rows=None, broken=()):
         super().__init__(path, rows)
@@ -125,7 +125,7 @@ def test_small_raw_images_are_read_without_a_thread(tmp_path):
     ]
 
 
-def test_a_pack_opens_nothing_but_its_own_format(tmp_path):
+def test_a_pack_opens_only_its_own_format(tmp_path):
     """A jpeg pack whose bytes are another image format is damaged, not decoded by whatever decoder fits."""
     path = pack(tiny(), tmp_path / "a.fnpack", quality=90)
     store = unpacked(path).sites[0].train.x._store

@@ -19,7 +19,7 @@ from fednorms.data.show import picture, view
 
 def site(name, y, level=0.5, **more):
     x = torch.full((len(y), 1, 4, 4), float(level))
-    x[:, :, ::2] += 0.1  # so that there is some deviation
+    x[:, :, ::2] += 0.1  # gives some deviation
     return Site(name, name, Split(x, torch.tensor(y)), **more)
 
 
@@ -109,7 +109,7 @@ def test_copies_are_counted_against_a_plain_search(capsys):
     assert duplicates(from_arrays({"a": {"train": (pool[:9], label[:9]), "test": (pool[9:], label[9:])}})) == []
 
 
-def test_what_is_odd_is_printed(capsys, tmp_path):
+def test_oddities_are_printed(capsys, tmp_path):
     for part in ("train", "test"):
         for name in ("cat", "dog"):
             folder = tmp_path / "d" / "a" / part / name

@@ -1,4 +1,4 @@
-"""Division into splits: exhaustive, disjoint, stratified, by group, and decided by names."""
+"""Division into splits: exhaustive, disjoint, stratified, by group, and determined by names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_sample_is_in_exactly_one_part(y, wish, seed):
 
 
 @given(labels, fractions)
-def test_classes_are_divided_as_wished_and_none_is_missing_from_train(y, wish):
+def test_classes_are_divided_as_requested_and_none_is_missing_from_train(y, wish):
     y = np.array(y, dtype=np.int64)
     parts = split(y, wish)
     shares = {"train": 1 - sum(wish.values()), **wish}
@@ -38,7 +38,7 @@ def test_classes_are_divided_as_wished_and_none_is_missing_from_train(y, wish):
             assert abs(int((y[parts[part]] == label).sum()) - share * n) <= 2.5
 
 
-def test_totals_are_as_wished_even_with_many_small_classes():
+def test_totals_are_as_requested_even_with_many_small_classes():
     y = np.arange(300) // 3
     parts = split(y, {"val": 0.1, "test": 0.2})
     assert abs(len(parts["test"]) - 60) <= 3
@@ -86,7 +86,7 @@ def test_groups_are_stratified_as_far_as_they_allow():
         assert (abs(counts - share * 80) <= 4).all()
 
 
-def test_few_groups_still_give_every_wished_part_something():
+def test_few_groups_still_leave_no_requested_part_empty():
     parts = split([0, 0, 1, 1, 0, 1], {"val": 0.1, "test": 0.1}, groups=list("aabbcc"))
     assert [len(at) for at in parts.values()] == [2, 2, 2]
 

@@ -1,4 +1,4 @@
-"""What holds for every engine: one interface, one table of abilities, states that are handed over."""
+"""What holds for every engine: one interface, one table of abilities, states that are passed on."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Recorded tests of the graph engine give the loop's scores, also when several sites share a batch."""
+"""Recorded tests of the graph engine give the loop's scores, even when several sites share a batch."""
 
 from __future__ import annotations
 

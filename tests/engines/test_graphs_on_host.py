@@ -181,7 +181,7 @@ def test_what_cannot_be_recorded_runs_eagerly_and_is_noted(text):
     assert any("runs eagerly" in note for note in engine.notes)
 
 
-def test_a_pass_before_training_meets_the_same_dropout_in_every_engine():
+def test_a_pass_before_training_has_the_same_dropout_in_every_engine():
     class Dropped(TinyNet):
         def __init__(self):
             super().__init__()
@@ -249,7 +249,7 @@ def test_the_mean_of_packed_trees_is_the_mean_of_trees():
     assert two["n"].dtype == torch.int64
 
 
-def test_parts_see_the_rate_of_the_round_also_in_a_phase_with_another_rate():
+def test_parts_see_the_rate_of_the_round_even_in_a_phase_with_another_rate():
     @part("ratewatch")
     class RateWatch(Part):
         def plan(self, phases, c):

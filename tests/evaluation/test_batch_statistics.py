@@ -23,7 +23,7 @@ from tests.support.after import CLASSES, images, order_of, trained
 
 
 def sorted_sites(*tests):
-    """Sites "a", "b", ... with so many test images, all of a class before the next, as readers give them."""
+    """Sites "a", "b", ... with these numbers of test images, sorted by class as readers return them."""
     generator = torch.Generator().manual_seed(0)
 
     def split(n, k):
@@ -44,7 +44,7 @@ def scores(session, state, mode):
 
 
 def by_hand(session, tree, data, batches, *, train):
-    """Score batches of rows with a module of torch alone."""
+    """Score batches of rows with only a torch module."""
     module = copy.deepcopy(session.task.net.module)
     module.load_state_dict(tree)
     module.train(train)
@@ -115,14 +115,14 @@ def test_images_that_change_places_within_a_batch_change_no_score(other, same_ba
 
 @pytest.mark.parametrize("mode", ["global", "personal"])
 def test_stored_statistics_are_tested_in_stored_order_bit_for_bit(mode):
-    session, state = trained("fedavg", sites=sorted_sites(300))  # two batches, so that sums depend on the order
+    session, state = trained("fedavg", sites=sorted_sites(300))  # two batches: sums depend on the order
     data = session.federation.site("a").test
     expected = by_hand(session, state.model, data, torch.arange(300).split(256), train=False)
     assert scores(session, state, mode)["a"] == expected
 
 
 def untracked():
-    """A network whose BatchNorm keeps no statistics, so that tests normalise by batch, too."""
+    """A network whose BatchNorm keeps no statistics; tests normalize by batch, too."""
     norm = nn.BatchNorm2d(4, track_running_stats=False)
     layers = nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
     return nn.Sequential(*layers)
@@ -132,7 +132,7 @@ def test_networks_without_stored_statistics_are_tested_in_batches_that_mix_class
     sites = sorted_sites(300, 257)
     session, state = trained("fedavg", 1, sites, model=untracked())
     found = scores(session, state, "global")
-    assert [len(y) for y in labels_seen] == [256, 44, 257]  # the last image of 257 would have no company
+    assert [len(y) for y in labels_seen] == [256, 44, 257]  # the last of 257 images would be alone in its batch
     assert all(len(set(y)) == 3 for y in labels_seen)
     for name, sizes in (("a", (256, 44)), ("b", (257,))):
         data = sites.site(name).test
@@ -142,7 +142,7 @@ def test_networks_without_stored_statistics_are_tested_in_batches_that_mix_class
 
 
 def two_shades():
-    """A site whose first half, one class, is black, and whose second half, the other, is white."""
+    """A site whose first half is black and of one class, and whose second half is white and of the other."""
     y = torch.arange(64) // 32
     x = (255 * y).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 8, 8).contiguous()
     return Federation("shades", [Site("a", "a", Split(x, y), None, Split(x, y))], CLASSES, Preprocessing.centered(3))

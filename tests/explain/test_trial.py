@@ -12,7 +12,7 @@ def small():
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3))
 
 
-def test_a_trial_has_two_clients_and_leaves_the_given_model_alone():
+def test_a_trial_has_two_clients_and_does_not_change_the_given_model():
     model = small()
     before = [t.clone() for t in model.state_dict().values()]
     trial = Trial.of(fn.method("fedbn"), model, classes=3, shape=(1, 8, 8))

@@ -8,7 +8,7 @@ import pytest
 
 
 class Clock:
-    """Time that passes only while somebody sleeps; nobody has to wait for it."""
+    """A clock that advances only when code sleeps, without waiting."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -22,9 +22,9 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch):
-    """A Desk answers at once or never: a deadline passes if and only if an answer is missing, on a busy machine, too.
+    """Sites in this process answer at once or never, so a deadline passes if and only if an answer is missing.
 
-    Servers that are processes of their own keep the real time.
+    That holds on a busy machine, too. Servers in their own processes keep the real time.
     """
     if find_spec("flwr") is not None:
         monkeypatch.setattr("fednorms.flower.roster.time", Clock())

@@ -112,7 +112,7 @@ def test_nonsense_is_left_out_and_named(spoil, reason, tmp_path):
     assert same(ours._state.model, loop_with_cohorts(config, [["clean"], ["clean", "faint"]]).model)
 
 
-def test_uploads_of_a_part_that_fit_nobody_elses_are_left_out(tmp_path):
+def test_uploads_of_a_part_that_do_not_match_the_others_are_left_out(tmp_path):
     def fault(site, message, reply):
         if site == "foggy" and message.metadata.message_type == "train":
             up = messages.tree_of(reply.content.array_records["part:scaffold"])
@@ -155,7 +155,7 @@ def same_result_but_lost(ours, theirs):
     same_result(ours, theirs)
 
 
-def test_a_stranger_is_refused(tmp_path):
+def test_an_unknown_site_is_refused(tmp_path):
     ours, grid = run("fedavg", tmp_path, nodes={**nodes_for(), 300: {"site": "foggy"}}, rounds=1)
     assert ours.history[0]["lost"] == {"node 300": 'site "foggy" is not one of clean, faint'}
     assert ("foggy", "train") not in grid.log
@@ -199,12 +199,12 @@ def test_too_few_sites_stop_the_run_which_then_continues(tmp_path):
     same_result(ours, reference(config, tmp_path))
 
 
-def test_a_site_that_never_comes_is_named(tmp_path):
+def test_a_site_that_never_joins_is_named(tmp_path):
     with pytest.raises(RunFailed, match=r"within 0\.2 s: expected 2, found 1; missing: faint"):
         run("fedavg", tmp_path, nodes={100: {"site": "clean"}}, deploy__minimum=2, deploy__wait=0.2)
 
 
-def test_divergence_travels_as_words(tmp_path):
+def test_divergence_is_sent_as_a_message(tmp_path):
     wild = {"training__lr": 1e30, "rounds": 1}
     with pytest.raises(Diverged, match='Client "clean" diverged in round 1'):
         run("gn", tmp_path, **wild)
@@ -220,7 +220,7 @@ def test_metrics_on_disk_say_what_happened(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["bytes", "nothing", "round"])
-def test_bytes_of_a_stranger_never_stop_a_run(what, tmp_path):
+def test_bytes_of_an_unknown_sender_never_stop_a_run(what, tmp_path):
     def fault(site, message, reply):
         if site == "faint" and message.metadata.message_type == "train":
             if what == "bytes":

@@ -37,7 +37,7 @@ def test_noise_cannot_be_repeated(name, tmp_path):
     assert all(same(one, two) == (name == "dpcentral") for one, two in zip(first, again, strict=True))
 
 
-def test_a_site_keeps_to_itself_how_its_training_went(tmp_path):
+def test_a_site_does_not_send_its_training_loss(tmp_path):
     told = []
 
     def listen(site, message, reply):
@@ -50,7 +50,7 @@ def test_a_site_keeps_to_itself_how_its_training_went(tmp_path):
     assert ours.history[0]["train_loss"] is None
 
 
-def test_who_takes_part_is_no_secret_across_machines(tmp_path):
+def test_cohorts_are_known_to_all_sites_across_machines(tmp_path):
     three = {"deploy__sites": "clean,faint,foggy", "participation": "fixed:1", "rounds": 3}
     ours, _ = run("dpcentral(noise=4) + gn", tmp_path, nodes=nodes_for("clean,faint,foggy"), **three)
     theirs = reference(config_of("dpcentral(noise=4) + gn", tmp_path, **three), tmp_path)
@@ -60,7 +60,7 @@ def test_who_takes_part_is_no_secret_across_machines(tmp_path):
 
 
 def test_a_site_that_is_missed_counts_as_zero(tmp_path):
-    """The denominator is the expected number of sites, so that being missed is no louder than being there."""
+    """The denominator is the expected number of sites: a missing site reveals no more than a present one."""
 
     def mute(site, message, reply):
         return None if site == "faint" and message.metadata.message_type == "train" else reply

@@ -25,7 +25,7 @@ from tests.support.tiny import same
 from tests.support.waiting import HANG
 
 load_all()
-PATIENT = {"deploy__wait": HANG, "deploy__deadline": HANG}  # for runs that are not about sites that are late
+PATIENT = {"deploy__wait": HANG, "deploy__deadline": HANG}  # for runs that do not test late sites
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def cluster(tmp_path):
 
 
 def rows(out: Path) -> list[dict]:
-    """What a run has told so far; a line that is being written has no end yet."""
+    """The rows of a run so far; a line without its end is still being written."""
     path = out / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
@@ -83,7 +83,7 @@ def test_waiting_ends_when_a_process_ends_or_nothing_happens(cluster):
 
 
 def test_real_processes_equal_the_loop(cluster):
-    """State, tensors that stay at a site, an upload of a part: one run of two rounds has it all."""
+    """One run of two rounds with state, tensors that stay at a site, and an upload of a part."""
     start(cluster)
     equals_the_loop(cluster, "scaffold + fedbn")
 
@@ -123,7 +123,7 @@ def test_a_node_killed_mid_round_is_missed_and_comes_back(tmp_path):
 def test_a_node_that_joins_late_takes_part(cluster, tmp_path):
     cluster.link()
     cluster.node("clean")
-    # The server waits as long as this for the one that is not there yet; the other must have joined by then.
+    # The server waits this long for the missing node; the other one must have joined by then.
     config = config_of("scaffold", tmp_path, rounds=100, **(PATIENT | {"deploy__wait": 180.0}))
     run, out = cluster.submit(config), Path(config["deploy.out"])
     cluster.wait_in_run(run, lambda: bool(rows(out)), "no first round")

@@ -66,7 +66,7 @@ def test_devices_sum_to_the_loops_results(text: str, devices: str) -> None:
     assert {k: s.accuracy for k, s in scores.sites.items()} == {k: s.accuracy for k, s in again.sites.items()}
 
 
-if __name__ == "__main__":  # where there is no pytest
+if __name__ == "__main__":  # without pytest
     for text in ("scaffold + fedbn", "hbn"):
         for devices in ("shared", "all"):
             test_devices_sum_to_the_loops_results(text, devices)

@@ -58,7 +58,7 @@ def near(got, wanted, atol=1e-12):
 
 # -- what all of them keep --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", MAKERS)
-def test_each_keeps_affine_type_flag_and_is_no_batch_norm(name):
+def test_each_keeps_affine_type_flag_and_is_not_a_batch_norm(name):
     bn = shuffled(nn.BatchNorm2d(4)).eval()
     bn.weight.requires_grad_(False)
     new = MAKERS[name](bn, name="here")
@@ -129,7 +129,7 @@ def test_frn_has_unit_mean_square_flips_with_its_input_and_starts_as_a_relu():
     near(FilterResponseNorm(4).double()(x), torch.relu(bare(x)))
 
 
-def test_frn_with_a_learnt_eps():
+def test_frn_with_a_learned_eps():
     layer = FilterResponseNorm(4, tlu=False, learn_eps=True, dtype=torch.float64)
     near(layer(images()), reference.frn(images().numpy(), [1] * 4, [0] * 4, eps=1e-4 + 1e-6))
     with torch.no_grad():
@@ -218,7 +218,7 @@ def test_pn_with_the_batchs_moments_is_batch_norm():
     near(layer(x), bn(x).detach())
 
 
-def test_pn_starts_from_running_statistics_and_treats_samples_alone():
+def test_pn_starts_from_running_statistics_and_treats_samples_independently():
     bn = nn.BatchNorm2d(4).double()
     fresh = PopulationNorm.like(bn)
     assert fresh.mean.tolist() == fresh.log_var.tolist() == [0.0] * 4

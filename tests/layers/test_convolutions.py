@@ -55,7 +55,7 @@ def test_weight_norm_does_not_see_scale_and_offset(a, b):
     w = torch.randn(4, 2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(weight_norm(a * w + b, "paper", 0.0), weight_norm(w, "paper", 0.0))
     torch.testing.assert_close(scaled_weight(a * w + b), scaled_weight(w))
-    # S0, figure 3: the mean of a filter and its affine image has the same direction.
+    # FedNN, Figure 3: the mean of a filter and its affine image has the same direction.
     torch.testing.assert_close(weight_norm((w + 3 * w + 2) / 2, "paper", 0.0), weight_norm(w, "paper", 0.0))
 
 

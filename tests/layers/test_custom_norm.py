@@ -103,7 +103,7 @@ def test_a_custom_layer_gives_the_bits_of_batchnorm(text):
         assert all(one[site].loss == two[site].loss for site in one)
 
 
-def test_global_and_batch_statistics_differ_and_batch_statistics_leave_the_model_alone():
+def test_global_and_batch_statistics_differ_and_batch_statistics_do_not_change_the_model():
     task, engine, state = trained("fedavg", custom_net)
     before = state.model.clone()
     losses = [engine.evaluate(state, Mode.read(m).resolved(task), ["a"]).sites["a"].loss for m in CASES["fedavg"][:4]]

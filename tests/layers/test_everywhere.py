@@ -1,4 +1,4 @@
-"""What every layer must obey wherever it runs: in a captured graph, in functional_call, in the zoo."""
+"""What holds for every layer wherever it runs: in a captured graph, in functional_call, in the zoo."""
 
 from __future__ import annotations
 

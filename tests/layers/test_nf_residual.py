@@ -89,7 +89,7 @@ def test_a_shortcut_without_convolution_does_not_restart_the_variance():
     "name", ["timm:resnet10t", "torchvision:resnet50", "torchvision:mobilenet_v2", "resnet18-cifar"]
 )
 def test_at_the_start_every_branch_is_silent(name):
-    """g = 0: whatever stands inside a branch, the network computes its shortcuts; the gains get a gradient."""
+    """g = 0: whatever is inside a branch, the network computes its shortcuts; the gains get a gradient."""
     net = Net(build(name, classes=4, channels=3, size=32, seed=0), method("fedwon(nf_residual=true)"), name=name)
     ends = [k for k in net.initial if k.endswith("branch_gain")]
     assert len(ends) == {"timm:resnet10t": 4, "torchvision:resnet50": 16, "torchvision:mobilenet_v2": 10}.get(name, 8)

@@ -21,7 +21,7 @@ def test_features_have_norm_one_and_zero_stays_zero(features):
     assert torch.equal(unit_norm(torch.zeros(2, 3)), torch.zeros(2, 3))
 
 
-def test_logits_do_not_see_the_norm_of_the_features(features):
+def test_logits_do_not_depend_on_the_norm_of_the_features(features):
     head = UnitNormLinear(4, 3).double()
     torch.testing.assert_close(head(17.0 * features), head(features))
     torch.testing.assert_close(

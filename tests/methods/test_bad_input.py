@@ -57,7 +57,7 @@ def test_levit_at_the_wrong_size(size):
 
 
 @pytest.mark.parametrize("text", ["frn", "inorm"])
-def test_levit_normalises_vectors_which_frn_and_in_refuse(text):
+def test_levit_normalizes_vectors_which_frn_and_in_refuse(text):
     pytest.importorskip("timm")
     with torch.device("meta"):
         model = build("timm:levit_128s", classes=3, size=64)

@@ -1,4 +1,4 @@
-"""The two references: every client alone, and all data in one place."""
+"""The two baselines: every client by itself, and all data in one place."""
 
 import torch
 
@@ -16,7 +16,7 @@ def test_standalone_sends_nothing_and_the_server_never_changes():
     assert same(run.model, task.net.initial)
 
 
-def test_a_client_alone_does_not_depend_on_the_others():
+def test_a_standalone_client_does_not_depend_on_the_others():
     data = tiny_data()
     other = {**data, "b": Split(data["b"].x * 3 + 1, (data["b"].y + 1) % 3)}
     for text in ("standalone", "standalone + scaffold", "standalone + fedprox(mu=0.1)"):
@@ -25,7 +25,7 @@ def test_a_client_alone_does_not_depend_on_the_others():
         assert not same(one.states["b"].local, two.states["b"].local)
 
 
-def test_a_client_alone_is_fedavg_with_one_client():
+def test_a_standalone_client_is_fedavg_with_one_client():
     data = tiny_data(9)
     task = tiny_task("standalone", data)
     run = rounds(task, data, 3)
@@ -63,7 +63,7 @@ def test_a_custom_part_may_have_the_other_spelling(parts_as_before):
     assert method("centralized").parts == (Mine(),)
 
 
-def test_parts_that_do_not_arrange_leave_the_federation_alone():
+def test_parts_that_do_not_arrange_keep_the_federation():
     data = tiny_data()
     federation = Federation("f", [Site(k, k, s) for k, s in data.items()], ["0", "1", "2"])
     assert method("fedbn").parts[0].arrange(federation) is federation

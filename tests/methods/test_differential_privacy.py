@@ -1,4 +1,4 @@
-"""dpcentral and dplocal: how far one client reaches, how large the noise is, and what they refuse."""
+"""dpcentral and dplocal: the influence of one client, the size of the noise, and what they refuse."""
 
 import importlib.util
 import math
@@ -39,12 +39,12 @@ def task_of(text, data=None, **settings):
 
 
 def release(part, update, task, sampled=None):
-    """What the server makes of a mean update."""
+    """The server's update for a mean update."""
     context = context_of(task, 0, None)
     return part.privacy().release(update, Round(Tree(), Tree(), Tree(), sampled or task.clients, task.clients, context))
 
 
-# -- how far one client reaches ---------------------------------------------------------------------------------------
+# -- the influence of one client --------------------------------------------------------------------------------------
 @given(st.lists(st.lists(FLOATS, max_size=6), min_size=1, max_size=4), st.floats(1e-6, 1e6), st.booleans())
 def test_no_update_is_longer_than_the_clip(rows, clip, double):
     dtype = torch.float64 if double else torch.float32
@@ -73,7 +73,7 @@ def test_no_update_is_longer_than_the_clip(rows, clip, double):
 def test_what_a_client_sends_is_within_the_clip_of_what_it_got(text, before):
     data = tiny_data()
     task = task_of(text, data, lr=0.5, epochs=3)
-    run = rounds(task, data, before)  # clients may have tensors of their own by now
+    run = rounds(task, data, before)  # clients may have local tensors by now
     sent = broadcast(task, run.server)
     upload, _ = local_update(task, sent, Client("a", data["a"], run.states.get("a")))
     floats = {k: t for k, t in upload.model.items() if t.is_floating_point()}
@@ -129,7 +129,7 @@ def test_the_servers_noise_has_the_promised_size(draws):
     assert not torch.equal(got["a"].flatten(), got["b"].float())
 
 
-def test_a_clients_noise_has_the_promised_size_and_is_its_own():
+def test_a_clients_noise_has_the_promised_size_and_differs_from_others():
     data = tiny_data()
     task = task_of("dplocal", data)
     zero, drawn = Tree(w=torch.zeros(40000, dtype=torch.float64)), []
@@ -161,7 +161,7 @@ def test_noise_of_the_seed_repeats_and_noise_of_the_system_does_not():
     assert abs(fourth - 3) < 0.2
 
 
-def test_rounds_and_tensors_have_noise_of_their_own():
+def test_rounds_and_tensors_have_different_noise():
     task, zero = task_of("dpcentral"), Tree(a=torch.zeros(50), b=torch.zeros(50))
     seen = []
     for t in range(3):
@@ -240,7 +240,7 @@ def test_a_round_without_clients_is_a_round_of_noise():
     )
 
 
-def test_tosses_that_choose_nobody_are_not_repeated():
+def test_a_draw_that_chooses_no_client_is_not_repeated():
     found = run("dpcentral(noise=0.01) + gn", rounds=6, recipe=SMALL, participation="bernoulli:0.1", seed=1)
     assert 0 in [row["clients"] for row in found.history]
     assert all(
@@ -351,7 +351,7 @@ def test_an_undeclared_upload_is_caught_before_it_leaves():
 @pytest.mark.parametrize(
     "name", [n for n in names() if n in REGISTRY and REGISTRY[n].__module__.startswith("fednorms.")]
 )
-def test_a_part_that_sends_something_of_its_own_says_so(name):
+def test_a_part_that_sends_its_own_tensors_declares_it(name):
     text = fitting(name)
     fed = federation()
     for p in method(text).parts:

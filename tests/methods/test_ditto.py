@@ -1,4 +1,4 @@
-"""Ditto: a personal model beside the global one."""
+"""Ditto: a personal model next to the global one."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_the_fixed_point_under_a_fixed_global_model(a, c, lam):
 @pytest.mark.parametrize(
     "settings", [{}, {"momentum": 0.9, "weight_decay": 0.01}, {"momentum": 0.9, "keep_momentum": True}]
 )
-def test_lam_zero_is_every_client_alone_also_with_absences(settings):
+def test_lam_zero_is_standalone_even_with_absences(settings):
     data, cohorts = tiny_data(), ["ab", "bc", "abc"]
     task = tiny_task("ditto(lam=0)", data, **settings)
     run = rounds(task, data, 3, cohorts=cohorts)
@@ -52,7 +52,7 @@ def test_lam_zero_is_every_client_alone_also_with_absences(settings):
         assert same(dict(sorted(personal(task, run, name).items())), dict(sorted(alone.states[name].local.items())))
 
 
-def test_lam_zero_is_every_client_alone_also_where_a_part_owns_trained_tensors():
+def test_lam_zero_is_standalone_even_where_a_part_owns_trained_tensors():
     data = tiny_data()
     task = tiny_task("ditto(lam=0) + fednorm", data)
     run, alone = rounds(task, data, 3), play("standalone", data, n=3)

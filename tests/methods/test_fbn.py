@@ -37,7 +37,7 @@ def test_identical_clients_have_the_local_variance_times_n_over_n_minus_1():
     torch.testing.assert_close(run.server.parts["fbn"]["norm.var"], local * 18 / 17, atol=1e-12, rtol=0)
 
 
-def test_the_normaliser_does_not_depend_on_the_batch_and_batches_of_one_train():
+def test_the_normalizer_does_not_depend_on_the_batch_and_batches_of_one_train():
     data = tiny_data()
     net = tiny_task("fbn", data).net
     x = data["a"].x
@@ -49,7 +49,7 @@ def test_the_normaliser_does_not_depend_on_the_batch_and_batches_of_one_train():
     assert play("fbn", n=1, batch_size=1).model.finite()
 
 
-def test_everything_measured_is_forgotten_at_each_start_and_clients_keep_nothing():
+def test_measurements_are_reset_at_each_start_and_clients_keep_nothing():
     data = tiny_data()
     task = tiny_task("fbn", data)
     run = rounds(task, data, 2)

@@ -55,7 +55,7 @@ def test_identical_clients_give_the_model_of_one():
     close(run.model, run.uploads["a"].model, atol=1e-12)
 
 
-def test_one_full_batch_step_without_normalisation_is_a_step_on_the_pooled_loss():
+def test_one_full_batch_step_without_normalization_is_a_step_on_the_pooled_loss():
     data = tiny_data()
     task = tiny_task("nonorm", data, batch_size=100)
     run = rounds(task, data, 1)
@@ -67,7 +67,7 @@ def test_one_full_batch_step_without_normalisation_is_a_step_on_the_pooled_loss(
     close(run.model, wanted, atol=1e-12)
 
 
-def test_with_batch_normalisation_that_equality_fails():
+def test_with_batch_normalization_that_equality_fails():
     data = tiny_data()
     run = play("fedavg", data, n=1, batch_size=100)
     model = tiny_net()

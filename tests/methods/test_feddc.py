@@ -104,7 +104,7 @@ def test_without_penalty_and_without_drift_it_is_scaffold(variant):
     close(branch(run.server.parts["feddc"], "c"), wanted.server.parts["scaffold"], atol=1e-11)
 
 
-def test_one_client_alone_feels_no_gradient_term():
+def test_a_single_client_has_no_gradient_term():
     data = tiny_data(9)
     run = play("feddc(alpha=0.1)", data, n=3)
     close(branch(run.server.parts["feddc"], "c"), mine(run, "a", "c"), atol=1e-12)
@@ -126,6 +126,6 @@ def test_statistics_are_averaged_only_and_one_model_more_is_sent():
     assert run.uploads["a"].parts["feddc"].keys() == dict(tiny_net().named_parameters()).keys()
 
 
-def test_a_rate_of_zero_leaves_the_variates_alone():
+def test_a_rate_of_zero_does_not_change_the_variates():
     run = play("feddc", n=2, lr=0.0)
     assert all(not t.any() for t in run.states["a"].parts["feddc"].values())

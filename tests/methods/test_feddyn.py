@@ -125,13 +125,13 @@ def test_quadratics_reach_the_mean_optimum_and_lambda_is_the_local_gradient(form
 
 
 @pytest.mark.parametrize("other", ["fedbn", "fedrep(head_epochs=1)", "fedbabu"])
-def test_what_stays_at_home_is_not_regularised(other):
+def test_local_tensors_are_not_regularized(other):
     run = play(f"feddyn(alpha=5.0) + {other}", n=2)
     assert run.server.parts["feddyn"].keys() == run.states["a"].parts["feddyn"].keys()
     assert run.server.parts["feddyn"].keys() < dict(tiny_net().named_parameters()).keys()
 
 
-def test_uploads_nothing_beside_the_model():
+def test_uploads_nothing_besides_the_model():
     assert not play("feddyn", n=1).uploads["a"].parts["feddyn"]
 
 

@@ -98,7 +98,7 @@ def test_the_server_takes_the_variance_of_the_clients_statistics():
             torch.testing.assert_close(got, wanted, atol=1e-12, rtol=0)
 
 
-def test_one_client_leaves_the_variances_alone():
+def test_one_client_does_not_change_the_variances():
     data = tiny_data()
     task = tiny_task("fedfa(after=pool)", data)
     one = rounds(task, data, 1, cohorts=["a"])
@@ -126,7 +126,7 @@ def test_probability_zero_is_fedavg_bit_for_bit():
     assert all(torch.equal(run.model[n], plain.model[n]) for n in plain.model)
 
 
-def test_gregs_second_pass_leaves_the_layers_statistics_alone():
+def test_gregs_second_pass_does_not_change_the_layers_statistics():
     data = tiny_data()
     start = {}
     for text in (

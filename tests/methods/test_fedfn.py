@@ -38,7 +38,7 @@ def test_equals_a_plain_torch_loop(bias):
     assert ("head.bias" in run.model) is bias
 
 
-def test_the_specifications_numbers():
+def test_a_feature_of_length_five_by_hand():
     model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False)).double()
     model[1].weight.data = torch.eye(2, dtype=torch.float64)
     net = tiny_task("fedfn", tiny_data(), model=model).net

@@ -71,7 +71,7 @@ def test_logits_are_sent_and_their_gradient_sums_to_zero():
     assert abs(float(moved.sum())) < 1e-12
 
 
-def test_what_is_stored_is_the_raw_filter_and_what_is_used_is_standardised():
+def test_what_is_stored_is_the_raw_filter_and_what_is_used_is_standardized():
     data = tiny_data(6)
     task = tiny_task("wn", data)
     model = tiny_net()

@@ -101,7 +101,7 @@ def test_sites_without_the_attribute_are_named_at_once():
         trained("fednorm", n=0, sites=sites(a="CT", b="MRI"), **SETTINGS)
 
 
-def test_a_model_for_nobody_in_particular_is_refused():
+def test_a_model_without_a_modality_is_refused():
     session, state = trained("fednorm", sites=sites(a="CT", b="MRI", c="CT", u="CT"), **SETTINGS)
     with pytest.raises(BadInput, match=r"one model per modality \(CT, MRI\)"):
         choose(session.task, session.facts, session.engine.test_broadcast(state, []), {}, None)

@@ -87,7 +87,7 @@ def test_the_authors_program_moves_by_the_numbers_of_steps_when_there_is_a_proxi
 
 
 def fixed_point(text, lr):
-    """Where a round leaves the model: on quadratics a round is an affine map, known from two of its values."""
+    """The fixed point of a round: on quadratics a round is an affine map, known from two of its values."""
     data = ones(2, 3, 9)
     at_0, at_1 = (
         float(play(text, data, n=1, model=Scalar(w), loss=quadratic, lr=lr, batch_size=1).model["head.weight"])
@@ -115,6 +115,6 @@ def test_statistics_are_averaged_plainly():
     torch.testing.assert_close(run.model["norm.running_var"], mean, atol=1e-14, rtol=0)
 
 
-def test_one_client_alone_is_fedavg():
+def test_a_single_client_is_fedavg():
     data = tiny_data(9)
     close(play("fednova", data, n=3).model, play("fedavg", data, n=3).model, atol=1e-13)

@@ -1,4 +1,4 @@
-"""FedPer: the head stays, the body travels."""
+"""FedPer: the head stays, the body is sent."""
 
 import torch
 from torch import nn
@@ -45,7 +45,7 @@ def test_a_linear_loss_has_its_closed_form():
     )
 
 
-def test_no_head_is_sent_and_norms_travel():
+def test_no_head_is_sent_and_norms_are():
     run = play("fedper")
     assert set(run.uploads["a"].model) == {n for n in tiny_net().state_dict() if not n.startswith("head.")}
     assert set(run.states["a"].local) == {"head.weight", "head.bias"}

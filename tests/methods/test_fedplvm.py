@@ -43,7 +43,7 @@ def test_finch_against_all_three_kinds_of_links(n, d, seed):
     assert as_lists(finch(x)) == slow_finch(list(x))
 
 
-def test_finch_does_not_feel_lengths_and_finds_far_groups():
+def test_finch_does_not_depend_on_lengths_and_finds_far_groups():
     generator = torch.Generator().manual_seed(0)
     centres = torch.eye(4).double()
     x = torch.cat([c + 0.01 * torch.randn(12, 4, generator=generator, dtype=torch.float64) for c in centres])

@@ -44,7 +44,7 @@ def test_the_weighted_and_the_plain_mean_of_two_prototypes():
     assert plain["prototype"].tolist() == [[1.0, 2.0]]
 
 
-def test_a_class_that_nobody_sent_keeps_its_prototype():
+def test_a_class_that_no_client_sent_keeps_its_prototype():
     old = Tree(prototype=torch.tensor([[9.0], [5.0]]), known=torch.tensor([1.0, 1.0]))
     new = pooled(FedProto(), (torch.tensor([[4.0], [0.0]]), torch.tensor([2.0, 0.0])), mine=old)
     assert new["prototype"].tolist() == [[2.0], [5.0]]
@@ -58,7 +58,7 @@ def test_the_term_and_samples_without_prototype():
     assert to_prototypes(f, torch.tensor([0, 1]), p, known) == 1.0
 
 
-def test_no_weights_travel_and_lam_zero_is_every_client_alone():
+def test_no_weights_are_sent_and_lam_zero_is_standalone():
     run, alone = play("fedproto(lam=0)", n=3), play("standalone", n=3)
     assert not run.uploads["a"].model
     assert run.uploads["a"].parts["fedproto"].keys() == {"sum", "count"}

@@ -46,7 +46,7 @@ def test_the_penaltys_gradient_is_mu_times_the_way_walked():
 
 
 def test_statistics_are_not_pulled():
-    # At rate 0 only statistics move, by the forward passes alone.
+    # At rate 0 only statistics move, by the forward passes.
     assert same(play("fedavg", lr=0.0).model, play("fedprox(mu=1.0)", lr=0.0).model)
 
 
@@ -80,7 +80,7 @@ def test_with_one_epoch_or_a_number_of_steps_fewer_steps_are_done():
     assert {n for row in work("fedprox(straggler_fraction=1)", steps=2, t_max=10) for n in row} == {1, 2}
 
 
-def test_who_straggles_depends_on_the_seed_and_not_on_the_method():
+def test_stragglers_depend_on_the_seed_and_not_on_the_method():
     one = work("fedprox(mu=0.1, straggler_fraction=0.5)", epochs=3, t_max=8)
     assert one == work("scaffold + fedprox(mu=0, straggler_fraction=0.5) + fedfn", epochs=3, t_max=8)
     assert one != work("fedprox(mu=0.1, straggler_fraction=0.5)", epochs=3, t_max=8, seed=1)

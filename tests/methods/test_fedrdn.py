@@ -46,7 +46,7 @@ def test_setup_measures_every_client_once():
         assert torch.equal(run.server.parts["fedrdn"]["std"][k], mine["std"])
 
 
-def test_each_image_is_normalised_by_the_pair_of_one_client(monkeypatch):
+def test_each_image_is_normalized_by_the_pair_of_one_client(monkeypatch):
     data = tiny_data(40, 7, 10)
     x = seen_by_training(monkeypatch, "fedrdn", data)
     table = [expected(s) for s in data.values()]
@@ -87,7 +87,7 @@ def test_a_test_uses_the_clients_own_pair():
     torch.testing.assert_close(x, (data["b"].x - mean[:, None, None]) / std[:, None, None], atol=1e-12, rtol=0)
 
 
-def test_one_client_alone_always_uses_its_own_pair():
+def test_a_single_client_always_uses_its_own_pair():
     data = tiny_data(9)
     mean, std = expected(data["a"])
     fixed = Preprocessing(tuple(mean.tolist()), tuple(std.tolist()))

@@ -44,7 +44,7 @@ def test_equals_plain_training_on_a_copy_of_the_server_model():
 
 
 @pytest.mark.parametrize(("option", "decay"), [("", 0.0), (", weight_decay=0.3", 0.3)])
-def test_fine_tuning_has_a_weight_decay_of_its_own(option, decay):
+def test_fine_tuning_has_its_own_weight_decay(option, decay):
     data = tiny_data()
     run, carry = adapted(f"finetune(epochs=2{option})", data, lr=0.2, weight_decay=0.05)
     rows = batch_plan(7, Training(batch_size=4), Phase(epochs=2), noise.seed_of("adapt", 0, 2, "b", 0))[0]

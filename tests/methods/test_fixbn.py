@@ -12,7 +12,7 @@ from tests.support.tiny import close, pairs, plan_of, play, rounds, same, tiny_d
 STATISTICS = ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked")
 
 
-def test_statistics_stop_bit_for_bit_at_the_switch_and_affine_goes_on():
+def test_statistics_stop_bit_for_bit_at_the_switch_and_affine_continues():
     data = tiny_data()
     task = tiny_task("fixbn", data, rounds=4)
     run, seen = None, []
@@ -96,6 +96,6 @@ def test_dropout_stays_on_when_statistics_are_frozen():
     assert not torch.equal(trained, tested)
 
 
-def test_needs_batch_normalisation():
+def test_needs_batch_normalization():
     with pytest.raises(BadInput, match=r"fixbn has nothing to act on.*no BatchNorm layer"):
         tiny_task("gn(groups=2) + fixbn", tiny_data())

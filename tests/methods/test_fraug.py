@@ -86,7 +86,7 @@ def test_mmd_trains_and_a_batch_of_one_is_plain():
     assert run.model.finite()
 
 
-def test_tests_do_not_feel_the_extra_networks():
+def test_tests_do_not_depend_on_the_extra_networks():
     row = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3))
     net = Net(row, method("fraug"))
     x = torch.rand(5, 3, 2, 2)

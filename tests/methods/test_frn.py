@@ -111,7 +111,7 @@ def test_thresholds_train_and_are_averaged():
     assert run.model["norm1.tau"].abs().min() > 0
 
 
-def test_the_learnt_eps_is_a_parameter():
+def test_the_learned_eps_is_a_parameter():
     assert "norm.eps" in tiny_task("frn(learn_eps=true)", tiny_data()).net.trained
 
 

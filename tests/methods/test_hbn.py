@@ -73,7 +73,7 @@ def test_the_formula_of_the_pool():
     np.testing.assert_allclose(v, together.var(0, ddof=1), atol=1e-12)
 
 
-def test_a_test_measures_afresh_and_depends_on_no_rate():
+def test_a_test_measures_again_and_does_not_depend_on_the_rate():
     data = tiny_data()
     for rate in (0.0, 0.7):
         task = tiny_task(f"hbn(rate={rate})", data)
@@ -96,7 +96,7 @@ def test_rate_zero_keeps_the_global_statistics():
     assert run.server.parts["hbn"]["norm.var"].tolist() == [1.0] * 4
 
 
-def test_measuring_leaves_model_and_data_alone():
+def test_measuring_does_not_change_model_and_data():
     data = tiny_data()
     task = tiny_task("hbn", data)
     run = rounds(task, data, 1)

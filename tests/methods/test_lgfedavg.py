@@ -28,7 +28,7 @@ def test_a_linear_loss_has_its_closed_form():
         assert torch.equal(held["head.weight"], run.model["head.weight"])
 
 
-def test_after_a_round_the_top_is_everybodys_and_the_front_is_not():
+def test_after_a_round_the_top_is_shared_and_the_front_is_not():
     data = tiny_data()
     task = tiny_task("lgfedavg", data)
     run = rounds(task, data, 1)

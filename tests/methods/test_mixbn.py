@@ -17,7 +17,7 @@ def test_round_zero_is_fedavg(kind):
         torch.testing.assert_close(run.model[name], tensor, atol=1e-13, rtol=0)
 
 
-def test_lam_zero_is_batch_normalisation_and_lam_one_is_global():
+def test_lam_zero_is_batch_normalization_and_lam_one_is_global():
     run, plain = play("mixbn(lam=0)", n=3), play("fedavg", n=3)
     for name, tensor in plain.model.items():
         torch.testing.assert_close(run.model[name], tensor, atol=1e-12, rtol=0)
@@ -39,7 +39,7 @@ def test_global_trains_with_the_broadcast_statistics_like_a_bn_layer_in_eval_mod
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_running_estimates_follow_the_batches_whatever_the_normaliser(kind):
+def test_running_estimates_follow_the_batches_whatever_the_normalizer(kind):
     # At rate 0 all kinds see the same inputs of the layer, so they record what FedAvg records.
     run, plain = play(f"mixbn(kind={kind})", n=3, lr=0.0), play("fedavg", n=3, lr=0.0)
     for name in STATISTICS:
@@ -47,7 +47,7 @@ def test_running_estimates_follow_the_batches_whatever_the_normaliser(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_client_normalises_with_what_was_sent(kind):
+def test_a_client_normalizes_with_what_was_sent(kind):
     data = tiny_data()
     task = tiny_task(f"mixbn(kind={kind})", data)
     run = rounds(task, data, 1)
@@ -87,7 +87,7 @@ def test_owned_tensors_are_never_sent():
     assert not {"norm.sent_mean", "norm.sent_var", "norm.active"} & run.uploads["a"].model.keys()
 
 
-def test_ensemble_of_equal_statistics_is_batch_normalisation():
+def test_ensemble_of_equal_statistics_is_batch_normalization():
     h = torch.randn(5, 4, 3, 3, dtype=torch.float64)
     layer = tiny_task("mixbn(kind=ensemble)", tiny_data()).net.module.norm.train()
     layer.sent_mean.copy_(h.mean((0, 2, 3)))
@@ -97,7 +97,7 @@ def test_ensemble_of_equal_statistics_is_batch_normalisation():
     torch.testing.assert_close(layer(h), wanted, atol=1e-12, rtol=0)
 
 
-def test_a_users_own_tensor_called_active_is_left_alone():
+def test_a_users_own_tensor_called_active_is_not_touched():
     model = tiny_net()
     model.pool.register_buffer("active", torch.ones(1, dtype=torch.float64))
     run = play("mixbn", n=2, model=model)

@@ -56,7 +56,7 @@ def test_inorm_is_group_norm_with_a_group_per_channel():
 
 
 # -- ws ---------------------------------------------------------------------------------------------------------------
-def test_ws_is_the_authors_weight_normalisation():
+def test_ws_is_the_authors_weight_normalization():
     assert same(play("ws").model, play("wn(variant=author)").model)
 
 
@@ -76,7 +76,7 @@ def test_ws_twice_is_refused():
 
 
 # -- pn ---------------------------------------------------------------------------------------------------------------
-def test_pn_is_marked_experimental_and_treats_samples_alone():
+def test_pn_is_marked_experimental_and_treats_samples_independently():
     x = tiny_data()["a"].x
     task = tiny_task("pn", tiny_data())
     assert "EXPERIMENTAL" in type(task.method.parts[0]).__doc__
@@ -104,7 +104,7 @@ def test_pn_learns_its_mean_and_noise_repeats():
 
 
 # -- wsconv's start ---------------------------------------------------------------------------------------------------
-def test_wsconv_keeps_weights_unless_told_to_draw_them():
+def test_wsconv_keeps_weights_unless_asked_to_draw_them():
     model = tiny_net()
     kept = tiny_task("wsconv", tiny_data(), model=model).net.initial
     assert torch.equal(kept["conv.weight"], model.conv.weight)

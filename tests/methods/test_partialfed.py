@@ -39,7 +39,7 @@ def test_no_bn_with_all_clients_gives_fedbns_client_models():
         assert same(client_model(ours, data, a, name), client_model(fedbn, data, b, name))
 
 
-def test_loading_nothing_is_every_client_alone():
+def test_loading_nothing_is_standalone():
     data = tiny_data()
     ours, alone = (tiny_task(t, data) for t in ("partialfed(strategy=bottom_up, m=0)", "standalone"))
     a, b = rounds(ours, data, 3), rounds(alone, data, 3)
@@ -57,7 +57,7 @@ def test_loading_everything_is_fedavg():
     assert same(run.model, play("fedavg", data, n=3).model)
 
 
-def test_the_adaptive_one_that_keeps_everything_is_every_client_alone():
+def test_the_adaptive_strategy_that_keeps_everything_is_standalone():
     data = tiny_data()
     task, alone = tiny_task("partialfed(strategy=adaptive)", data), tiny_task("standalone", data)
     run = setup(task, data)
@@ -137,6 +137,6 @@ def test_blocks_are_counted_from_either_end():
         assert {n.split(".")[0] for n, r in net.routes.items() if r is Route.SENT} == kept
 
 
-def test_nothing_to_keep_back_is_an_error():
+def test_nothing_to_keep_is_an_error():
     with pytest.raises(BadInput, match="nothing to act on"):
         tiny_task("partialfed(strategy=bottom_up, m=2)", tiny_data())

@@ -25,7 +25,7 @@ def square(z, y):
         ("alpha=0.1, variant=hessian_free, delta=0.5", 0.36),
     ],
 )
-def test_the_specifications_example(options, wanted):
+def test_one_step_on_a_quadratic_by_hand(options, wanted):
     run = play(
         f"perfedavg({options})",
         ones(2),
@@ -44,7 +44,7 @@ def test_the_specifications_example(options, wanted):
 
 @pytest.mark.parametrize("variant", ["first", "exact", "hessian_free"])
 def test_three_batches_three_gradients(variant):
-    # A cubic loss, so that the order and the point of every gradient matter; the label scales the batch.
+    # With a cubic loss the order and the point of every gradient matter; the label scales the batch.
     def cubic(z, y):
         return (z**3).mean()
 
@@ -93,7 +93,7 @@ def test_first_order_equals_a_plain_torch_loop():
 
 
 def test_statistics_come_from_the_first_pass_only():
-    # At both rates zero the inner batch alone is recorded, once per step.
+    # With both rates zero only the inner batch is recorded, once per step.
     data = tiny_data(8)
     task = tiny_task("perfedavg(alpha=0.1)", data, lr=0.0)
     run = rounds(task, data, 1)

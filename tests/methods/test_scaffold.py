@@ -78,7 +78,7 @@ def test_both_controls_agree_under_plain_sgd_and_weight_decay_tells_them_apart()
     torch.testing.assert_close(gap, 0.1 * start, atol=1e-12, rtol=0)  # the difference contains wd w
 
 
-def test_one_client_alone_is_fedavg():
+def test_a_single_client_is_fedavg():
     data = tiny_data(9)
     close(play("scaffold", data, n=3).model, play("fedavg", data, n=3).model, atol=1e-12)
 
@@ -103,7 +103,7 @@ def test_one_full_batch_makes_option_one_and_two_coincide(text):
 
 
 @pytest.mark.parametrize("other", ["fedbn", "fedper", "fixbn(switch=0.0)"])
-def test_option_one_starts_from_the_clients_own_tensors_and_normalises_as_training_does(other):
+def test_option_one_starts_from_the_clients_own_tensors_and_normalizes_as_training_does(other):
     one, two = (play(f"{other} + {t}", n=2, batch_size=50) for t in ("scaffold(option=I)", "scaffold"))
     close(c_of(one), c_of(two), atol=1e-12)
     close(one.model, two.model, atol=1e-12)
@@ -157,7 +157,7 @@ def test_momentum_divides_by_k_prime(k, rho):
     velocity = [sum(rho**j for j in range(i + 1)) for i in range(k)]
     assert prime == pytest.approx(sum(velocity), abs=1e-12)
     if (k, rho) == (10, 0.9):
-        assert prime == pytest.approx(41.38, abs=0.005)  # the specification's number
+        assert prime == pytest.approx(41.38, abs=0.005)  # the sum above as one number
 
 
 def test_the_rate_in_force_is_used_not_the_first_one():

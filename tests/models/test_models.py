@@ -108,7 +108,7 @@ def test_contract(name, channels):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_seeds_decide_the_weights_and_leave_torchs_generator_alone(name):
+def test_seeds_decide_the_weights_and_do_not_touch_torchs_generator(name):
     before = torch.get_rng_state()
     a = build(name, 3, seed=1)
     assert torch.equal(torch.get_rng_state(), before)

@@ -91,7 +91,7 @@ def test_counts_of_torchvisions_models(name, classes, expected):
 
 @pytest.mark.parametrize(("name", "body", "head"), [("levit_128s", 7.0, 2 * 385), ("mobilevit_s", 4.9, 641)])
 def test_counts_of_timms_models(name, body, head):
-    """Millions as GReg's Table 4 has them, and so many parameters per class: LeViT has two classifiers."""
+    """Millions as in GReg's Table 4, and the number of parameters per class: LeViT has two classifiers."""
     timm = pytest.importorskip("timm")
     ten, eleven = (count(timm.create_model(name, pretrained=False, num_classes=n)) for n in (10, 11))
     assert eleven - ten == head

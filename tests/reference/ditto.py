@@ -1,4 +1,4 @@
-"""Ditto, Li et al. 2021, algorithm 1: FedAvg, and beside it a personal model pulled to the received one."""
+"""Ditto, Li et al. 2021, algorithm 1: FedAvg, and a personal model pulled toward the received one."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import math
 
 
 def adaptive(kind: str, updates: list[float], lr: float, beta1: float, beta2: float, tau: float) -> list[float]:
-    """Where one parameter that starts at 0 stands after each round."""
+    """The value of one parameter after each round, starting from 0."""
     x, m, v = 0.0, 0.0, tau**2
     places = []
     for delta in updates:

@@ -1,4 +1,4 @@
-"""FRAug in its reduced form: three losses of one step, each differentiated for its own network alone."""
+"""FRAug in its reduced form: three losses of one step, each differentiated only for its own network."""
 
 from __future__ import annotations
 

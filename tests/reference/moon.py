@@ -1,4 +1,4 @@
-"""MOON, Li et al. 2021: three models per step, by torch modules of their own."""
+"""MOON, Li et al. 2021: three models per step, as separate torch modules."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def two_sites(first=12, second=12):
 
 
 class Flat(nn.Module):
-    """A network whose batch normalisation sees one value per channel and image."""
+    """A network whose batch normalization sees one value per channel and image."""
 
     def __init__(self, classes=2):
         super().__init__()
@@ -40,12 +40,12 @@ class Flat(nn.Module):
         return self.head(self.body(x))
 
 
-def test_a_client_with_one_image_and_batch_normalisation_is_explained():
+def test_a_client_with_one_image_and_batch_normalization_is_explained():
     with pytest.raises(BadInput, match=r"one training image.*\+ gn"):
         fn.run("fedavg", two_sites(second=1), Flat(), 1)
 
 
-def test_batch_size_one_and_batch_normalisation_is_explained():
+def test_batch_size_one_and_batch_normalization_is_explained():
     with pytest.raises(BadInput, match="batch_size=1"):
         fn.run("fedavg", two_sites(), Flat(), 1, batch_size=1)
 
@@ -126,7 +126,7 @@ def test_a_run_with_custom_objects_says_what_resume_needs(tmp_path):
         fn.resume(tmp_path / "run")
 
 
-def test_recipe_fields_hold_unless_an_argument_says_otherwise():
+def test_recipe_fields_apply_unless_an_argument_overrides_them():
     recipe = fn.Recipe(method="fedprox", rounds=2, seed=5, participation="fixed:1")
     result = fn.run(federation=two_sites(), model=Flat(), rounds=1, recipe=recipe)
     assert result.recipe.method == "fedprox"
@@ -134,7 +134,7 @@ def test_recipe_fields_hold_unless_an_argument_says_otherwise():
     assert result.history[0]["clients"] == 1
 
 
-def test_every_setting_that_messages_advise_is_an_argument():
+def test_every_setting_that_messages_suggest_is_an_argument():
     settings = {"engine": "loop", "head": ["head"], "on_divergence": "skip", "weighting": "uniform"}
     result = fn.run("fedavg", two_sites(), Flat(), 1, device="cpu", **settings)
     assert {key: getattr(result.recipe, key) for key in settings} == settings

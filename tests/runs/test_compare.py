@@ -106,7 +106,7 @@ def test_without_matplotlib_one_line_says_how_to_get_it(comparison, tmp_path, mo
     comparison.notes = []
 
 
-def test_a_diverged_method_is_named_and_the_others_go_on():
+def test_a_diverged_method_is_named_and_the_others_continue():
     found = fn.compare(["fedavg", "nonorm"], small(), rounds=2, seeds=1, lr={"nonorm": 1e30})
     good, bad = found.rows
     assert good.entries
@@ -175,12 +175,12 @@ def test_balanced_accuracy_has_a_column_and_decides(tmp_path):
 
 
 def halved(logits, y):
-    """A loss of one's own, which processes can import."""
+    """A custom loss that worker processes can import."""
     return 0.5 * torch.nn.functional.cross_entropy(logits, y)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_custom_loss_is_trained_with(jobs):
+def test_a_custom_loss_is_used_in_training(jobs):
     recipe = fn.Recipe.make({**SMALL, "rounds": 1})
     mine = fn.compare(["fedavg"], recipe=recipe, seeds=2, loss=halved, jobs=jobs, lr=0.2)
     plain = fn.compare(["fedavg"], recipe=recipe, seeds=2, lr=0.1)  # half the loss at twice the rate is the same
@@ -202,7 +202,7 @@ def test_a_table_that_is_replaced_is_named(tmp_path):
     assert "replaced" not in repr(fn.compare(["fedavg", "fedbn"], small(), **SETTINGS, out=tmp_path / "c"))
 
 
-def test_what_is_odd_about_the_data_is_said():
+def test_oddities_of_the_data_are_reported():
     given = small()
     east, west = given.sites
     odd = Federation("odd", [east, Site("west", "west", west.train)], given.classes)
@@ -211,7 +211,7 @@ def test_what_is_odd_about_the_data_is_said():
     assert found.remarks()[-1] in fn.run("fedavg", odd, rounds=1, batch_size=6).notes
 
 
-def test_unseen_sites_must_be_there_to_be_tested():
+def test_unseen_sites_must_exist_to_be_tested():
     with pytest.raises(fn.BadInput, match='"unseen" tests sites that do not train, but all 2 sites'):
         fn.run("fedavg", small(), rounds=1, batch_size=6, evaluate=["unseen"])
 
@@ -226,7 +226,7 @@ def test_a_named_federation_and_a_device_are_recorded(tmp_path):
         fn.compare(["fedavg"], found, device="tpu")
 
 
-def test_a_note_says_that_a_custom_model_starts_all_seeds_alike():
+def test_a_note_says_that_a_custom_model_starts_all_seeds_from_the_same_weights():
     mine = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
     said = repr(fn.compare(["fedavg"], small(), mine, **SETTINGS))
     assert "first weights: those of your model in every seed" in said

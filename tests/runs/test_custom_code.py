@@ -37,7 +37,7 @@ from tests.support.tiny import TinyNet, close, play, rounds, same, tiny_data, ti
 from tests.support.waiting import HANG
 
 
-@pytest.fixture(autouse=True)  # before any other fixture, which may make parts as well
+@pytest.fixture(autouse=True)  # before any other fixture, which may also register parts
 def tidy(parts_as_before):
     pass
 
@@ -131,7 +131,7 @@ def test_what_a_part_did_not_ask_for_is_an_error_and_not_empty():
     assert same(after(Evener(), 1), after(Evener(), 1))
 
 
-def test_passes_that_cannot_ride_together_are_refused():
+def test_passes_that_cannot_be_combined_are_refused():
     job = Pass("before", client=lambda local: (Tree(), Tree()), server=lambda up, r: r.mine)
 
     @part("twice")
@@ -213,7 +213,7 @@ def test_what_is_replaced_twice_is_still_changed():
     assert all(torch.equal(model[k], start[k]) for k in ("conv.weight", "head.weight"))
 
 
-def test_a_run_of_before_a_key_came_is_continued(tmp_path):
+def test_a_run_from_before_a_key_was_added_is_continued(tmp_path):
     model = tiny_net(0, torch.float32)
     fn.run("fedavg", sites(), model, 1, out=tmp_path / "r")
     file = tmp_path / "r" / "recipe.toml"
@@ -229,14 +229,14 @@ def test_names_of_the_library_and_of_other_code_are_refused():
     first = part("mine")(type("First", (Part,), {}))
     with pytest.raises(BadInput, match=r'The name "mine" is taken by .*First'):
         part("mine")(type("Second", (Part,), {}))
-    again = part("mine")(type("First", (Part,), {}))  # a cell of a notebook, run once more
+    again = part("mine")(type("First", (Part,), {}))  # a notebook cell, run again
     assert REGISTRY["mine"] is again
     with pytest.raises(BadInput, match='The name "mine" was redefined after this instance was created'):
         method(first())
 
 
 @pytest.mark.parametrize("name", ["Upper", "with-dash", "two words", "", "1st"])
-def test_names_that_no_text_can_hold_are_refused(name):
+def test_names_that_cannot_be_written_as_text_are_refused(name):
     with pytest.raises(BadInput, match="lowercase letters"):
         part(name)
 
@@ -282,12 +282,12 @@ def test_hashes_tell_code_and_weights_apart():
     other.pool = nn.AdaptiveMaxPool2d(2)  # the same tensors, another function
     assert model_hash(other) != model_hash(a)
     other = tiny_net(0)
-    other.norm.momentum = 0.5  # which no tensor shows
+    other.norm.momentum = 0.5  # not visible in any tensor
     assert model_hash(other) != model_hash(a)
 
 
 class Weighted:
-    """A loss with a number of its own."""
+    """A loss with its own number."""
 
     def __init__(self, by):
         self.by = by
@@ -400,7 +400,7 @@ def test_compare_takes_model_and_data_from_the_recipe():
 
 
 def test_the_earlier_of_two_equal_rounds_is_the_best():
-    one_order, other_order = 0.39583333333333326, 0.39583333333333337  # of the same sum
+    one_order, other_order = 0.39583333333333326, 0.39583333333333337  # with the same sum
     assert other_order <= one_order + driver._TIE
     assert 57 / 144 + driver._TIE < 58 / 144
 
@@ -420,7 +420,7 @@ class Odd(nn.Module):
         return self.out(torch.relu(self.fc(self.norm(self.conv(x)).mean((2, 3)))))
 
 
-def test_a_layer_that_does_not_give_the_logits_is_no_classifier():
+def test_a_layer_that_does_not_return_the_logits_is_not_the_classifier():
     with pytest.raises(BadInput, match=r'Layer "fc" .* has 8 outputs, not 3. Name the layer .* with head='):
         fn.run("fedper", sites(), Odd(), 1)
     assert Net(Odd(), method("fedper"), head=["out"]).probe((3, 8, 8), 3) is False
@@ -456,7 +456,7 @@ def test_a_layer_that_is_called_twice_shows_all_its_inputs():
 
 
 class Counting(TinyNet):
-    """A network with a running mean of its own."""
+    """A network with its own running mean."""
 
     def __init__(self, persistent=True, rebind=False):
         super().__init__()
@@ -481,7 +481,7 @@ def test_state_that_would_leak_or_be_lost_is_refused():
     assert fn.run("fedavg", sites(), Counting(), 1).model().ema > 0
 
 
-def test_a_buffer_at_the_root_is_no_layer_of_greg():
+def test_a_buffer_at_the_root_is_not_a_layer_of_greg():
     fn.run("greg", sites(), Counting(), 1)
 
 
@@ -533,7 +533,7 @@ class Unseen(TinyNet):
 
 
 class Several(TinyNet):
-    """A network that answers with a dictionary."""
+    """A network that returns a dictionary."""
 
     def forward(self, x):
         return {"logits": super().forward(x)}
@@ -589,7 +589,7 @@ class Reaching(fn.Part):
 """
 
 
-def test_what_a_part_reaches_is_part_of_its_hash(tmp_path, monkeypatch):
+def test_code_that_a_part_uses_is_part_of_its_hash(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
     def hashed(number, **values):
@@ -598,7 +598,7 @@ def test_what_a_part_reaches_is_part_of_its_hash(tmp_path, monkeypatch):
         (tmp_path / f"own{number}.py").write_text(OWN.format(**{"scale": 1.0, "factor": 1, "layer": 1} | values))
         module = __import__(f"own{number}")
         before = code_hash(module.Reaching)
-        module.SEEN.append(2)  # what a run fills is no code
+        module.SEEN.append(2)  # what a run fills in is not code
         assert code_hash(module.Reaching) == before
         return before
 

@@ -14,7 +14,7 @@ from tests.support.tables import table
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbn"])
-def test_a_round_made_again_from_the_one_before_is_the_round_that_was(tmp_path, method):
+def test_a_round_repeated_from_the_one_before_is_the_same_round(tmp_path, method):
     path = kept(tmp_path / "run", method, 4, participation="fixed:3")
     assert kept_rounds(path / "checkpoints") == [1, 2, 3, 4]
     for t in (1, 2):
@@ -34,7 +34,7 @@ def test_a_round_made_again_from_the_one_before_is_the_round_that_was(tmp_path, 
             assert all(torch.equal(first[name][k], after.clients[name].local[k]) for k in kept_back)
 
 
-def test_sparser_checkpoints_and_rounds_that_are_not_there(tmp_path):
+def test_sparser_checkpoints_and_missing_rounds(tmp_path):
     path = kept(tmp_path / "run", "fedavg", 4, checkpoint_every=3)
     assert kept_rounds(path / "checkpoints") == [3, 4]
     with pytest.raises(BadInput, match=r"no checkpoint of round 2. It has: 3, 4"):

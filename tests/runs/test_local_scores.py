@@ -47,7 +47,7 @@ def test_each_client_by_its_own_last_training(every, wanted, tmp_path, monkeypat
     settings = recipe("fedavg", evaluate_every=every, **SETTINGS)
     whole = execute(settings, federation=federation())
     assert local(whole) == {t: wanted[t] for t in range(1, 8) if t % every == 0 or t == 7}
-    assert (sum(scored) < 7) == (every > 1)  # no round is scored in vain
+    assert (sum(scored) < 7) == (every > 1)  # no round is scored unnecessarily
 
     def stop(event):
         if event.round == 5:
@@ -59,7 +59,7 @@ def test_each_client_by_its_own_last_training(every, wanted, tmp_path, monkeypat
 
 
 def test_a_client_that_fails_in_its_last_round_is_scored_by_the_one_before(monkeypatch):
-    """With on_divergence="skip" a run goes on without it: its last training was an earlier round."""
+    """With on_divergence="skip" the run continues without it: its last training was an earlier round."""
     session = Session.open(recipe("fedavg", **SETTINGS), federation())
     cohorts = [session.participation.cohort(session.engine.clients, 3, t) for t in range(7)]
     often = next(c for c in session.engine.clients if sum(c in cohort for cohort in cohorts) > 1)
@@ -88,7 +88,7 @@ def test_a_loss_that_is_not_finite_survives_a_file():
     assert math.isnan(again.recall[1])
 
 
-def test_nothing_is_scored_where_nobody_asks(monkeypatch):
+def test_nothing_is_scored_unless_requested(monkeypatch):
     train = Loop.train
 
     def watched(engine, sent, cohort, *, score=False):

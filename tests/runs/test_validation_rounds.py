@@ -18,7 +18,7 @@ def settings(**values):
 def every(tmp_path_factory):
     out = tmp_path_factory.mktemp("every") / "run"
     result = execute(settings(), out=out, federation=federation())
-    assert 1 < result.best["round"] < 8  # else the tests below would show nothing
+    assert 1 < result.best["round"] < 8  # otherwise the tests below would show nothing
     return out, result
 
 

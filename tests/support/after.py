@@ -19,7 +19,7 @@ TRAINING = Training(batch_size=4, lr=0.05)
 
 
 def order_of(site: str, n: int) -> torch.Tensor:
-    """The documented rule, written out: a permutation seeded by the hash of the site's name and its images' number."""
+    """The documented rule, written out: a permutation seeded by the hash of the site's name and number of images."""
     text = f"str:test order\x1fstr:{site}\x1fint:{n}"
     seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed))

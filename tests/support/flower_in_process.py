@@ -120,7 +120,7 @@ def same_result(ours, theirs) -> None:
 
 
 def without_times(rows: list[dict]) -> list[dict]:
-    """What two runs must agree on; under differential privacy a site does not tell how its training went.
+    """What two runs must agree on; under differential privacy a site does not send its training loss.
 
     Across machines all rounds between tests are scored right after training, in one process those that are needed.
     """
@@ -129,5 +129,5 @@ def without_times(rows: list[dict]) -> list[dict]:
 
 
 def repeatable_form(name: str) -> str:
-    """A method with noise from the seed instead of the operating system's, so that it can be compared."""
+    """The method with noise from the seed instead of the operating system, which makes runs comparable."""
     return f"{name}(draws='seeded')" if name in ("dpcentral", "dplocal") else name

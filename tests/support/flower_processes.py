@@ -31,13 +31,13 @@ def free_port() -> int:
 class Cluster:
     """A SuperLink and its nodes; as a context manager it ends every process it started.
 
-    A patient one never takes a process for dead, however long it is silent.
+    A patient cluster never treats a process as dead, however long it is silent.
     """
 
     def __init__(self, folder: Path, *, patient: bool = True) -> None:
         self.folder, self.port = folder, free_port()
         self.started: list[subprocess.Popen] = []
-        self.needed: dict[str, subprocess.Popen] = {}  # "link" and the sites: without them a run cannot go on
+        self.needed: dict[str, subprocess.Popen] = {}  # "link" and the sites: without them a run cannot continue
         self.certificates: Path | None = None
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("FLWR_")} | {
             "FLWR_HOME": str(folder / "flwr"),
@@ -62,7 +62,7 @@ class Cluster:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(HANG)
-        self.started.remove(process)  # its number may soon be another group's
+        self.started.remove(process)  # its number may be reused by another group
         self.needed = {name: other for name, other in self.needed.items() if other is not process}
 
     def _start(self, name: str, *command: str) -> subprocess.Popen:
@@ -138,7 +138,7 @@ class Cluster:
         return done.stdout
 
     def submit(self, config: dict, *options: str) -> str:
-        """Start a run; its number."""
+        """Start a run and return its number."""
         said = self.flwr("run", str(self.project(config)), *options)
         return re.search(r"started run (\d+)", said).group(1)
 
@@ -147,7 +147,7 @@ class Cluster:
         return self.flwr("log", run, "--show")
 
     def finish(self, config: dict, *options: str) -> Path:
-        """Run a config to its end; the run's directory."""
+        """Run a config to its end and return the run's directory."""
         out = Path(config["deploy.out"])
         run = self.submit(config, *options)
         self.wait_in_run(run, (out / "summary.json").exists, f"run {run} did not end")
@@ -167,9 +167,9 @@ class Cluster:
         self.wait(done, what)
 
     def wait(self, done: Callable[[], bool], what: str, hang: float = HANG) -> None:
-        """Wait as long as the processes get on; fail when one that is needed ends, or when no log grows any more.
+        """Wait as long as the processes make progress; fail when a needed one ends, or when no log grows any more.
 
-        Every step of a run is a line in a log. CPU time would not do: idle processes of Flower poll, and use some, too.
+        Every step of a run is a line in a log. CPU time is no measure: idle processes of Flower poll and use some.
         """
         lines, moved = self._lines(), time.monotonic()
         while not done():
@@ -181,7 +181,7 @@ class Cluster:
             time.sleep(0.25)
 
     def _lines(self) -> int:
-        """How many lines there are in the logs; that a process still cannot connect is no news."""
+        """How many lines there are in the logs; lines about a failed connection do not count."""
         logs = [log.read_text(errors="replace") for log in self.folder.glob("*.log")]
         return sum("retrying in" not in line for log in logs for line in log.splitlines())
 

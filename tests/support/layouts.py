@@ -11,7 +11,7 @@ from PIL import Image
 
 
 def shared(name):
-    """A folder of real data beside the repository, whether it is there or not."""
+    """A folder of real data next to the repository, whether it exists or not."""
     return Path(__file__).resolve().parents[2].parent / "shared" / "data" / name
 
 

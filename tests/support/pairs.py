@@ -23,7 +23,7 @@ from fednorms.methods.registry import method, names
 from fednorms.runs.store.clients import ClientStore
 from tests.support.tiny import CLASSES, tiny_data, tiny_net
 
-# What suits the tiny network: its four channels, its one stage, the few epochs that a test can wait for.
+# Options for the tiny network: it has four channels and one stage, and tests need few epochs.
 FITTING = {
     "gn": "gn(groups=2)",
     "fedrep": "fedrep(head_epochs=1)",
@@ -32,10 +32,10 @@ FITTING = {
 }
 # With these settings a part changes nothing, bit for bit.
 NEUTRAL = {
-    "adabn": "adabn",  # tests differently, trains as ever
+    "adabn": "adabn",  # tests differently, trains as before
     "agc": "agc(clip=inf)",
     "dplocal": "dplocal(clip=inf, noise=0)",
-    "ditto": "ditto",  # a second model beside the first
+    "ditto": "ditto",  # a second model next to the first
     "fedavg": "fedavg",
     "fedavgm": "fedavgm(beta=0)",
     "fedfa": "fedfa(after='pool', p=0)",
@@ -50,7 +50,7 @@ NEUTRAL = {
 
 
 def known() -> list[str]:
-    """The library's own names; a test elsewhere may have registered a part of its own."""
+    """The library's own names; another test may have registered a custom part."""
     return [n for n in names() if n not in REGISTRY or REGISTRY[n].__module__.startswith("fednorms.methods.")]
 
 
@@ -68,7 +68,7 @@ def ordered(firsts: list[str] | None = None, seconds: list[str] | None = None) -
 
 
 def some(pairs: list[tuple[str, str]], n: int) -> list[tuple[str, str]]:
-    """`n` of the pairs, chosen by a hash of their names, so that a new method does not reshuffle the others."""
+    """`n` of the pairs, chosen by a hash of their names: a new method does not reshuffle the others."""
     return sorted(pairs, key=lambda pair: hashlib.sha256(" + ".join(pair).encode()).digest())[:n]
 
 
@@ -90,7 +90,7 @@ class Trial:
 
     @classmethod
     def compose(cls, text: str) -> Trial:
-        """All that is checked before any training; raises BadInput where parts do not go together."""
+        """All checks before training; raises BadInput if parts do not combine."""
         chosen = method(text)
         given = training = federation()
         for p in chosen.parts:
@@ -113,7 +113,7 @@ class Trial:
         return Outcome(state, {n: self.engine.store.get(n) for n in self.engine.clients})
 
     def test(self, outcome: Outcome) -> list[float]:
-        """The losses of every way in which this method is tested."""
+        """The losses of every evaluation mode of this method."""
         modes = [headline(self.task), Mode("unseen")]
         if self.task.method.evaluation().phases:
             modes.append(Mode("adapted"))

@@ -1,4 +1,4 @@
-"""Tables for tests: one so small that a test can run it, and results of runs that nobody made."""
+"""Tables for tests: one so small that a test can run it, and made-up results of runs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def table(folder, text=MINI, **changes):
 
 
 def fails_while_running(monkeypatch, method="fedbn"):
-    """Every run of a method fails, and nobody could have known."""
+    """Make every run of a method fail, which no check can foresee."""
 
     def execute(recipe, **given):
         if recipe.method == method:
@@ -140,7 +140,7 @@ def record(setting, row, seed, per_cent, status="done"):
 
 
 def found(ours, diverged=()):
-    """Results of runs: (setting, row) to per cent by seed."""
+    """Results of runs: (setting, row) to percent by seed."""
     return Found(
         done={
             key: [record(*key, s, v, "diverged" if (*key, s) in diverged else "done") for s, v in enumerate(values)]

@@ -12,10 +12,10 @@ HANG = 1800.0
 
 
 def wait_until(happened: Callable[[], bool], process: subprocess.Popen) -> None:
-    """Wait for something that a process does; fail if it ends without."""
+    """Wait for something that a process does; fail if the process ends first."""
     end = time.monotonic() + HANG
     while not happened():
-        ended = process.poll() is not None  # before the second look: it may do its work and end between the two
+        ended = process.poll() is not None  # before the second check: it may do its work and end between the two
         assert not ended or happened(), process.communicate()
         assert time.monotonic() < end, "it hangs"
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Transforms: torchvision's answers on the same parameters, plain loops, keyed numbers, nothing read on the host."""
+"""Transforms: torchvision's results for the same parameters, plain loops, keyed numbers, nothing read on the host."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def close(ours, theirs, mode):
     assert off.float().mean() <= (0.01 if mode == "nearest" else 0.0)
 
 
-def test_normalise_and_covering_are_torchvisions():
+def test_normalize_and_covering_are_torchvisions():
     x, mean, std = images(), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
     assert torch.allclose(normalize(x, mean, std), TF.normalize(x, mean, std), atol=1e-6)
     row, column = draw_center(uniforms()(5, 2), x.shape)
@@ -134,7 +134,7 @@ def test_drawers_reach_every_place_and_none_outside():
     assert counts.min() > 850
 
 
-def test_padding_with_a_colour():
+def test_padding_with_a_color():
     x = torch.zeros(1, 3, 2, 2)
     y = crop(x, torch.tensor([0]), torch.tensor([0]), (1, 1), 1, (0.1, 0.2, 0.3))
     assert torch.allclose(y.flatten(), torch.tensor([0.1, 0.2, 0.3]))
@@ -162,7 +162,7 @@ def test_chains_read_nothing_on_the_host(name):
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_an_image_does_not_depend_on_its_neighbours(name):
+def test_an_image_does_not_depend_on_its_neighbors(name):
     def keyed(x):
         with noise.keyed(torch.tensor([3, 5])):
             return CHAINS[name](x, lambda *shape: noise.uniform(shape, 7, x), (16, 16))

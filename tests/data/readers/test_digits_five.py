@@ -1,4 +1,4 @@
-"""Digits-Five in its four layouts, and the papers' protocols on the real sheets where they are."""
+"""Digits-Five in its four layouts, and the papers' protocols on the real sheets if available."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_fedbn_release(release):
     assert torch.equal(fed.site("mnist").train.x, torch.from_numpy(mnist[:743]).unsqueeze(1).expand(-1, 3, -1, -1))
     small = Image.fromarray(gradient(800, (32, 32, 3), seed=1)[5]).resize((28, 28), Image.Resampling.BILINEAR)
     assert torch.equal(fed.site("svhn").train.x[5], torch.from_numpy(np.array(small)).permute(2, 0, 1))
-    # Parts alone are enough, and .npz files need no flag.
+    # The parts are enough, and .npz files need no flag.
     for folder, shape in FOLDERS.items():
         x, y = gradient(800, shape), np.arange(800) % 10
         for i in range(10):
@@ -172,7 +172,7 @@ def test_protocols_by_name_and_recipe(sheets):
 
 
 def test_clients_that_share_a_domains_test_set_score_as_the_whole_set_does(sheets):
-    """FedWon's cross-device tables print one number per domain: here 30 test images over 20 clients."""
+    """FedWon's cross-device tables have one number per domain: here 30 test images over 20 clients."""
     device = digits_five(sheets, "fedwon-cross-device", size=8, complete=False)
     whole = digits_five(sheets, "full", size=8, complete=False)
     assert {len(s.test) for s in device.sites} == {1, 2}

@@ -74,7 +74,7 @@ def test_pacs_flat(tmp_path):
         pacs_vlcs.pacs(root, protocol="official", **options(tmp_path))
 
 
-def test_what_is_missing_or_extra_is_said(tmp_path):
+def test_missing_and_extra_images_are_reported(tmp_path):
     root = class_folders(tmp_path / "PACS", pacs_vlcs.PACS_COUNTS, pacs_vlcs.PACS_CLASSES, 2)
     picture(root / "photo" / "cat" / "1.png", 1)
     with pytest.raises(BadInput) as caught:
@@ -171,7 +171,7 @@ def caltech(tmp_path):
     return root
 
 
-def test_office_caltech_takes_the_front_and_the_end_of_the_lists(caltech, tmp_path):
+def test_office_caltech_takes_the_start_and_the_end_of_the_lists(caltech, tmp_path):
     with pytest.raises(BadInput, match="allow_pickle=True"):
         office.office_caltech_10(caltech, **options(tmp_path))
     fed = office.office_caltech_10(tmp_path, allow_pickle=True, **options(tmp_path))

@@ -1,4 +1,4 @@
-"""Data sets described by tables: Camelyon17, Fairface, Fed-ISIC2019 and a centre table."""
+"""Data sets described by tables: Camelyon17, Fairface, Fed-ISIC2019 and a table of centers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_fed_isic2019(tmp_path):
 
 
 def test_fed_isic2019_from_raw_metadata(tmp_path):
-    """Centres from the prefix of lesion_id and HAM10000's `dataset`; images without a lesion_id are left out."""
+    """Centers from the prefix of lesion_id and HAM10000's `dataset`; images without a lesion_id are left out."""
     parts = ("vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias")
     lesions = {"BCN": "BCN_000{}", "MSK": "MSK4_000{}", "": ""} | {f"HAM {p}": "HAM_000{}" for p in parts}
     meta, truth, ham = [], [], []
@@ -133,7 +133,7 @@ def test_isic_weights_and_preprocessing():
     expected = [5.5813, 2.0472, 7.0204, 26.1194, 9.5369, 101.0707, 92.5224, 38.3443]
     assert [round(w, 4) for w in isic.WEIGHTS] == expected
     assert math.isclose(isic.WEIGHTS[1] * 0.5**2 * math.log(2), 0.35475, abs_tol=1e-5)
-    # Colour constancy makes the 6-norm of every channel the same, and keeps the overall length of the scene's colour.
+    # Color constancy makes the 6-norm of every channel the same, and keeps the overall length of the scene's color.
     x = np.random.default_rng(0).integers(10, 90, (16, 16, 3)).astype(np.uint8)
     x[..., 0] = x[..., 0] // 2
     y = isic.shades_of_gray(x).astype(float)

@@ -1,4 +1,4 @@
-"""Analyses of runs: each against numbers made by hand from the run's models, and nothing of the run is changed."""
+"""Analyses of runs: each compared with numbers computed by hand from the run's models; the run is not changed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BY_ROUND = ["norms", "bn-variance", "training-gap", "smallest-probability"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Three rounds of FedAvg with two of five clients, tested in two ways, of which every round is kept."""
+    """Three rounds of FedAvg with two of five clients, tested in two modes; every round is kept."""
     folder = tmp_path_factory.mktemp("analyses")
     return kept(folder / "run", evaluate=["global", "global/batch"], participation="fixed:2")
 
@@ -54,7 +54,7 @@ def module_of(opened, tensors):
 
 
 def seen_by(opened, tensors, site):
-    """Features and logits of a site's test images, with a module of torch alone."""
+    """Features and logits of a site's test images, computed with only a torch module."""
     module, data = module_of(opened, tensors), opened.session.federation.site(site).test
     features = []
     module.get_submodule(opened.task.net.heads[0]).register_forward_pre_hook(lambda _, args: features.append(args[0]))
@@ -69,7 +69,7 @@ def uploads_after(opened):
 
 
 @pytest.mark.parametrize("name", [n for n in ANALYSES if n != "drift-embedding"])
-def test_every_analysis_finds_something_draws_it_and_leaves_the_run_alone(run, name):
+def test_every_analysis_finds_something_draws_it_and_does_not_change_the_run(run, name):
     before = contents(run)
     found = analyse(run, name)
     assert contents(run) == before
@@ -111,7 +111,7 @@ def test_norms_are_those_of_clients_right_after_training_and_of_the_server_after
     assert found["F seen - global"][0][1] == pytest.approx(gap)
 
 
-def test_variance_and_statistics_of_normalisation_layers(run):
+def test_variance_and_statistics_of_normalization_layers(run):
     opened = fn.open_run(run, which=2)
     means = torch.stack([u.model["norm1.running_mean"] for u in uploads_after(opened)])
     found = analyse(run, "bn-variance")
@@ -134,7 +134,7 @@ def test_the_gap_of_test_losses_is_that_of_the_metrics(run):
     assert analyse(run, "test-gap").series["global/batch"][-1] == (3, pytest.approx(sum(gaps) / len(gaps)))
 
 
-def test_the_walk_through_training_sees_what_training_sees(run):
+def test_the_repeated_training_sees_what_training_saw(run):
     subject = Kept(run).at(2)
     opened = subject.run
     steps = list(subject.training())
@@ -163,7 +163,7 @@ def test_the_walk_through_training_sees_what_training_sees(run):
     assert analyse(run, "smallest-probability").series["batch statistics"][-1] == (3, pytest.approx(least, rel=1e-4))
 
 
-def test_a_model_without_batch_normalisation_has_no_gap(tmp_path):
+def test_a_model_without_batch_normalization_has_no_gap(tmp_path):
     path = kept(tmp_path / "run", "gn")
     assert analyse(path, "training-gap").scalars["gap, last"] == pytest.approx(0, abs=1e-9)
     with pytest.raises(BadInput, match="no layer with stored statistics"):
@@ -195,7 +195,7 @@ class Shared(nn.Module):
         return self.head(self.act(self.pool(x).flatten(1)))
 
 
-def test_maps_are_those_behind_the_activation_and_before_pooling():
+def test_maps_are_taken_after_the_activation_and_before_pooling():
     model, x = Shared().eval(), torch.rand(4, 1, 6, 6)
     with torch.no_grad(), activated(model, ["first", "second"]) as seen:
         model(x)
@@ -205,11 +205,11 @@ def test_maps_are_those_behind_the_activation_and_before_pooling():
     assert not any(m._forward_hooks for m in model.modules())
 
 
-def test_identical_models_see_alike(run):
+def test_identical_models_have_identical_maps(run):
     found = analyse(run, "feature-maps")
     assert all(0 < v < 1 for v in found.scalars.values())
     still = Kept(run).last
-    a, *others = still.sites  # each of a domain of its own
+    a, *others = still.sites  # each from its own domain
     server, one, two, *rest = found.words["lines"]
     clients = sorted(still.next_round.models)[:2]
     assert [server, one, two] == [f"{name} at {a.name}" for name in ("server", *(f"client {c}" for c in clients))]
@@ -228,7 +228,7 @@ def test_identical_models_see_alike(run):
 
 
 @pytest.mark.parametrize("text", ["fedavg", "nonorm", "fedwon", "gn"])
-def test_maps_lie_behind_the_activation_whatever_stands_before_it(tmp_path, text):
+def test_maps_are_taken_after_the_activation_whatever_comes_before_it(tmp_path, text):
     last = Kept(kept(tmp_path / "run", text, rounds=1)).last
     maps = last.first_maps(last.server, last.sites[0])
     assert list(maps) == [n for n, m in last.run.task.net.module.named_modules() if isinstance(m, nn.Conv2d)]
@@ -242,7 +242,7 @@ def test_maps_of_a_network_that_shares_its_activation(tmp_path):
     assert 0 < analyse(path, "feature-maps").scalars["clients"] < 1
 
 
-def test_an_embedding_holds_as_many_images_of_every_site(run):
+def test_an_embedding_has_the_same_number_of_images_from_every_site(run):
     found = analyse(run, "embedding")
     sites, counts = np.unique(found.arrays["site"], return_counts=True)
     assert len(sites) == 5
@@ -260,7 +260,7 @@ def test_drift_is_that_of_round_ten(longer):
     assert png(ANALYSES["drift-embedding"], {"FedAvg": [found]}, "Drift").startswith(b"\x89PNG")
 
 
-def test_in_a_round_of_one_client_nothing_drifts_and_the_next_of_several_stands_in(longer, tmp_path):
+def test_a_round_with_one_client_has_no_drift_and_the_next_with_several_is_used(longer, tmp_path):
     clients, often = fn.open_run(longer).session.engine.clients, Participation.read("bernoulli:0.3")
     cohorts = {seed: [len(often.cohort(clients, seed, t)) for t in (9, 10, 11)] for seed in range(99)}
     seed = next(s for s, (tenth, next_one, third) in cohorts.items() if tenth == 1 == next_one and third > 1)
@@ -268,13 +268,13 @@ def test_in_a_round_of_one_client_nothing_drifts_and_the_next_of_several_stands_
     assert analyse(path, "drift-embedding").words["models"][1].endswith(" in round 12")
 
 
-def test_a_run_of_one_client_a_round_shows_no_drift(tmp_path):
+def test_a_run_with_one_client_per_round_shows_no_drift(tmp_path):
     path = kept(tmp_path / "run", rounds=10, participation="fixed:1")
     with pytest.raises(BadInput, match="several clients trained"):
         analyse(path, "drift-embedding")
 
 
-INSTALLING = ["hbn", "fbn", "adabn", "fednn", "fedrdn", "fixbn"]  # methods whose tests are not of the plain model
+INSTALLING = ["hbn", "fbn", "adabn", "fednn", "fedrdn", "fixbn"]  # methods that do not test the plain model
 OTHERS = sorted(
     (n for n in names() if n not in INSTALLING and n not in ("local", "fednorm")),
     key=lambda n: hashlib.sha256(n.encode()).digest(),
@@ -324,7 +324,7 @@ def test_pooled_data_are_compared_with_running_statistics_of_the_moment(tmp_path
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(found, expected, strict=True))
 
 
-def test_models_and_losses_of_ones_own_are_asked_for(tmp_path):
+def test_custom_models_and_losses_must_be_passed(tmp_path):
     def odd(logits, y):
         return functional.cross_entropy(2 * logits, y)
 
@@ -356,7 +356,7 @@ class Own(nn.Sequential):
         ("centralised", "bn-variance", "two clients trained"),
     ],
 )
-def test_what_a_method_cannot_give_is_said(tmp_path, text, name, said):
+def test_what_a_method_does_not_have_is_reported(tmp_path, text, name, said):
     path = kept(tmp_path / "run", text, rounds=2)
     with pytest.raises(BadInput, match=said):
         analyse(path, name)
@@ -370,13 +370,13 @@ def test_gaps_of_several_models_stay_apart_and_without_statistics_there_is_none(
 
 
 @pytest.mark.parametrize("text", ["fedbn", "silobn", "scaffold", "hbn", "fedfn", "fedwon"])
-def test_analyses_of_methods_with_states_and_tensors_of_their_own(tmp_path, text):
+def test_analyses_of_methods_with_states_and_local_tensors(tmp_path, text):
     path = kept(tmp_path / "run", text, rounds=2)
     chosen = ["four-factors", "divergence", "norms", "feature-maps"]
     assert all(np.isfinite(list(analyse(path, n).scalars.values())).any() for n in chosen)
 
 
-def test_what_cannot_be_analysed_is_said(tmp_path):
+def test_what_cannot_be_analysed_is_reported(tmp_path):
     fn.run(recipe=fn.Recipe.make(SMALL | {"method": "fedavg", "rounds": 1}), out=tmp_path / "run")
     for name in BY_ROUND:
         with pytest.raises(BadInput, match="only its last round"):

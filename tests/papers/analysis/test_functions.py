@@ -1,4 +1,4 @@
-"""Analyses of plain tensors: the specifications' checks, and slow references written out with loops."""
+"""Analyses of plain tensors: known properties, and slow references written with loops."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_similarity_of_maps():
     assert drawn.amax((1, 2)).tolist() == pytest.approx([1.0] * 3)
 
 
-def test_an_embedding_takes_as_many_images_of_every_site_and_keeps_groups_apart():
+def test_an_embedding_takes_the_same_number_of_images_from_every_site_and_keeps_groups_apart():
     sites = torch.tensor([0] * 100 + [1] * 7 + [2] * 60)
     rows = balanced_rows(sites, 30)
     assert [int((sites[rows] == s).sum()) for s in range(3)] == [10, 7, 10]

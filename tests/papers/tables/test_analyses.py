@@ -1,4 +1,4 @@
-"""A figure's analysis: measured in every run of it, stored with its result, and shown in the report."""
+"""A figure's analysis: computed for every run, stored with its result, and shown in the report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_run_is_analysed_and_the_report_shows_what_was_found(tmp_path):
     rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
     [row] = [r for r in rows if r["selector"] == "divergence"]
     assert float(row["ours"]) == pytest.approx(sum(numbers) / 2, abs=1e-4)
-    assert done.summary.score == (0, 0)  # accuracies are not what such a figure prints
+    assert done.summary.score == (0, 0)  # such a figure does not show accuracies
     assert not (out / "runs").exists()  # the setting keeps none
     assert made(tmp_path, seeds=2).ran == 0
 
@@ -66,7 +66,7 @@ def test_an_analysis_stays_with_its_table(tmp_path):
     plain = fn.reproduce(
         table(tmp_path / "mini"), settings=["shift"], only=["FedAvg"], device="cpu", out=tmp_path / "b"
     )
-    assert plain.ran == 0  # taken over
+    assert plain.ran == 0  # reused
     assert "analysis" not in results(tmp_path / "b")["shift", "FedAvg", 0]
     assert not (tmp_path / "b/analysis-shift.png").exists()
 
@@ -74,7 +74,7 @@ def test_an_analysis_stays_with_its_table(tmp_path):
 @pytest.mark.parametrize(
     "before", [("tolerance = 3.0", "tolerance = 3.0"), (ANALYSED[0], 'tolerance = 3.0\nanalysis = "embedding"')]
 )
-def test_results_without_this_analysis_are_made_again(tmp_path, before):
+def test_results_without_this_analysis_are_run_again(tmp_path, before):
     made(tmp_path, before)
     done = made(tmp_path)
     assert done.ran == 1
@@ -93,7 +93,7 @@ def test_a_run_that_was_kept_is_analysed_without_training_it_again(tmp_path):
     assert "analysis" in results(tmp_path / "out")["shift", "FedAvg", 0]
 
 
-def test_any_error_of_an_analysis_is_that_of_its_run_alone(tmp_path, monkeypatch):
+def test_an_error_of_an_analysis_concerns_only_its_run(tmp_path, monkeypatch):
     good = measures.ANALYSES["divergence"]
 
     def broken(kept):

@@ -1,4 +1,4 @@
-"""Averages over settings: of the right cells, seed by seed, beside what was printed, and never counted twice."""
+"""Averages over settings: of the right cells, seed by seed, next to the published ones, and never counted twice."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def averages(summary):
     return {row: entries["All"] for row, entries in section.rows.items()}
 
 
-def test_a_row_is_averaged_seed_by_seed_over_the_settings_in_which_it_stands():
+def test_a_row_is_averaged_seed_by_seed_over_its_settings():
     cells = averages(summarize(table(), found({**OURS, ("a", "Alone"): [50.0, 52.0]})))
     entry = cells["FedAvg"]
     each = [fmean((80, 60)), fmean((84, 58))]
@@ -55,7 +55,7 @@ def test_a_row_is_averaged_seed_by_seed_over_the_settings_in_which_it_stands():
     assert cells["Alone"].ours == pytest.approx(51)  # "b" is not its setting
 
 
-def test_only_seeds_that_ran_everywhere_go_in():
+def test_only_seeds_that_ran_everywhere_are_averaged():
     cells = averages(summarize(table(), found({("a", "FedAvg"): [80.0, 84.0, 99.0], ("b", "FedAvg"): [60.0]})))
     assert (cells["FedAvg"].ours, cells["FedAvg"].seeds, cells["FedAvg"].std) == (pytest.approx(70), 1, None)
 
@@ -74,7 +74,7 @@ def test_an_average_with_a_column_that_is_not_comparable_is_not_either():
     assert summary.sections[-1].not_comparable == {"All": "contains A: drawn by hand"}
 
 
-def test_averages_are_shown_once_there_are_any_and_counted_never(capsys):
+def test_averages_are_shown_if_there_are_any_and_never_counted(capsys):
     whole, half = (summarize(table(), found(ours)) for ours in (OURS, {("a", "FedAvg"): [80.0]}))
     assert whole.score == half.score == (1, 1)
     assert "## Averages over settings" in markdown(whole)

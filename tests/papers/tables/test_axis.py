@@ -62,7 +62,7 @@ def test_over_rows_every_setting_that_ran_is_a_line():
     assert axis_steps(summary) == ["0.1", "0"]
 
 
-def test_the_report_has_it_as_one_table_with_print_beside_ours():
+def test_the_report_has_one_table_with_published_values_next_to_ours():
     text = markdown(summarize(table(), found(OURS)))
     head = text.index("## Avg over clients")
     assert head < text.index("## many")
@@ -92,10 +92,10 @@ def test_the_picture_has_the_lines_over_all_steps_and_panels_for_the_rest(ladder
     for name, line in axis_lines(summarize(table(ladder), found(OURS))).items():
         assert drawn[name] == [[where[step], e.ours] for step, e in line.items() if e.ours is not None]
     panels = [axis.get_title().partition(":")[0] for axis in axes[1:]]
-    assert panels == (["few", "apart"] if ladder is CLIENTS else ["few"])  # "few" has print, "apart" is no step
+    assert panels == (["few", "apart"] if ladder is CLIENTS else ["few"])  # "few" is published, "apart" is no step
 
 
-def test_one_step_alone_is_no_line():
+def test_a_single_step_is_not_a_line():
     pytest.importorskip("matplotlib")
     from fednorms.papers.tables.picture import figure
 
@@ -103,7 +103,7 @@ def test_one_step_alone_is_no_line():
     assert [axis.get_title() for axis in axes] == ["many: ours (%)"]
 
 
-def test_a_ranking_is_drawn_beside_its_heat_map_in_the_same_order():
+def test_a_ranking_is_drawn_next_to_its_heat_map_in_the_same_order():
     pytest.importorskip("matplotlib")
     from fednorms.papers.tables.picture import figure
 
@@ -118,7 +118,7 @@ def test_a_ranking_is_drawn_beside_its_heat_map_in_the_same_order():
     assert ranking.get_ylim() == heat.get_ylim()
     assert [c.lines[0].get_xydata().tolist() for c in ranking.containers] == [[[71.0, 0.0]], [[52.0, 1.0]]]
     rings = [line for line in ranking.lines if line.get_markerfacecolor() == "none"]
-    assert [line.get_xydata().tolist() for line in rings] == [[[51.0, 1.0]]]  # print
+    assert [line.get_xydata().tolist() for line in rings] == [[[51.0, 1.0]]]  # published
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_a_run_without_a_curve_is_tested_rarely_and_one_with_a_curve_after_every
     assert recipe_for(made, made.settings[0], made.rows[0], 0, {}).evaluate_every == 5
 
 
-def test_printed_numbers_have_a_deviation_or_not(tmp_path):
+def test_published_numbers_have_a_deviation_or_not(tmp_path):
     made = open_table(table(tmp_path / "t"))
     printed = made.rows[0].published["shift"]
     assert (printed["Clean"].mean, printed["Clean"].std) == (1.0, None)
@@ -103,7 +103,7 @@ def test_printed_numbers_have_a_deviation_or_not(tmp_path):
         ("seeds = 1", "seeds = ", ["not valid TOML"]),
     ],
 )
-def test_every_mistake_is_named_with_file_place_and_what_is_known(tmp_path, old, new, words):
+def test_every_mistake_is_named_with_file_place_and_known_names(tmp_path, old, new, words):
     folder = table(tmp_path / "t", change=(old, new))
     with pytest.raises(BadInput) as error:
         open_table(folder)
@@ -118,7 +118,7 @@ def test_a_mode_that_one_row_tests_may_have_a_column(tmp_path):
     open_table(table(tmp_path / "u", column=(column[0], column[1].replace("adapted", "after_local")), row=own))
 
 
-def test_several_mistakes_come_in_one_message(tmp_path):
+def test_several_mistakes_are_in_one_message(tmp_path):
     folder = table(
         tmp_path / "t", one=('method = "fedbn"', 'method = "fedbm"'), two=('Clean = "drawn', 'Clear = "drawn')
     )
@@ -155,7 +155,7 @@ def test_the_example_of_the_documentation_is_a_table():
     assert made.rows[0].search == {"training.lr": [0.01, 0.05, 0.1]}
 
 
-def test_a_folder_without_a_table_and_a_name_that_nobody_knows(tmp_path):
+def test_a_folder_without_a_table_and_an_unknown_name(tmp_path):
     with pytest.raises(BadInput, match=r"has no table\.toml"):
         open_table(tmp_path)
     with pytest.raises(BadInput, match='No table "fedwon-tabel-1": did you mean "fedwon-table-1"'):

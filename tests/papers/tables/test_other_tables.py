@@ -11,12 +11,12 @@ from tests.papers.tables.test_runs import Heard
 from tests.support.tables import results, table
 
 
-def test_a_run_of_another_table_is_taken_over(tmp_path):
+def test_a_run_of_another_table_is_reused(tmp_path):
     one = table(tmp_path / "one")
     two = table(tmp_path / "two", row=('name = "FedBN"\nmethod = "fedbn"', 'name = "FedProx"\nmethod = "fedprox"'))
     reproduce(one, settings=["shift"], out=tmp_path / "out" / "one", device="cpu")
     second = reproduce(two, settings=["shift"], out=tmp_path / "out" / "two", device="cpu")
-    assert second.ran == 1  # FedProx; FedAvg is there
+    assert second.ran == 1  # FedProx; FedAvg has run
     lent, own = (results(tmp_path / "out" / name) for name in ("two", "one"))
     run = ("shift", "FedAvg", 0)
     assert lent[run]["from"] == "one / shift / FedAvg"
@@ -25,7 +25,7 @@ def test_a_run_of_another_table_is_taken_over(tmp_path):
     assert reproduce(two, settings=["shift"], out=tmp_path / "out" / "two", device="cpu").ran == 0
 
 
-def test_a_report_takes_over_and_runs_nothing(tmp_path):
+def test_a_report_reuses_runs_and_runs_nothing(tmp_path):
     one = table(tmp_path / "one")
     two = table(tmp_path / "two", row=('name = "FedBN"\nmethod = "fedbn"', 'name = "FedProx"\nmethod = "fedprox"'))
     reproduce(one, settings=["shift"], out=tmp_path / "out" / "one", device="cpu")
@@ -41,7 +41,7 @@ def test_a_report_takes_over_and_runs_nothing(tmp_path):
 def test_a_broken_file_of_another_table_is_named_and_left_out(tmp_path, text):
     one, ears = table(tmp_path / "one"), Heard()
     file = tmp_path / "out/one/results.json"
-    if text is None:  # right, but for what the report needs
+    if text is None:  # valid, except for what the report needs
         reproduce(one, only=["FedAvg"], out=tmp_path / "out" / "one", device="cpu")
         [values] = results(tmp_path / "out" / "one").values()
         del values["data"]
@@ -54,7 +54,7 @@ def test_a_broken_file_of_another_table_is_named_and_left_out(tmp_path, text):
     assert any("cannot be read" in text and f"({name})" in text for text in ears.said)
 
 
-def test_another_recipe_is_not(tmp_path):
+def test_a_run_with_another_recipe_is_not_reused(tmp_path):
     one = table(tmp_path / "one")
     two = table(tmp_path / "two", rounds=("rounds = 2", "rounds = 1"))
     reproduce(one, settings=["shift"], out=tmp_path / "out" / "one", device="cpu")

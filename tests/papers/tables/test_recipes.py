@@ -31,7 +31,7 @@ from fednorms.runs.driver import execute
 from tests.support.data_sets import MAKERS
 
 NAMES = known()
-FEW = 10  # tables of which the quick tests train a row
+FEW = 10  # tables with a row that the quick tests train
 
 
 def number(text):
@@ -86,7 +86,7 @@ def test_a_table_is_complete(name):
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if read(n).averages])
-def test_printed_averages_are_those_of_the_printed_columns(name):
+def test_published_averages_are_those_of_the_published_columns(name):
     table = read(name)
     named = {s.name: s for s in table.settings}
     checked = 0
@@ -94,7 +94,7 @@ def test_printed_averages_are_those_of_the_printed_columns(name):
         for average, printed in row.averages.items():
             of = {s: c for s, c in table.averages[average].items() if row.runs_in(named[s])}
             cells = [row.published[s][c].mean for s, c in of.items() if c in row.published.get(s, {})]
-            if len(cells) == len(of):  # a cell that contradicts print's own average is left out
+            if len(cells) == len(of):  # tables leave out cells that contradict the published average
                 assert printed.mean == pytest.approx(fmean(cells), abs=0.06), row.name
                 checked += 1
     assert checked > len(table.rows) / 2
@@ -151,7 +151,7 @@ def test_every_method_fits_its_model():
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A function that makes a tiny copy of a data set once, and says where it is."""
+    """A function that makes a tiny copy of a data set once and returns its folder."""
     root = tmp_path_factory.mktemp("data")
 
     def make(name):

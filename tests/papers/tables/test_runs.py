@@ -1,4 +1,4 @@
-"""Reproducing a small table: what is written, what is not run again, what is stale, and going on after a stop."""
+"""Reproducing a small table: what is written, what is not run again, what is stale, and continuing after a stop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.tables import MINI, copy_results, fails_while_running, put, r
 
 
 class Heard(Observer):
-    """Remembers everything, and stops at the round that it is told to."""
+    """Remembers everything, and stops at a given round."""
 
     def __init__(self, stop_at=None):
         self.said, self.rounds, self.stop_at = [], [], stop_at
@@ -91,8 +91,8 @@ def test_verdicts_in_markdown_and_csv(finished):
     _, out, done, _ = finished
     lines = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
     verdicts = {(r["setting"], r["row"], r["column"]): r["verdict"] for r in lines}
-    assert verdicts["shift", "FedAvg", "Avg"] == "miss"  # print is 100 %
-    assert verdicts["shift", "FedBN", "Avg"] == "better"  # print is 0.1 %
+    assert verdicts["shift", "FedAvg", "Avg"] == "miss"  # published: 100 %
+    assert verdicts["shift", "FedBN", "Avg"] == "better"  # published: 0.1 %
     assert verdicts["shift", "FedBN", "Clean"] == "not comparable"
     assert verdicts["pictures", "FedBN", "Avg"] == "missing"
     row = next(r for r in lines if (r["row"], r["column"]) == ("FedAvg", "Avg"))
@@ -121,12 +121,12 @@ def test_calling_again_runs_nothing_and_writes_the_same_report(finished):
 def test_interrupted_in_the_middle_of_a_run_and_continued_equals_uninterrupted(finished, tmp_path):
     folder, whole, *_ = finished
     for stop in (1, 3):  # in the first run, in the second
-        out = tmp_path / str(stop) / "out"  # with no neighbour to borrow from
+        out = tmp_path / str(stop) / "out"  # without runs of other tables to reuse
         with pytest.raises(KeyboardInterrupt, match=f"{stop // 2} of 2 runs finished; continue with the same command"):
             fn.reproduce(folder, out=out, device="cpu", observer=Heard(stop_at=stop))
         assert (out / "RESULTS.md").exists() == (stop == 3)
         _, ears = heard(folder, out)
-        assert ears.rounds[0][2] == 2  # goes on after the checkpoint of round 1
+        assert ears.rounds[0][2] == 2  # continues after the checkpoint of round 1
         assert stored(out) == stored(whole)
         assert not (out / "runs").exists()
 
@@ -138,7 +138,7 @@ def test_side_by_side_equals_one_after_the_other(finished, tmp_path):
     assert stored(tmp_path / "out") == stored(whole)
 
 
-def test_results_of_another_recipe_are_named_not_used_and_run_anew(finished, tmp_path):
+def test_results_of_another_recipe_are_named_not_used_and_run_again(finished, tmp_path):
     _, whole, *_ = finished
     out = tmp_path / "out"
     copy_results(whole, out)
@@ -164,7 +164,7 @@ def test_results_of_single_runs_are_read_next_to_the_one_file_and_folded_into_it
     out, records = tmp_path / "out", results(whole)
     older = records["shift", "FedAvg", 0] | {"hardware": "an older one"}
     put(out, older)
-    for values in records.values():  # as an interrupted table leaves them, and version 0.1 left all of them
+    for values in records.values():  # as an interrupted table leaves them, and as version 0.1 always did
         single = out / "results/shift" / values["row"].lower() / "seed-0.json"
         single.parent.mkdir(parents=True)
         single.write_text(json.dumps(values))
@@ -241,12 +241,12 @@ def test_no_data_at_all_is_bad_input_that_says_what_is_needed(finished, tmp_path
         heard(folder, tmp_path / "out", settings=["pictures"])
     with pytest.raises(BadInput, match="no such folder"):
         heard(folder, tmp_path / "out", data=tmp_path / "nothing")
-    with pytest.raises(BadInput, match=r"pacs.* does not hold this data set"):  # the only one it can be meant for
+    with pytest.raises(BadInput, match=r"pacs.* does not hold this data set"):  # the only one it can belong to
         heard(folder, tmp_path / "out", data=tmp_path, settings=["pictures"])
 
 
 @pytest.mark.parametrize("below", [(), ("results",)])
-def test_a_file_in_the_place_of_the_folder_is_refused_before_the_first_run(finished, tmp_path, below):
+def test_a_file_in_place_of_the_folder_is_refused_before_the_first_run(finished, tmp_path, below):
     folder, *_ = finished
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(BadInput, match=r"taken is a file. Choose another folder"):
@@ -261,7 +261,7 @@ def test_a_column_that_names_a_domain_the_data_do_not_have_is_found_before_the_f
     assert not (tmp_path / "out").exists()
 
 
-def test_a_cell_that_stays_empty_is_said_before_the_first_run(tmp_path):
+def test_a_cell_that_stays_empty_is_named_before_the_first_run(tmp_path):
     text = 'Avg = "mean"\nOwn = "mean@personal"\nSeconds = "seconds"\n[settings.incomparable]'
     folder = table(tmp_path / "mini", change=('Avg = "mean"\n[settings.incomparable]', text))
     done, ears = heard(folder, tmp_path / "out")
@@ -270,7 +270,7 @@ def test_a_cell_that_stays_empty_is_said_before_the_first_run(tmp_path):
     assert done.summary.sections[0].rows["FedBN"]["Own"].ours is not None
 
 
-def test_the_report_of_a_table_that_nobody_printed_does_not_explain_print(tmp_path):
+def test_the_report_of_a_table_without_published_values_does_not_explain_them(tmp_path):
     published = [line for line in MINI.splitlines() if line.startswith("published")]
     folder = table(tmp_path / "mini", **{f"{i}": (line, "") for i, line in enumerate(published)})
     done, _ = heard(folder, tmp_path / "out")
@@ -281,7 +281,7 @@ def test_the_report_of_a_table_that_nobody_printed_does_not_explain_print(tmp_pa
     assert repr(done).endswith("The table has no published numbers, only ours.")
 
 
-def test_models_and_curves_are_kept_where_a_setting_asks_for_them(tmp_path):
+def test_models_and_curves_are_kept_if_a_setting_asks_for_them(tmp_path):
     change = ('title = "Digits that', 'store = ["curve", "model"]\ntitle = "Digits that')
     folder = table(tmp_path / "mini", change=change)
     out = tmp_path / "out"
@@ -297,7 +297,7 @@ def test_models_and_curves_are_kept_where_a_setting_asks_for_them(tmp_path):
 
 
 def judged(folder, tmp_path, *change_of):
-    """The report of a finished folder after its files were changed by functions of a record."""
+    """The report of a finished folder after functions have changed its records."""
     out = tmp_path / "changed"
     records = [results(folder[1])["shift", "FedAvg", 0]]
     for number, change in enumerate(change_of):
@@ -308,7 +308,7 @@ def judged(folder, tmp_path, *change_of):
     return heard(folder[0], out, report=True)[0].summary
 
 
-def test_a_seed_that_diverged_makes_a_miss_of_the_others_mean(finished, tmp_path):
+def test_a_diverged_seed_makes_the_mean_of_the_others_a_miss(finished, tmp_path):
     alike = judged(finished, tmp_path / "a", lambda r: r, lambda r: r)
     assert alike.sections[0].rows["FedBN"]["Avg"].verdict == "better"
     lost = judged(finished, tmp_path / "b", lambda r: r, lambda r: r | {"status": "diverged"})
@@ -316,7 +316,7 @@ def test_a_seed_that_diverged_makes_a_miss_of_the_others_mean(finished, tmp_path
     assert (entry.verdict, entry.diverged, entry.seeds) == ("miss", 1, 1)
 
 
-def test_print_that_failed_is_met_by_divergence_and_by_guessing(finished, tmp_path):
+def test_a_published_failure_is_matched_by_divergence_and_by_chance_accuracy(finished, tmp_path):
     printed = ("published.shift = { Clean = 2.0, Avg = 0.1 }", 'published.shift = { Avg = "failed" }')
     folder = table(tmp_path / "failed", change=printed)
 
@@ -356,7 +356,7 @@ def test_results_of_other_data_are_named_and_run_again(finished, tmp_path):
     assert heard(folder, out)[0].ran == 0
 
 
-def test_ctrl_c_while_data_are_opened_reports_what_is_there_and_opens_nothing_more(finished, tmp_path, monkeypatch):
+def test_ctrl_c_while_data_are_opened_reports_what_has_run_and_opens_nothing_more(finished, tmp_path, monkeypatch):
     out, opened = tmp_path / "out", []
     copy_results(finished[1], out)
 
@@ -371,7 +371,7 @@ def test_ctrl_c_while_data_are_opened_reports_what_is_there_and_opens_nothing_mo
     assert "FedBN" in (out / "RESULTS.md").read_text()
 
 
-def test_rows_and_columns_that_print_does_not_have_are_judged_and_not_counted(finished, tmp_path):
+def test_rows_and_columns_that_the_paper_does_not_have_are_judged_and_not_counted(finished, tmp_path):
     row = table(tmp_path / "row", change=('name = "FedBN"\n', 'name = "FedBN"\ncounts = false\n'))
     column = table(tmp_path / "column", change=('title = "Digits that', 'derived = ["Avg"]\ntitle = "Digits that'))
     beside = table(tmp_path / "beside", change=('title = "Digits that', 'counts = false\ntitle = "Digits that'))
@@ -387,7 +387,7 @@ def test_rows_and_columns_that_print_does_not_have_are_judged_and_not_counted(fi
     assert counted["column"][1] == counted[finished[0].name][1] is not None
 
 
-def test_what_has_not_run_stands_in_the_headline(finished, tmp_path):
+def test_what_has_not_run_is_in_the_headline(finished, tmp_path):
     shown = ("published.shift = { Clean = 2.0, Avg = 0.1 }", "published.pictures = { Avg = 80.0 }")
     folder, out = table(tmp_path / "more", change=shown), tmp_path / "out"
     copy_results(finished[1], out)
@@ -405,7 +405,7 @@ def test_a_result_says_which_files_of_the_library_made_it(finished):
     assert "float32" in text
 
 
-def test_order_counts_pairs_of_rows_that_stand_as_printed(finished):
+def test_order_counts_pairs_of_rows_in_the_published_order(finished):
     *_, done, _ = finished
     section = done.summary.sections[0]
     entry = section.rows["FedAvg"]["Avg"]
@@ -418,11 +418,11 @@ def test_order_counts_pairs_of_rows_that_stand_as_printed(finished):
     assert order(rows((1, 10), (1, 20)), "Avg", selector) is None
     assert order(rows((1, 10), (2, None), (3, 9)), "Avg", selector) == (0, 1)
     lost = {"x": {"Avg": replace(entry, published=Published(2), ours=None, diverged=3)}}
-    assert order(rows((1, 10), (3, 30)) | lost, "Avg", selector) == (2, 3)  # a row that diverged stands last
+    assert order(rows((1, 10), (3, 30)) | lost, "Avg", selector) == (2, 3)  # a row that diverged is last
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_a_ranked_setting_has_its_best_row_first_and_says_what_wins(finished, swapped):
+def test_a_ranked_setting_has_its_best_row_first_and_names_the_winner(finished, swapped):
     *_, done, _ = finished
     section = done.summary.sections[0]
     numbers = {"FedAvg": (30.0, 80.0), "FedBN": (70.0, 60.0), "FedProx": (None, None), "FedWon": (40.0, 90.0)}

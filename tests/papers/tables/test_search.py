@@ -37,7 +37,7 @@ def test_the_best_value_on_validation_images_is_what_the_table_runs(searched):
     assert found["grid"] == {"training.lr": [1e-9, 0.1, 1e-8]}
     best = max(found["scores"], key=lambda entry: entry["mean"])
     assert best["values"] == found["chosen"]
-    assert found["at_edge"] == ["training.lr"]  # the largest of them, wherever it stands
+    assert found["at_edge"] == ["training.lr"]  # the largest of them, at any position
     result = results(out)["shift", "FedBN", 0]
     assert result["recipe"]["training"]["lr"] == 0.1
     text = (out / "RESULTS.md").read_text()
@@ -95,7 +95,7 @@ def test_a_search_has_ended_when_every_value_has_every_seed_of_a_search(searched
     assert searches(tmp_path / "out")["FedBN"]["chosen"] == {"training.lr": 0.1}
 
 
-def test_a_search_on_other_data_is_named_and_made_again(searched, tmp_path):
+def test_a_search_on_other_data_is_named_and_repeated(searched, tmp_path):
     folder, whole, *_ = searched
     out = tmp_path / "out"
     copy_results(whole, out)
@@ -108,7 +108,7 @@ def test_a_search_on_other_data_is_named_and_made_again(searched, tmp_path):
     again, _ = heard(folder, out, search=True)
     assert again.ran == 3
     assert any("lr 0.1 was chosen" in text for text in again.summary.searches)
-    assert heard(folder, out)[0].ran == 0  # the row's own results hold
+    assert heard(folder, out)[0].ran == 0  # the row's own results are still valid
 
 
 def test_a_run_of_a_search_that_fails_is_recorded_and_tried_again(tmp_path, monkeypatch):
@@ -139,7 +139,7 @@ def test_a_search_whose_failed_runs_succeed_forgets_them(tmp_path):
     assert search.ended
 
 
-def test_a_row_all_of_whose_values_diverge_stands_in_the_table_as_diverged(tmp_path, monkeypatch):
+def test_a_row_whose_values_all_diverge_is_shown_as_diverged(tmp_path, monkeypatch):
     grid = 'method = "nonorm"\nsearch = { "training.lr" = [1e30, 1e31] }'
     folder, out = table(tmp_path / "mini", change=('method = "fedbn"', grid)), tmp_path / "out"
     done, _ = heard(folder, out, only=["FedBN"])
@@ -154,10 +154,10 @@ def test_a_row_all_of_whose_values_diverge_stands_in_the_table_as_diverged(tmp_p
     assert "diverged ✗<br>0.1" in text
     search = searches(out)["FedBN"]
     assert search["status"] == "diverged"
-    assert all(run["error"].startswith("Client ") for run in search["runs"])  # who, and in which round
+    assert all(run["error"].startswith("Client ") for run in search["runs"])  # which client, and in which round
     assert heard(folder, out, only=["FedBN"])[0].ran == 0
     assert (out / "RESULTS.md").read_text() == text
-    whole, _ = heard(folder, out)  # beside a row that has runs
+    whole, _ = heard(folder, out)  # next to a row that has runs
     assert whole.ran == 1
     assert whole.summary.score == (0, 2)
 
@@ -183,7 +183,7 @@ def test_the_time_of_a_search_is_measured_without_test_images(tmp_path, monkeypa
     assert scores == {"personal/own/val"}
 
 
-def test_another_grid_or_recipe_starts_anew(searched, tmp_path):
+def test_another_grid_or_recipe_starts_again(searched, tmp_path):
     folder, out, *_ = searched
     wider = table(tmp_path / "wider", change=('method = "fedbn"', GRID.replace("1e-8", "1e-8, 0.2")))
     longer = table(tmp_path / "longer", a=('method = "fedbn"', GRID), b=("rounds = 2", "rounds = 3"))
@@ -193,7 +193,7 @@ def test_another_grid_or_recipe_starts_anew(searched, tmp_path):
         assert open_search(ResultStore(out), other, other.settings[0], other.rows[1]).chosen is None
 
 
-def test_an_interrupted_search_goes_on_and_rows_wait_for_it(searched, tmp_path):
+def test_an_interrupted_search_continues_and_rows_wait_for_it(searched, tmp_path):
     folder, whole, *_ = searched
     with pytest.raises(KeyboardInterrupt):
         fn.reproduce(folder, out=tmp_path / "out", device="cpu", observer=Heard(stop_at=3))
@@ -204,7 +204,7 @@ def test_an_interrupted_search_goes_on_and_rows_wait_for_it(searched, tmp_path):
     assert one["scores"] == two["scores"]
 
 
-def test_a_choice_stored_beside_the_table_is_used(searched, tmp_path):
+def test_a_choice_stored_with_the_table_is_used(searched, tmp_path):
     _, out, *_ = searched
     folder = table(tmp_path / "mini", change=('method = "fedbn"', GRID))
     shutil.copy(out / "searches.json", folder)
@@ -221,7 +221,7 @@ def test_without_validation_images_there_is_no_search(tmp_path):
 
 
 @pytest.mark.parametrize("name", [*READERS, "digits-shift", "pack:mine.fnpack"])
-def test_data_val_is_advised_to_those_who_take_it_only(tmp_path, name):
+def test_data_val_is_suggested_only_where_it_works(tmp_path, name):
     made = open_table(table(tmp_path / "mini"))
     recipe = fn.Recipe.make({"federation": name})
     said = str(without_validation(made.settings[0], made.rows[0], recipe))

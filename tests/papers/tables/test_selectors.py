@@ -22,7 +22,7 @@ IMAGES = {"a1": 10, "a2": 30, "b1": 60, "c1": 8}
 
 
 def facts(domains, images):
-    """Sites with so many images, half of them of either class."""
+    """Sites with these numbers of images, half of them of each class."""
     half = {name: [n // 2, n // 2] for name, n in images.items()}
     return {name: SiteFacts(name, d, images={"test": half[name], "val": half[name]}) for name, d in domains.items()}
 
@@ -108,7 +108,7 @@ def test_the_best_validation_round_is_reported_when_the_table_says_so(run):
     assert Selector.read("mean").value(without, "best-val") == pytest.approx(70.0)
 
 
-def test_the_highest_pooled_accuracy_is_unknown_where_a_file_kept_means_only(run):
+def test_the_highest_pooled_accuracy_is_unknown_if_a_file_has_only_means(run):
     old = run | {"curve": {mode: [point[:2] for point in curve] for mode, curve in run["curve"].items()}}
     assert Selector.read("peak:pooled").value(old) is None
     assert Selector.read("peak:mean").value(old) == pytest.approx(80.0)

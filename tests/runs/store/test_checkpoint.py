@@ -28,7 +28,7 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 
 
 def same_tree(a: Tree, b: Tree) -> bool:
-    """Names in the same order; dtypes, shapes and bits (so also NaN) alike."""
+    """Names in the same order; equal dtypes, shapes and bits (including NaN)."""
     return list(a) == list(b) and all(
         a[k].dtype == b[k].dtype
         and a[k].shape == b[k].shape
@@ -194,7 +194,7 @@ def test_extra_that_is_not_json_writes_nothing(tmp_path):
 # --- several checkpoints ---
 
 
-def test_never_a_checkpoint_is_none(tmp_path):
+def test_without_a_checkpoint_there_is_none(tmp_path):
     assert load(tmp_path) is None
     assert load(tmp_path / "missing") is None
     (tmp_path / "round-000001").mkdir()  # a first save that was killed
@@ -305,7 +305,7 @@ def test_every_single_flipped_byte_of_a_manifest_is_noticed(two):
     for i in range(len(whole)):
         path.write_bytes(whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
         found = load(two)
-        if found.notes == []:  # white space, the only bytes that carry nothing
+        if found.notes == []:  # white space, the only bytes without meaning
             assert json.loads(path.read_bytes()) == body
 
 
@@ -368,7 +368,7 @@ class _Killed(BaseException):
 
 
 class _Calls:
-    """Counts system calls that change the disk, and lets the k-th fail: with an OSError, or for good."""
+    """Counts system calls that change the disk, and makes the k-th one fail, with an OSError or as if killed."""
 
     NAMES = ("open", "write", "fsync", "replace", "unlink", "mkdir", "rmdir")
 
@@ -492,7 +492,7 @@ def test_the_best_model_is_complete_and_apart_from_the_checkpoints(tmp_path):
     found = load_best(tmp_path)
     assert holds(found, server(8), OLD)
     assert found.extra == {"val": 0.5}
-    save_best(tmp_path, server(10), {"b": client(10)}, {})  # complete: a client that is not given is not there
+    save_best(tmp_path, server(10), {"b": client(10)}, {})  # complete: it has only the given clients
     assert list(load_best(tmp_path).clients) == ["b"]
     _flip(next((tmp_path / "best").glob("server*")))
     with pytest.raises(RunFailed, match=r"best model in .* is damaged"):

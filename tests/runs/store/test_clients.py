@@ -1,4 +1,4 @@
-"""The client store: a limit that holds, states that come back bit for bit, and nothing left behind."""
+"""The client store: a limit that is kept, states that come back bit for bit, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_it_is_a_dictionary_whatever_the_limit(steps, limit):
     store.close()
 
 
-def test_below_the_limit_the_very_object_comes_back_and_no_file_is_written(tmp_path):
+def test_below_the_limit_the_same_object_comes_back_and_no_file_is_written(tmp_path):
     store = ClientStore(2 * SIZE, tmp_path / "spill")
     first = client(1, 1.0)
     store.put("a", first)
@@ -86,7 +86,7 @@ def test_below_the_limit_the_very_object_comes_back_and_no_file_is_written(tmp_p
     assert not (tmp_path / "spill").exists()
 
 
-def test_the_least_recently_used_goes(tmp_path):
+def test_the_least_recently_used_state_is_spilled(tmp_path):
     store = ClientStore(2 * SIZE, tmp_path)
     states = {name: client(1, float(i)) for i, name in enumerate("abc")}
     store.put("a", states["a"])

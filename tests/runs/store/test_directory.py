@@ -73,7 +73,7 @@ def test_a_directory_with_something_else_in_it_is_refused(tmp_path):
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
 
-def test_what_a_killed_start_leaves_is_no_obstacle(tmp_path):
+def test_the_leftovers_of_a_killed_start_are_no_obstacle(tmp_path):
     (tmp_path / ".0123.tmp").write_text("meth")
     (tmp_path / ".lock").write_text("1\n")
     RunDirectory(tmp_path).create(RECIPE, resume=False)
@@ -113,7 +113,7 @@ def test_a_full_disk_is_a_failure_and_the_start_can_be_tried_again(tmp_path, mon
     RunDirectory(tmp_path / "run").create(RECIPE, resume=False)
 
 
-def test_reading_no_run_is_bad_input(tmp_path):
+def test_reading_a_folder_without_a_run_is_bad_input(tmp_path):
     with pytest.raises(BadInput, match="is not a run"):
         RunDirectory(tmp_path).read_recipe()
 
@@ -155,11 +155,11 @@ def test_two_processes_cannot_write_one_run_and_a_killed_one_leaves_no_lock(run)
     with run.lock(), _locker(run.path) as other:
         assert f"Another process ({os.getpid()}) is writing the run in {run.path}" in other.stdout.readline()
         other.stdin.close()
-    with run.lock():  # given back after a failure inside, too
+    with run.lock():  # released after a failure inside, too
         pass
 
 
-def test_the_lock_is_given_back_after_an_error(run):
+def test_the_lock_is_released_after_an_error(run):
     with pytest.raises(KeyError), run.lock():
         raise KeyError
     with run.lock():

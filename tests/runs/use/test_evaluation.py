@@ -36,7 +36,7 @@ def tensors(session, state, mode, site):
 
 
 def plain(session, tree, x):
-    """Logits by a module of torch alone, on images that this test normalises itself."""
+    """Logits of a plain torch module, on images that this test normalizes itself."""
     module = copy.deepcopy(session.task.net.module)
     module.load_state_dict(tree)
     return module.eval()((x.float() / 255 - 0.5) / 0.5)
@@ -65,7 +65,7 @@ def test_fedbn_tests_each_client_with_its_own_bn_bit_for_bit():
         assert same(tensors(session, state, "personal", site.name), {**state.model, **own})
 
 
-def test_unseen_sites_of_fedbn_get_the_mean_of_the_clients_bn():
+def test_unseen_sites_of_fedbn_use_the_mean_of_the_clients_bn():
     session, state = trained("fedbn")
     states = [session.engine.store[n] for n in "abc"]
     sent = unseen_broadcast(session.task, broadcast(session.task, state), states)

@@ -1,4 +1,4 @@
-"""Using a run after training: predict, export, load, adapt; also without the run's data."""
+"""Using a run after training: predict, export, load, adapt; even without the run's data."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(root):
-    """Each method's run, made when first asked for; its federation is an object that no later call gets."""
+    """Each method's run, made when first needed; its federation is an object that no later call gets."""
     made = {}
 
     def of(method):
@@ -375,7 +375,7 @@ def test_an_exported_model_has_no_site_or_round_to_choose(runs, clinic, tmp_path
         predict(tmp_path / "x", [clinic], which="best")
 
 
-def test_statistics_that_only_a_test_measures_are_said(tmp_path, clinic):
+def test_statistics_that_only_a_test_measures_are_reported(tmp_path, clinic):
     fn.run("adabn", federation(), rounds=1, out=tmp_path / "run")
     for site in (None, "a"):
         said = "measured on the site's own images. This model has averaged ones"
@@ -439,7 +439,7 @@ def test_without_epochs_only_statistics_change(runs, clinic, tmp_path):
     assert done.to_dict()["fine_tuned"] is None
 
 
-def test_nothing_to_re_estimate_is_said(runs, clinic):
+def test_nothing_to_re_estimate_is_reported(runs, clinic):
     done = adapt(runs("fedwon"), clinic)
     assert done.before == done.after
     assert "no statistics to re-estimate" in done.notes[-1]
@@ -463,7 +463,7 @@ def test_adapt_explains_bad_folders_and_options(runs, tmp_path):
         adapt(runs("fedavg"), tmp_path / "zoo", epochs=-1)
 
 
-def test_nobody_is_both_adapted_to_and_tested(tmp_path):
+def test_no_patient_is_both_adapted_to_and_tested(tmp_path):
     """With a group all images of a patient are on one side; by default it is that of the run's own folders."""
 
     def patients(folder, classes):

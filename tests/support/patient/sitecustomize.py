@@ -1,7 +1,7 @@
-"""Python imports this first in every process of a patient Cluster: Flower then gives its processes all the time it can.
+"""Python imports this first in every process of a patient Cluster: it lengthens Flower's time limits.
 
-Flower starts an app again that has not come up within 30 s, and gives up a process that is silent for 60 s. On a busy
-machine both happen to processes that only wait for the processor, and a run may never end.
+Flower restarts an app that is not up within 30 s, and gives up a process that is silent for 60 s. On a busy machine
+both happen to processes that only wait for the processor, and a run may never end.
 """
 
 from __future__ import annotations
