@@ -27,7 +27,7 @@ from fednorms.papers.tables.plan import (
     recipe_for,
 )
 from fednorms.papers.tables.preflight import Checked, checked, duration, estimate
-from fednorms.papers.tables.record import Values, is_analyzed, record, shortened, stored
+from fednorms.papers.tables.record import Values, is_analyzed, record, stored
 from fednorms.papers.tables.search import (
     Point,
     Search,
@@ -441,7 +441,7 @@ class _Work:
             other = path.exists() and any(path.iterdir())
         if other:
             shutil.rmtree(path, ignore_errors=True)
-        return Cell(label, recipe, path, shortened)
+        return Cell(label, recipe, path)
 
     def _run(self, title: str, cells: list[Cell], keep: Callable[[Cell, Outcome], bool]) -> None:
         """Run cells; `keep` stores each outcome at once, and returns whether the run's directory can be removed."""
