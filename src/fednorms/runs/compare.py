@@ -27,8 +27,8 @@ from fednorms.data import Federation
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.cells import Cell, Outcome, Watch, run_cells
 from fednorms.runs.identity import Custom, recipe_keys
-from fednorms.runs.interface import option
 from fednorms.runs.losses import Loss
+from fednorms.runs.option_names import option
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session, data_notes, open_federation
 from fednorms.runs.store.directory import RunDirectory

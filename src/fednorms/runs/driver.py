@@ -27,9 +27,9 @@ from fednorms.engines.devices import numerics, repeatable
 from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.identity import Custom, custom_name, own_loss, own_model, own_parts, recipe_keys, same_code
-from fednorms.runs.interface import option
 from fednorms.runs.local_scores import LocalScores
 from fednorms.runs.losses import Loss
+from fednorms.runs.option_names import option
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
 from fednorms.runs.session import Session
