@@ -23,7 +23,7 @@ from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
 from fednorms.runs.use.choose import Chosen
 from fednorms.runs.use.export import check_target, write_model
-from fednorms.runs.use.opened import OpenRun, Which, open_run
+from fednorms.runs.use.open import OpenRun, Which, open_run
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fednorms.evaluation.scores import Scores
 from fednorms.runs.identity import custom_name
 from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
-from fednorms.runs.use.opened import OpenRun, Which, open_run
+from fednorms.runs.use.open import OpenRun, Which, open_run
 
 
 def evaluate_run(

@@ -23,7 +23,7 @@ from fednorms.evaluation.modes import answer
 from fednorms.runs.option_names import flag
 from fednorms.runs.use.choose import Chosen, averaged_statistics
 from fednorms.runs.use.load import ABOUT, LoadedModel, load_model
-from fednorms.runs.use.opened import OpenRun, Which, open_run
+from fednorms.runs.use.open import OpenRun, Which, open_run
 
 _BATCH, _NAMED = 256, 10
 
