@@ -16,9 +16,9 @@ from fednorms.core.net import Net
 from fednorms.data.readers import READERS
 from fednorms.methods.registry import method
 from fednorms.models import build
-from fednorms.papers.analysis.kept import Kept
 from fednorms.papers.analysis.measures import ANALYSES
 from fednorms.papers.analysis.picture import png
+from fednorms.papers.analysis.stored_run import Kept
 from fednorms.papers.tables.catalog import file_of, home, known
 from fednorms.papers.tables.plan import pairs, recipe_for
 from fednorms.papers.tables.record import plain, record, same_run

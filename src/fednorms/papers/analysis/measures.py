@@ -24,8 +24,8 @@ from fednorms.papers.analysis.embedding import balanced_rows, embedding
 from fednorms.papers.analysis.feature_maps import drawn_maps, map_cosines
 from fednorms.papers.analysis.findings import Findings, Series
 from fednorms.papers.analysis.four_factors import four_factors
-from fednorms.papers.analysis.kept import Kept
 from fednorms.papers.analysis.norms import seen_and_unseen
+from fednorms.papers.analysis.stored_run import Kept
 from fednorms.papers.analysis.subject import Model, Outputs, Subject
 
 Picture = Literal["matrices", "curves", "channels", "points", "maps"]

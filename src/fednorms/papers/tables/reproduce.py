@@ -12,8 +12,8 @@ from typing import Any
 from fednorms.core.errors import BadInput, FednormsError
 from fednorms.core.options import few
 from fednorms.engines.devices import pick_device
-from fednorms.papers.analysis.kept import Kept
 from fednorms.papers.analysis.measures import ANALYSES
+from fednorms.papers.analysis.stored_run import Kept
 from fednorms.papers.tables.catalog import default_out, open_table
 from fednorms.papers.tables.plan import (
     Found,
