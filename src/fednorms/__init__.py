@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fednorms.runs.use.evaluate import evaluate_run
     from fednorms.runs.use.export import export
     from fednorms.runs.use.load import load_model
-    from fednorms.runs.use.opened import open_run
+    from fednorms.runs.use.open import open_run
     from fednorms.runs.use.predict import predict
 
 __all__ = [
@@ -127,7 +127,7 @@ _DEFINED_IN = {
     "runs.use.evaluate": ("evaluate_run",),
     "runs.use.export": ("export",),
     "runs.use.load": ("load_model",),
-    "runs.use.opened": ("open_run",),
+    "runs.use.open": ("open_run",),
     "runs.use.predict": ("predict",),
 }
 _HOME = {name: module for module, names in _DEFINED_IN.items() for name in names}

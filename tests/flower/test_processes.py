@@ -18,7 +18,7 @@ from fednorms.flower.settings import read
 from fednorms.methods.registry import load_all, method, names
 from fednorms.runs.session import open_federation
 from fednorms.runs.store.directory import RunDirectory
-from fednorms.runs.use.opened import open_run
+from fednorms.runs.use.open import open_run
 from tests.support.flower_in_process import SITES, config_of, reference, repeatable_form, without_times
 from tests.support.flower_processes import Cluster
 from tests.support.tiny import same

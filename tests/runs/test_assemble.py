@@ -10,9 +10,9 @@ from fednorms.data import Federation
 from fednorms.data.facts import Facts
 from fednorms.runs.assemble import assemble
 from fednorms.runs.driver import execute
-from fednorms.runs.interface import command_line, flag, option
+from fednorms.runs.option_names import command_line, flag, option
 from fednorms.runs.session import Session
-from fednorms.runs.use.opened import open_run
+from fednorms.runs.use.open import open_run
 from tests.support.after import federation, recipe
 
 

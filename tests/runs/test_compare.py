@@ -14,8 +14,9 @@ from torch import nn
 
 import fednorms as fn
 from fednorms.data import Federation, Site, Split
+from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.runs import report
-from fednorms.runs.cells import Outcome
+from fednorms.runs.cells import Averages, Outcome, RoundSummary
 from fednorms.runs.compare import Comparison, MeanStd, slug
 from tests.support.kept import SMALL
 
@@ -121,11 +122,13 @@ def test_a_diverged_method_is_named_and_the_others_continue():
 
 
 def test_some_seeds_may_fail():
-    scores = {"global/global/test": {"domains": {"a": 0.5}, "mean": 0.5}}
-    rows = [{"round": 1, "scores": scores}]
-    done = [Outcome("m", 0, 0.1, "global/global", rows), Outcome("m", 1, 0.1, error="no memory")]
+    site = SiteScore(0.5, 0.5, 1.0, 2, [0.5, 0.5])
+    tested = {"global/global/test": Scores("global", "global", "test", {"a": site}, {"a": "a"})}
+    rounds = [RoundSummary(1, 1.0, 0.0, {name: Averages.of(s) for name, s in tested.items()})]
+    done = [Outcome("m", 0, 0.1, "global/global", rounds, tested), Outcome("m", 1, 0.1, error="no memory")]
     found = Comparison({"m": "m"}, [0, 1], done)
     assert found.rows[0].entries["a"] == MeanStd(0.5, None)
+    assert found.curve("m") == {1: MeanStd(0.5, None)}
     assert found.rows[0].failed == {1: "no memory"}
     nothing = Comparison({"m": "m"}, [0], [Outcome("m", 0, 0.1, error="no memory")])
     assert nothing.best is None
@@ -168,7 +171,7 @@ def test_balanced_accuracy_has_a_column_and_decides(tmp_path):
     comparison = fn.compare(["fedavg", "fedbn"], recipe=asked, seeds=2, out=tmp_path / "c")
     assert comparison.columns[-2:] == ["mean", "balanced"]
     for row in comparison.rows:
-        scores = [o.scores[row.mode]["balanced_accuracy"] for o in comparison.outcomes if o.label == row.label]
+        scores = [o.scores[row.mode].balanced_accuracy for o in comparison.outcomes if o.label == row.label]
         assert row.entries["balanced"].mean == pytest.approx(statistics.fmean(scores))
     assert comparison.best == max(comparison.rows, key=lambda row: row.entries["balanced"].mean).label
     assert "balanced" in (tmp_path / "c" / "comparison.md").read_text().splitlines()[0]
@@ -186,7 +189,7 @@ def test_a_custom_loss_is_used_in_training(jobs):
     plain = fn.compare(["fedavg"], recipe=recipe, seeds=2, lr=0.1)  # half the loss at twice the rate is the same
     assert not mine.failed
     for one, other in zip(mine.outcomes, plain.outcomes, strict=True):
-        assert one.scores["global/global"]["loss"] == pytest.approx(other.scores["global/global"]["loss"], rel=1e-3)
+        assert one.scores["global/global"].loss == pytest.approx(other.scores["global/global"].loss, rel=1e-3)
 
 
 def test_a_comparison_is_not_put_into_a_run(tmp_path):

@@ -10,7 +10,7 @@ from importlib import import_module
 
 from fednorms.core.errors import FednormsError
 from fednorms.core.options import nearest
-from fednorms.runs.interface import command_line
+from fednorms.runs.option_names import command_line
 
 _GROUPS = {
     "Train": {

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from fednorms.cli.output import domains_line, per_cent, stderr
+from fednorms.evaluation.scores import Scores
 from fednorms.papers.tables.preflight import duration
 from fednorms.runs.cells import CellEvent
 
@@ -64,11 +65,10 @@ class Reporter:
         if not self.silent:
             self.console.print(text, markup=False, soft_wrap=True)
 
-    def round_done(self, done: int, row: Mapping[str, Any], name: str = "") -> None:
+    def round_done(self, done: int, row: Mapping[str, Any], scores: Mapping[str, Scores], name: str = "") -> None:
         """Report that `done` rounds are finished; `row` is the latest one (of run `name`, if there are several)."""
-        scores = next((s for key, s in row["scores"].items() if key.endswith("/test")), None)
-        if scores:
-            self.newest[name] = (f"accuracy {per_cent(scores['mean'])}", f"({domains_line(scores['domains'])})")
+        if tested := next((s for s in scores.values() if s.split == "test"), None):
+            self.newest[name] = (f"accuracy {per_cent(tested.mean)}", f"({domains_line(tested.domains)})")
         accuracy, domains = self.newest.get(name, ("", ""))
         loss = "" if row["train_loss"] is None else f"loss {row['train_loss']:.3f}"
         diverged = f"{len(row['diverged'])} diverged" if row["diverged"] else ""
@@ -111,7 +111,7 @@ class CellWatch:
         name = f"{event.label}, seed {event.seed}"
         if event.outcome is None:
             self.done[name] = event.round
-            self.reporter.round_done(sum(self.done.values()), event.row, name)
+            self.reporter.round_done(sum(self.done.values()), event.row, event.scores, name)
             return
         self.finished += 1
         self.done[name] = event.rounds  # a failed run has no more rounds, either

@@ -74,7 +74,7 @@ def carry_out(recipe: Recipe, out: Path, title: str, output: Output) -> int:
         def after_round(event: RoundEvent) -> None:
             nonlocal reached
             reached = event.round
-            reporter.round_done(event.round, event.row)
+            reporter.round_done(event.round, event.row, event.scores)
 
         try:
             result = execute(recipe, out=out, callback=after_round)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fednorms.core.preprocessing import Preprocessing
-from fednorms.data.federation import Federation
 from fednorms.data.protocol import Protocol
+
+if TYPE_CHECKING:
+    from fednorms.data.federation import Federation
 
 
 @dataclass(frozen=True)

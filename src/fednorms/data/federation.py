@@ -15,6 +15,7 @@ from torch import Tensor
 from fednorms.core.errors import BadInput
 from fednorms.core.options import did_you_mean
 from fednorms.core.preprocessing import Preprocessing
+from fednorms.data.facts import Facts
 from fednorms.data.mapped import MappedImages
 from fednorms.data.problems import by, problems_of, raise_problems, some
 from fednorms.data.protocol import Protocol
@@ -287,24 +288,9 @@ class Federation:
 
     def to_dict(self) -> dict[str, Any]:
         """A summary in plain values, without images and labels."""
-        return {
-            "name": self.name,
-            "classes": list(self.classes),
-            "shape": list(self.shape),
-            "stored_shape": list(self.stored_shape),
-            "preprocessing": self.preprocessing.to_dict(),
-            "protocol": self.protocol.to_dict(),
-            "source": dict(self.source),
-            "sites": [
-                {
-                    "name": site.name,
-                    "domain": site.domain,
-                    "attributes": dict(site.attributes),
-                    "images": site.counts(self.num_classes),
-                }
-                for site in self.sites
-            ],
-        }
+        facts = Facts.of(self).to_dict() | {"stored_shape": list(self.stored_shape), "source": dict(self.source)}
+        shown = ("name", "classes", "shape", "stored_shape", "preprocessing", "protocol", "source", "sites")
+        return {key: facts[key] for key in shown}
 
     def __repr__(self) -> str:
         head = f"Federation {self.name!r}: {len(self.sites)} sites, {self.num_classes} classes"

@@ -70,51 +70,69 @@ class Mode:
 
     def resolved(self, task: Task) -> Mode:
         """With "auto" replaced by what the model holds, after checking that the method has such a model."""
-        net, what = task.net, f'Method "{task.method}"'
-        names = statistics_names(net)
-        routes = {net.routes[n] for n in names}
-        own = bool(routes & {Route.LOCAL, Route.SENT}) or (bool(names) and task.twin is not None)
-        kept = [n for n in net.trained if net.routes[n] is Route.LOCAL]
+        what = f'Method "{task.method}"'
+        if missing := self._missing_model(task):
+            raise BadInput(f"{what} {missing}")
+        mode = replace(self, statistics=self._default_statistics(task)) if self.statistics == "auto" else self
+        if missing := mode._missing_statistics(task):
+            raise BadInput(f'{what} cannot be tested as "{mode}": {missing}.')
+        return mode
+
+    def _missing_model(self, task: Task) -> str:
+        """Why the method has no such model, and what to do; empty if it has one."""
+        kept = [n for n in task.net.trained if task.net.routes[n] is Route.LOCAL]
         if self.model == "global" and kept:
-            raise BadInput(
-                f"{what} has no global model: clients keep {kept[0]} and {len(kept) - 1} more tensors. "
+            return (
+                f"has no global model: clients keep {kept[0]} and {len(kept) - 1} more tensors. "
                 'Evaluate "personal", or "unseen" for the mean over clients.'
             )
         if self.model == "adapted" and not task.method.evaluation().phases:
-            raise BadInput(f'{what} does not adapt. Add "+ finetune" to evaluate "adapted".')
+            return 'does not adapt. Add "+ finetune" to evaluate "adapted".'
         if self.model == "after_local" and (changing := task.method.changing):
-            raise BadInput(
-                f"{what} has no model right after local training to test, because {changing[0]} changes updates "
+            return (
+                f"has no model right after local training to test, because {changing[0]} changes updates "
                 'before they are sent. Evaluate "global" or "personal".'
             )
-        statistics = self.statistics
+        return ""
+
+    def _default_statistics(self, task: Task) -> str:
+        """What "auto" means: the method's own rule, or the statistics that the model holds."""
         asked = task.method.evaluation()
         rule = asked.statistics or (asked.unseen if self.model == "unseen" else None)
-        if statistics == "auto" and rule and self.model in ("global", "personal", "unseen"):
-            statistics = rule
-        elif statistics == "auto":
-            mine = self.model in ("after_local", "adapted") or (self.model == "personal" and own)
-            statistics = "own" if mine else "global"
-        wrong = ""
-        if self.model == "after_local" and statistics != "own":
-            wrong = 'a model right after local training is tested with its own statistics. Write "after_local"'
-        elif statistics.partition(":")[0] in ("batch", "re-estimated") and not names:
-            wrong = f'model "{net.name}" has no layer with stored statistics. Write "{self.model}"'
-        elif statistics == "own" and self.model == "unseen":
-            wrong = 'a site that never trained has no statistics. Write "unseen" or "unseen/re-estimated"'
-        elif statistics == "own" and self.model in ("global", "personal") and not own:
-            wrong = f'its clients keep no statistics. Write "{self.model}" or "{self.model}/re-estimated"'
-        elif statistics == "global" and self.model != "unseen" and Route.LOCAL in routes:
-            wrong = (
+        if rule and self.model in ("global", "personal", "unseen"):
+            return rule
+        own = self.model in ("after_local", "adapted") or (self.model == "personal" and _keeps_statistics(task))
+        return "own" if own else "global"
+
+    def _missing_statistics(self, task: Task) -> str:
+        """Why the model cannot be tested with these statistics, and what to write instead; empty if it can."""
+        names = statistics_names(task.net)
+        if self.model == "after_local" and self.statistics != "own":
+            return 'a model right after local training is tested with its own statistics. Write "after_local"'
+        if self.statistics.partition(":")[0] in ("batch", "re-estimated") and not names:
+            return f'model "{task.net.name}" has no layer with stored statistics. Write "{self.model}"'
+        if self.statistics == "own" and self.model == "unseen":
+            return 'a site that never trained has no statistics. Write "unseen" or "unseen/re-estimated"'
+        if self.statistics == "own" and self.model in ("global", "personal") and not _keeps_statistics(task):
+            return f'its clients keep no statistics. Write "{self.model}" or "{self.model}/re-estimated"'
+        never_sent = any(task.net.routes[n] is Route.LOCAL for n in names)
+        if self.statistics == "global" and self.model != "unseen" and never_sent:
+            return (
                 f'its clients never send statistics, so the server has none. Write "{self.model}/own", '
                 f'"{self.model}/batch" or "{self.model}/re-estimated"'
             )
-        if wrong:
-            raise BadInput(f'{what} cannot be tested as "{self.model}/{statistics}": {wrong}.')
-        return replace(self, statistics=statistics)
+        return ""
 
     def __str__(self) -> str:
         return self.model if self.statistics == "auto" else f"{self.model}/{self.statistics}"
+
+
+def _keeps_statistics(task: Task) -> bool:
+    """Whether clients have normalization statistics of their own."""
+    names = statistics_names(task.net)
+    return bool(names) and (
+        task.twin is not None or any(task.net.routes[n] in (Route.LOCAL, Route.SENT) for n in names)
+    )
 
 
 def headline(task: Task) -> Mode:

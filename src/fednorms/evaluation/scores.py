@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -83,15 +84,6 @@ class SiteScore:
         return cls(**{**values, "loss": loss, "recall": [math.nan if r is None else r for r in values["recall"]]})
 
 
-def judged_by(metric: str) -> str:
-    """The field of `Scores` that a recipe's metric compares runs by.
-
-    >>> judged_by("accuracy"), judged_by("balanced_accuracy")
-    ('mean', 'balanced_accuracy')
-    """
-    return "balanced_accuracy" if metric == "balanced_accuracy" else "mean"
-
-
 @dataclass(frozen=True)
 class Scores:
     """Scores on all sites, and the model (`mode`) and statistics that they belong to.
@@ -143,6 +135,11 @@ class Scores:
         return sum(s.accuracy * s.samples for s in self.sites.values()) / n
 
     @property
+    def domain_mean(self) -> float:
+        """Unweighted mean accuracy over domains."""
+        return fmean(self.domains.values())
+
+    @property
     def worst(self) -> tuple[str, float]:
         """The domain with the lowest accuracy."""
         return min(self.domains.items(), key=lambda item: item[1])
@@ -156,6 +153,10 @@ class Scores:
     def loss(self) -> float:
         """Unweighted mean over sites of the cross-entropy."""
         return sum(s.loss for s in self.sites.values()) / len(self.sites)
+
+    def judged(self, metric: str) -> float:
+        """The number that a recipe's metric ("accuracy" or "balanced_accuracy") compares rounds and runs by."""
+        return self.balanced_accuracy if metric == "balanced_accuracy" else self.mean
 
     def to_dict(self) -> dict[str, object]:
         """Everything as plain values."""
@@ -186,6 +187,11 @@ class Scores:
         """
         sites = {name: SiteScore.from_dict(site) for name, site in values["sites"].items()}
         return cls(values["mode"], values["statistics"], values["split"], sites, domain_of)
+
+    @staticmethod
+    def in_row(row: Mapping[str, Any], domain_of: Mapping[str, str]) -> dict[str, Scores]:
+        """The scores in a row of metrics.jsonl, by mode and split ("personal/own/test")."""
+        return {name: Scores.from_dict(values, domain_of) for name, values in row["scores"].items()}
 
     def __repr__(self) -> str:
         per_domain = ", ".join(f"{d} {100 * a:.1f}" for d, a in self.domains.items())

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fednorms.data import Federation, Preprocessing, Protocol
-from fednorms.data.facts import Facts, SiteFacts
+from fednorms.data import Federation
+from fednorms.data.facts import Facts
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,11 @@ class Card:
     @classmethod
     def of(cls, federation: Federation, *, counts: bool, order: int) -> Card:
         """The card of a federation that consists of one site."""
-        whole, site = Facts.of(federation), federation.sites[0]
+        whole = Facts.of(federation)
+        site = whole.sites[0]
         per_class = whole.class_counts if counts else []
-        sizes = {part: len(site.splits.get(part, ())) for part in ("train", "val", "test")}
-        return cls(_one_site(vars(whole), site.name, site.domain, sizes["train"], per_class), sizes, order)
+        sizes = {part: sum(site.images.get(part, [])) for part in ("train", "val", "test")}
+        return cls(_one_site(whole.to_dict(), site.name, site.domain, sizes["train"], per_class), sizes, order)
 
     @property
     def site(self) -> str:
@@ -41,7 +42,7 @@ class Card:
 
     def to_json(self) -> str:
         """As text, for a message."""
-        shared = _shared(self.facts)
+        shared = _shared(self.facts.to_dict())
         protocol = shared.pop("protocol")
         who = {"site": self.site, "domain": self.facts.sites[0].domain}
         last = {"counts": self.facts.class_counts, "order": self.order, "protocol": protocol}
@@ -51,7 +52,7 @@ class Card:
     def from_json(cls, text: str) -> Card:
         """The inverse of `to_json`."""
         values = json.loads(text)
-        facts = _one_site(_read(values), values["site"], values["domain"], values["train"], values["counts"])
+        facts = _one_site(values, values["site"], values["domain"], values["train"], values["counts"])
         return cls(facts, {part: values[part] for part in ("train", "val", "test")}, values["order"])
 
     def differs(self, other: Card) -> str:
@@ -71,7 +72,7 @@ class Card:
 
 def agreement(facts: Facts) -> str:
     """What every site is told about all of them, as text: only sums, and nothing about another single site."""
-    shared = _shared(facts)
+    shared = _shared(facts.to_dict())
     protocol = shared.pop("protocol")
     sums = {"clients": len(facts.clients), "samples": facts.samples, "counts": facts.class_counts}
     return json.dumps({**shared, **sums, "protocol": protocol})
@@ -80,35 +81,18 @@ def agreement(facts: Facts) -> str:
 def read_agreement(text: str) -> Facts:
     """The facts in what `agreement` wrote: all sites appear as one."""
     values = json.loads(text)
-    images = {"train": list(values["counts"])} if values["counts"] else {}
-    return Facts(
-        **_read(values),
-        name="flower",
-        sites=(SiteFacts("all sites", "all sites", images=images),),
-        clients=tuple(str(i) for i in range(values["clients"])),
-        samples=values["samples"],
-    )
+    everybody = _one_site(values, "all sites", "all sites", values["samples"], values["counts"])
+    return replace(everybody, name="flower", clients=tuple(map(str, range(values["clients"]))))
 
 
 _SHARED = ("classes", "shape", "dtype", "preprocessing", "protocol")
 
 
+def _shared(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a federation's facts, as plain values, that all sites have in common."""
+    return {key: facts[key] for key in _SHARED if key in facts}
+
+
 def _one_site(shared: Mapping[str, Any], name: str, domain: str, train: int, counts: list[int]) -> Facts:
-    site = SiteFacts(name, domain, images={"train": list(counts)} if counts else {})
-    return Facts(**{k: shared[k] for k in _SHARED}, name=name, sites=(site,), clients=(name,), samples=train)
-
-
-def _shared(facts: Facts) -> dict[str, Any]:
-    whole = facts.to_dict()
-    return {key: whole[key] for key in _SHARED}
-
-
-def _read(values: Mapping[str, Any]) -> dict[str, Any]:
-    channels, height, width = values["shape"]
-    return {
-        "classes": tuple(values["classes"]),
-        "shape": (channels, height, width),
-        "dtype": values["dtype"],
-        "preprocessing": Preprocessing.from_dict(values["preprocessing"]),
-        "protocol": Protocol.from_dict(values.get("protocol", {})),
-    }
+    site = {"name": name, "domain": domain, "images": {"train": counts} if counts else {}}
+    return Facts.from_dict(_shared(shared) | {"name": name, "sites": [site], "clients": [name], "samples": train})

@@ -13,7 +13,7 @@ from fednorms.flower.generations import Generations, default_root
 from fednorms.flower.settings import fingerprint
 from fednorms.runs.use.choose import choose
 from fednorms.runs.use.export import Exported, write_model
-from fednorms.runs.use.opened import open_run
+from fednorms.runs.use.open import open_run
 
 
 def export_at_site(run: Path, site: str, out: Path, state: Path | None = None) -> Exported:

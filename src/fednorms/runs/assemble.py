@@ -14,8 +14,8 @@ from fednorms.core.states import Task
 from fednorms.data.facts import Facts
 from fednorms.engines.devices import dtype_of
 from fednorms.models import build
-from fednorms.runs.interface import option
 from fednorms.runs.losses import Loss, base_loss
+from fednorms.runs.option_names import option
 from fednorms.runs.recipe import Recipe
 
 

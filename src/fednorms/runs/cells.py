@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -12,13 +12,14 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from fednorms.core.error_origin import place
 from fednorms.core.errors import FednormsError, RunFailed
 from fednorms.data import Federation
+from fednorms.evaluation.scores import Scores
 from fednorms.runs.driver import RoundEvent, execute
 from fednorms.runs.identity import Custom
 from fednorms.runs.recipe import Data, Recipe
@@ -34,23 +35,64 @@ class Cell:
     label: str
     recipe: Recipe
     path: Path | None = None
-    shorten: Callable[[Result], list[dict[str, Any]]] | None = None
-    """Reduces a run's history to what is needed: many runs with many sites would fill the memory."""
+
+
+class Averages(NamedTuple):
+    """Accuracies of one test: over sites, over all images, and over domains."""
+
+    mean: float
+    pooled: float
+    domain_mean: float
+
+    @classmethod
+    def of(cls, scores: Scores) -> Averages:
+        """The averages of a test's scores."""
+        return cls(scores.mean, scores.pooled, scores.domain_mean)
+
+
+@dataclass(frozen=True)
+class RoundSummary:
+    """What an outcome keeps of a round: all scores of all rounds would fill the memory if there are many sites."""
+
+    number: int
+    seconds: float
+    bytes: float  # up and down, per client
+    tests: Mapping[str, Averages]  # by mode and split ("personal/own/test")
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], scores: Mapping[str, Scores]) -> RoundSummary:
+        """Summarize a row of metrics and its scores."""
+        sent = (row["bytes_up"] + row["bytes_down"]) / max(1, row["clients"])
+        tests = {name: Averages.of(s) for name, s in scores.items()}
+        return cls(int(row["round"]), float(row["seconds"]), sent, tests)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a cell: the rows of its rounds, or why it failed (`details` is a bug's traceback)."""
+    """The outcome of a cell: its rounds and scores, or why it failed (`details` is a bug's traceback).
+
+    `last` and `at_best` are the scores of the last and of the best-validation round, by mode and split.
+    """
 
     label: str
     seed: int
     lr: float
     headline: str = ""
-    history: list[dict[str, Any]] = field(default_factory=list)
+    rounds: Sequence[RoundSummary] = ()
+    last: Mapping[str, Scores] = field(default_factory=dict)
+    at_best: Mapping[str, Scores] = field(default_factory=dict)
     error: str = ""
     details: str = ""
     kind: str = ""  # the class of the error: "Diverged", "BadInput", ...
     best: dict[str, Any] | None = None  # round and score of the best validation
+
+    @classmethod
+    def of(cls, label: str, result: Result) -> Outcome:
+        """The outcome of a finished run."""
+        recipe, best = result.recipe, result.best
+        rounds = [RoundSummary.of(row, Scores.in_row(row, result.domain_of)) for row in result.history]
+        last, at_best = result.tested(result.rounds), result.tested(best["round"]) if best else {}
+        return cls(label, recipe.seed, recipe.training.lr, result.headline, rounds, last, at_best, best=best)
 
     @property
     def status(self) -> Literal["done", "diverged", "failed"]:
@@ -58,10 +100,9 @@ class Outcome:
         return "done" if not self.error else "diverged" if self.kind == "Diverged" else "failed"
 
     @property
-    def scores(self) -> dict[str, dict[str, Any]]:
+    def scores(self) -> dict[str, Scores]:
         """Test scores of the last round, by mode ("personal/own")."""
-        last = self.history[-1]["scores"] if self.history and not self.error else {}
-        return {name.removesuffix("/test"): s for name, s in last.items() if name.endswith("/test")}
+        return {s.label: s for s in self.last.values() if s.split == "test"}
 
 
 @dataclass(frozen=True)
@@ -73,6 +114,7 @@ class CellEvent:
     round: int
     rounds: int
     row: dict[str, Any] = field(default_factory=dict)
+    scores: Mapping[str, Scores] = field(default_factory=dict)
     outcome: Outcome | None = None
 
 
@@ -84,7 +126,7 @@ def run_cell(cell: Cell, custom: Custom, watch: Watch) -> Outcome:
     recipe, before = cell.recipe, torch.get_num_threads()
 
     def after_round(event: RoundEvent) -> None:
-        watch(CellEvent(cell.label, recipe.seed, event.round, event.rounds, dict(event.row)))
+        watch(CellEvent(cell.label, recipe.seed, event.round, event.rounds, event.row, event.scores))
 
     torch.set_num_threads(recipe.threads or before)
     try:
@@ -92,8 +134,7 @@ def run_cell(cell: Cell, custom: Custom, watch: Watch) -> Outcome:
         result = execute(
             recipe, out=cell.path, federation=data, model=custom.model, loss=custom.loss, callback=after_round
         )
-        history = cell.shorten(result) if cell.shorten else result.history
-        return Outcome(cell.label, recipe.seed, recipe.training.lr, result.headline, history, best=result.best)
+        return Outcome.of(cell.label, result)
     except FednormsError as error:
         kind = type(error).__name__
         return Outcome(cell.label, recipe.seed, recipe.training.lr, error=str(error), kind=kind)
@@ -145,7 +186,7 @@ def _finished(cell: Cell) -> bool:
 
 def _done(cell: Cell, outcome: Outcome) -> CellEvent:
     rounds = cell.recipe.rounds
-    reached = int(outcome.history[-1]["round"]) if outcome.history else 0
+    reached = outcome.rounds[-1].number if outcome.rounds else 0
     return CellEvent(cell.label, cell.recipe.seed, reached, rounds, outcome=outcome)
 
 

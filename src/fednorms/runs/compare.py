@@ -27,8 +27,8 @@ from fednorms.data import Federation
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.cells import Cell, Outcome, Watch, run_cells
 from fednorms.runs.identity import Custom, recipe_keys
-from fednorms.runs.interface import option
 from fednorms.runs.losses import Loss
+from fednorms.runs.option_names import option
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session, data_notes, open_federation
 from fednorms.runs.store.directory import RunDirectory
@@ -111,13 +111,13 @@ class Comparison:
         for outcome in mine:
             if mode not in outcome.scores:
                 continue
-            domains = outcome.scores[mode]["domains"]
-            unseen = [s for m, s in outcome.scores.items() if m.startswith("unseen")]
+            scores = outcome.scores[mode]
+            unseen = [s for s in outcome.scores.values() if s.mode == "unseen"]
             per_seed[outcome.seed] = {
-                **domains,
-                MEAN: fmean(domains.values()),
-                **({BALANCED: outcome.scores[mode]["balanced_accuracy"]} if self.judged_by == BALANCED else {}),
-                **{f"{d} (unseen)": a for s in unseen[:1] for d, a in s["domains"].items()},
+                **scores.domains,
+                MEAN: scores.domain_mean,
+                **({BALANCED: scores.balanced_accuracy} if self.judged_by == BALANCED else {}),
+                **{f"{d} (unseen)": a for s in unseen[:1] for d, a in s.domains.items()},
             }
         columns = dict.fromkeys(c for values in per_seed.values() for c in values)
         entries = {c: MeanStd.of([v[c] for v in per_seed.values() if c in v]) for c in columns}
@@ -148,11 +148,10 @@ class Comparison:
     def curve(self, label: str) -> dict[int, MeanStd]:
         """Mean accuracy over domains after each round that all seeds have tested, in the method's headline mode."""
         values: dict[int, list[float]] = {}
-        for outcome in self.outcomes:
-            for row in outcome.history if outcome.label == label and not outcome.error else []:
-                scores = row["scores"].get(f"{outcome.headline}/test")
-                if scores:
-                    values.setdefault(row["round"], []).append(fmean(scores["domains"].values()))
+        for outcome in (o for o in self.outcomes if o.label == label):
+            for t in outcome.rounds:
+                if averages := t.tests.get(f"{outcome.headline}/test"):
+                    values.setdefault(t.number, []).append(averages.domain_mean)
         seeds = max(map(len, values.values()), default=0)
         return {t: MeanStd.of(v) for t, v in sorted(values.items()) if len(v) == seeds}
 

@@ -24,12 +24,12 @@ from fednorms.core.tree import Tree
 from fednorms.data import Federation
 from fednorms.engines.base import Trained
 from fednorms.engines.devices import numerics, repeatable
-from fednorms.evaluation.scores import Scores, SiteScore, judged_by
+from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.identity import Custom, custom_name, own_loss, own_model, own_parts, recipe_keys, same_code
-from fednorms.runs.interface import option
 from fednorms.runs.local_scores import LocalScores
 from fednorms.runs.losses import Loss
+from fednorms.runs.option_names import option
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
 from fednorms.runs.session import Session
@@ -358,7 +358,7 @@ class _Run:
             engine.store.mark_clean()
 
     def _judged(self, val: Scores) -> float:
-        return float(getattr(val, judged_by(self.session.recipe.metric)))
+        return val.judged(self.session.recipe.metric)
 
     def _better(self, val: Scores) -> bool:
         return self.best is None or self._judged(val) > self.best["val"] + _TIE

@@ -11,7 +11,7 @@ from torch import nn
 
 from fednorms.core.errors import BadInput
 from fednorms.core.states import ServerState
-from fednorms.evaluation.scores import Scores, judged_by
+from fednorms.evaluation.scores import Scores
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session
 from fednorms.runs.use.choose import choose
@@ -83,6 +83,11 @@ class Result:
             )
         return Scores.from_dict(rows[-1]["scores"][name], self.domain_of)
 
+    def tested(self, at: int) -> dict[str, Scores]:
+        """All scores of a round, by mode and split ("personal/own/test"); empty if it was not tested."""
+        rows = [r for r in self.history if r["round"] == at]
+        return Scores.in_row(rows[-1], self.domain_of) if rows else {}
+
     @property
     def accuracy(self) -> float:
         """Mean test accuracy over sites in the last round (headline mode)."""
@@ -141,7 +146,7 @@ class Result:
         if self.privacy:
             lines.append("  epsilon {epsilon:.3g} at delta {delta:g}: {neighbours}".format(**self.privacy))
         if self.best and f"{self.headline}/test" in shown:
-            best = getattr(self.scores(which="best"), judged_by(self.recipe.metric))
+            best = self.scores(which="best").judged(self.recipe.metric)
             lines.append(f"  at the best validation (round {self.best['round']}): {100 * best:.1f} %")
         return "\n".join(lines)
 

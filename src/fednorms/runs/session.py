@@ -21,8 +21,8 @@ from fednorms.engines.base import Engine, EngineSettings
 from fednorms.engines.open import open_engine
 from fednorms.evaluation.modes import Mode, headline
 from fednorms.runs.assemble import assemble, participation_of
-from fednorms.runs.interface import option
 from fednorms.runs.losses import Loss, base_loss
+from fednorms.runs.option_names import option
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.store.clients import ClientStore
 

@@ -20,9 +20,9 @@ from fednorms.core.round import base_phases, begin, broadcast, draws, local_upda
 from fednorms.core.sampling import Participation
 from fednorms.methods.registry import names
 from fednorms.papers.analysis.analyse import analyse
-from fednorms.papers.analysis.kept import Kept
 from fednorms.papers.analysis.measures import ANALYSES
 from fednorms.papers.analysis.picture import png
+from fednorms.papers.analysis.stored_run import Kept
 from fednorms.papers.analysis.subject import activated
 from fednorms.runs.store.directory import RunDirectory
 from tests.support.kept import SMALL, kept

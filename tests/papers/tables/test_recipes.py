@@ -16,12 +16,12 @@ from fednorms.core.net import Net
 from fednorms.data.readers import READERS
 from fednorms.methods.registry import method
 from fednorms.models import build
-from fednorms.papers.analysis.kept import Kept
 from fednorms.papers.analysis.measures import ANALYSES
 from fednorms.papers.analysis.picture import png
+from fednorms.papers.analysis.stored_run import Kept
 from fednorms.papers.tables.catalog import file_of, home, known
 from fednorms.papers.tables.plan import pairs, recipe_for
-from fednorms.papers.tables.record import plain, record, same_run, shortened
+from fednorms.papers.tables.record import plain, record, same_run
 from fednorms.papers.tables.search import Search
 from fednorms.papers.tables.sources import check_columns, look, needs
 from fednorms.papers.tables.store import ResultStore
@@ -189,8 +189,7 @@ def _one_round(name, tiny):
     small = shrunk(recipe, tiny(needs(setting, table)))
     source = look(small)
     assert not check_columns(setting, source)
-    result = execute(small)
-    outcome = Outcome("x", 0, 0.1, result.headline, shortened(result), best=result.best)
+    outcome = Outcome.of("x", execute(small))
     stored = record(outcome, small, source.sites, curve=setting.keeps_curve, about={"data": source.stored})
     for column, selector in setting.selectors.items():
         if not selector.mode and not selector.needs_curve:

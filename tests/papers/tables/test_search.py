@@ -10,11 +10,12 @@ import pytest
 import fednorms as fn
 from fednorms.core.errors import BadInput
 from fednorms.data.readers import READERS
+from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.papers.tables import preflight
 from fednorms.papers.tables.catalog import default_out, listed, open_table
 from fednorms.papers.tables.search import open_search, without_validation
 from fednorms.papers.tables.store import ResultStore
-from fednorms.runs.cells import Outcome
+from fednorms.runs.cells import Outcome, RoundSummary
 from fednorms.runs.driver import execute
 from tests.papers.tables.test_runs import Heard, heard
 from tests.support.tables import copy_results, fails_while_running, put, results, searches, table
@@ -58,6 +59,13 @@ def test_a_search_never_looks_at_test_images(searched):
     assert history[-1]["scores"]["personal/own/val"]["mean"] == pytest.approx(last, abs=1e-6)
 
 
+def validated(accuracy, balanced):
+    """The outcome of a run of one round with these validation scores."""
+    site = SiteScore(accuracy, balanced, 1.0, 10, [balanced, balanced])
+    scores = Scores("personal", "own", "val", {"a": site}, {"a": "a"})
+    return Outcome("", 0, 0.1, "personal/own", [RoundSummary(1, 1.0, 0.0, {})], {"personal/own/val": scores})
+
+
 def test_a_search_ranks_by_the_metric_of_the_recipe(searched):
     folder, out, *_ = searched
     shown = open_table(folder)
@@ -67,8 +75,7 @@ def test_a_search_ranks_by_the_metric_of_the_recipe(searched):
     for metric, by_metric in (("accuracy", 0.7), ("balanced_accuracy", 0.4)):
         point = search.points[0]
         recipe = search.recipe(point, 0).model_copy(update={"metric": metric})
-        row = {"round": 1, "seconds": 1.0, "scores": {"personal/own/val": {"mean": 0.7, "balanced_accuracy": 0.4}}}
-        search.add(point, 0, Outcome("", 0, 0.1, "personal/own", [row]), recipe)
+        search.add(point, 0, validated(0.7, 0.4), recipe)
         assert search.means[0] == (point, pytest.approx(100 * by_metric))
 
 
@@ -129,12 +136,11 @@ def test_a_run_of_a_search_that_fails_is_recorded_and_tried_again(tmp_path, monk
 def test_a_search_whose_failed_runs_succeed_forgets_them(tmp_path):
     made = open_table(table(tmp_path / "mini", change=('method = "fedbn"', GRID)))
     search = open_search(ResultStore(tmp_path / "out"), made, made.settings[0], made.rows[1])
-    row = {"round": 1, "seconds": 1.0, "scores": {"personal/own/val": {"mean": 0.7}}}
     for point in search.points:
         recipe = search.recipe(point, 0).model_copy(update={"metric": "accuracy"})
         search.add(point, 0, Outcome("", 0, 0.1, error="no memory", kind="RuntimeError"), recipe)
         assert search.failed == [{"values": point, "seed": 0, "error": "no memory"}]
-        search.add(point, 0, Outcome("", 0, 0.1, "personal/own", [row]), recipe)
+        search.add(point, 0, validated(0.7, 0.4), recipe)
         assert search.failed == []
     assert search.ended
 

@@ -9,11 +9,12 @@ import torch
 
 from fednorms.core.errors import BadInput
 from fednorms.data.facts import SiteFacts
-from fednorms.evaluation.scores import Scores, Tally
+from fednorms.evaluation.scores import Scores, SiteScore, Tally
 from fednorms.papers.tables.record import MOST_SITES, compact, record
 from fednorms.papers.tables.selectors import Selector
 from fednorms.runs.cells import Outcome
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.result import Result
 
 # Three clients of two domains: accuracy, balanced accuracy, images.
 SITES = {"a1": (0.9, 0.8, 10), "a2": (0.7, 0.6, 30), "b1": (0.5, 0.1, 60)}
@@ -27,13 +28,8 @@ def facts(domains, images):
     return {name: SiteFacts(name, d, images={"test": half[name], "val": half[name]}) for name, d in domains.items()}
 
 
-def scores(sites):
-    n = sum(images for *_, images in sites.values())
-    entries = {
-        k: {"accuracy": a, "balanced_accuracy": b, "samples": m, "recall": [b, b]} for k, (a, b, m) in sites.items()
-    }
-    mean = sum(a for a, *_ in sites.values()) / len(sites)
-    return {"sites": entries, "mean": mean, "pooled": sum(a * m for a, _, m in sites.values()) / n}
+def scores(name, sites, domains=DOMAINS):
+    return Scores(*name.split("/"), {k: SiteScore(a, b, 1.0, m, [b, b]) for k, (a, b, m) in sites.items()}, domains)
 
 
 def moved(by):
@@ -41,23 +37,22 @@ def moved(by):
 
 
 def row(t, by, val, seconds):
-    test = {"global/global/test": scores(moved(by)), "unseen/global/test": scores({"c1": (0.25 + by, 0.2, 8)})}
-    return {
-        "round": t,
-        "clients": 2,
-        "bytes_up": 100,
-        "bytes_down": 300,
-        "seconds": seconds,
-        "scores": {**test, "global/global/val": {**scores(SITES), "mean": val}},
-    }
+    """A row of metrics, as the driver writes it."""
+    tested = {"global/global/test": moved(by), "unseen/global/test": {"c1": (0.25 + by, 0.2, 8)}}
+    tested["global/global/val"] = {"a1": (val, val, 10)}
+    cost = {"clients": 2, "bytes_up": 100, "bytes_down": 300, "seconds": seconds}
+    return {"round": t, **cost, "scores": {name: scores(name, sites).to_dict() for name, sites in tested.items()}}
+
+
+def outcome(history, domains, best=None):
+    return Outcome.of("x", Result("fedavg", Recipe(), "global/global", history, best, domain_of=domains))
 
 
 @pytest.fixture
 def run():
     history = [row(1, -0.2, 0.3, 9.0), row(2, -0.1, 0.8, 1.0), row(3, 0.1, 0.2, 2.0), row(4, 0.0, 0.7, 2.0)]
-    best = {"round": 2, "val": 0.8}
-    outcome = Outcome("x", 0, 0.1, "global/global", history, best=best)
-    return record(outcome, Recipe(), facts(DOMAINS, IMAGES), curve=True, about={})
+    ended = outcome(history, DOMAINS, {"round": 2, "val": 0.8})
+    return record(ended, Recipe(), facts(DOMAINS, IMAGES), curve=True, about={})
 
 
 @pytest.mark.parametrize(
@@ -117,10 +112,11 @@ def test_the_highest_pooled_accuracy_is_unknown_if_a_file_has_only_means(run):
 
 def test_many_sites_are_kept_as_domains_only():
     many = {f"s{i}": (0.01 * i, 0.5, 4) for i in range(MOST_SITES + 1)}
-    history = [row(1, 0.0, 0.5, 1.0) | {"scores": {"global/global/test": scores(many)}}]
     domains = {name: "odd" if int(name[1:]) % 2 else "even" for name in many}
+    tested = {"global/global/test": scores("global/global/test", many, domains).to_dict()}
+    history = [row(1, 0.0, 0.5, 1.0) | {"scores": tested}]
     sites = facts(domains, dict.fromkeys(many, 4))
-    kept = record(Outcome("x", 0, 0.1, "global/global", history), Recipe(), sites, curve=False, about={})
+    kept = record(outcome(history, domains), Recipe(), sites, curve=False, about={})
     assert "sites" not in kept["last"]["global/global"]
     assert "curve" not in kept
     assert Selector.read("domain:even").value(kept) == pytest.approx(10.0)
@@ -141,7 +137,7 @@ def test_a_domain_is_scored_as_its_images_at_one_site_would_be():
 
     sites = {n: SiteFacts(n, n[0], images={"test": torch.bincount(y[n], minlength=classes).tolist()}) for n in sizes}
     found = Scores("global", "global", "test", {n: score(n) for n in sizes}, {n: n[0] for n in sizes})
-    stored = compact(found.to_dict(), "test", sites)
+    stored = compact(found, sites)
     for domain in "ab":
         whole = score(*(n for n in sizes if n[0] == domain))
         assert stored["domains"][domain]["balanced"] == pytest.approx(whole.balanced_accuracy, abs=1e-6)

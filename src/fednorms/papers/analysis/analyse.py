@@ -8,8 +8,8 @@ from torch import nn
 
 from fednorms.data import Federation
 from fednorms.papers.analysis.findings import Findings
-from fednorms.papers.analysis.kept import Kept
 from fednorms.papers.analysis.measures import analysis_named
+from fednorms.papers.analysis.stored_run import Kept
 from fednorms.runs.losses import Loss
 
 

@@ -6,27 +6,15 @@ import torch
 from torch import Tensor
 
 
-def map_similarity(a: Tensor, b: Tensor, *, flatten: bool = False) -> float:
-    """The mean cosine of two models' maps (N x C x H x W) of the same images, over images and channels.
+def map_cosines(a: Tensor, b: Tensor) -> Tensor:
+    """The cosines of two models' maps (N x C x H x W) of the same images, over images and channels; FedWon, Figure 5.
 
-    Channels in which one of the two is zero are left out; `flatten` takes an image's maps as one vector. NaN if nothing
-    is left. FedWon, Figure 5.
-
-    >>> maps = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    >>> round(map_similarity(maps, 2 * maps), 6)
-    1.0
-    """
-    return float(map_cosines(a, b, flatten=flatten).mean())
-
-
-def map_cosines(a: Tensor, b: Tensor, *, flatten: bool = False) -> Tensor:
-    """The cosines themselves, of all pairs in which neither map is zero.
+    Channels in which one of the two is zero are left out.
 
     >>> map_cosines(torch.eye(2).view(1, 2, 1, 2), torch.ones(1, 2, 1, 2) * torch.tensor([1.0, 0.0])).tolist()
     [1.0, 0.0]
     """
-    start = 1 if flatten else 2
-    x, y = a.double().flatten(start), b.double().flatten(start)
+    x, y = a.double().flatten(2), b.double().flatten(2)
     lengths = x.norm(dim=-1) * y.norm(dim=-1)
     there = lengths > 0
     return (x * y).sum(-1)[there] / lengths[there]

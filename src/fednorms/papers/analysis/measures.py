@@ -16,6 +16,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
 from fednorms.core.tree import Tree
 from fednorms.data import Site
+from fednorms.evaluation.scores import Scores
 from fednorms.evaluation.statistics import statistics_layers, statistics_names
 from fednorms.papers.analysis.channels import variance_across
 from fednorms.papers.analysis.divergence import divergences
@@ -23,8 +24,8 @@ from fednorms.papers.analysis.embedding import balanced_rows, embedding
 from fednorms.papers.analysis.feature_maps import drawn_maps, map_cosines
 from fednorms.papers.analysis.findings import Findings, Series
 from fednorms.papers.analysis.four_factors import four_factors
-from fednorms.papers.analysis.kept import Kept
 from fednorms.papers.analysis.norms import seen_and_unseen
+from fednorms.papers.analysis.stored_run import Kept
 from fednorms.papers.analysis.subject import Model, Outputs, Subject
 
 Picture = Literal["matrices", "curves", "channels", "points", "maps"]
@@ -157,14 +158,12 @@ def _test_gap(kept: Kept) -> Findings:
     """Loss on test images with stored statistics minus loss with the test batch's, mean over clients; by round."""
     series: dict[str, Series] = {}
     for row in kept.metrics:
-        scores = {name.removesuffix("/test"): s for name, s in row["scores"].items() if name.endswith("/test")}
-        for name, other in scores.items():
-            model, _, statistics = name.partition("/")
-            stored = scores.get(f"{model}/own", scores.get(f"{model}/global"))
-            if statistics.startswith("batch") and stored is not None:
-                sites = stored["sites"]
-                gaps = [sites[site]["loss"] - other["sites"][site]["loss"] for site in other["sites"]]
-                series.setdefault(name, []).append((int(row["round"]), fmean(gaps)))
+        tested = Scores.in_row(row, kept.last.run.facts.domain_of)
+        for other in (s for s in tested.values() if s.split == "test" and s.statistics.startswith("batch")):
+            stored = tested.get(f"{other.mode}/own/test", tested.get(f"{other.mode}/global/test"))
+            if stored is not None:
+                gaps = [stored.sites[name].loss - site.loss for name, site in other.sites.items()]
+                series.setdefault(other.label, []).append((int(row["round"]), fmean(gaps)))
     if not series and not statistics_layers(kept.last.run.task.net):
         series = {"no layer with statistics": [(int(row["round"]), 0.0) for row in kept.metrics if row["scores"]]}
     if not series:

@@ -21,7 +21,7 @@ from fednorms.core.step import step_key, step_view
 from fednorms.core.tree import Tree
 from fednorms.data import Site
 from fednorms.evaluation.modes import Mode, model_for, site_state, unseen_broadcast
-from fednorms.runs.use.opened import NextRound, OpenRun
+from fednorms.runs.use.open import NextRound, OpenRun
 
 Model = Tree | Broadcast
 """Tensors that are the same at every site, or a broadcast from which every site makes its own."""

@@ -17,12 +17,12 @@ import torch
 from fednorms._version import __version__
 from fednorms.core.errors import BadInput
 from fednorms.data.facts import SiteFacts
+from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.methods.registry import method as read_method
 from fednorms.papers.analysis.findings import Findings
-from fednorms.runs.cells import Outcome
+from fednorms.runs.cells import Outcome, RoundSummary
 from fednorms.runs.identity import own_parts
 from fednorms.runs.recipe import Recipe
-from fednorms.runs.result import Result
 
 MOST_SITES = 20  # with more, only domains are stored
 # Keys that decide where and how a run is made, and not its result.
@@ -91,25 +91,11 @@ def plain(recipe: Recipe) -> Values:
     return values
 
 
-def shortened(result: Result) -> list[Values]:
-    """The rounds of a run, with full scores of the last and the best-validation round, and means of the others."""
-    full = {result.rounds, result.best["round"] if result.best else 0}
-    history = [{k: v for k, v in row.items() if k != "after_local"} for row in result.history]
-    return [
-        row if row["round"] in full else row | {"scores": {m: _averages(s) for m, s in row["scores"].items()}}
-        for row in history
-    ]
-
-
-def _averages(scores: Mapping[str, Any]) -> Values:
-    return {what: scores[what] for what in ("mean", "pooled")}
-
-
 def record(
     outcome: Outcome, recipe: Recipe, sites: Mapping[str, SiteFacts], *, curve: bool, about: Mapping[str, Any]
 ) -> Values:
     """What is stored of a run on these sites; `about` gives table, setting, row, data and hardware."""
-    history, headline = outcome.history, outcome.headline
+    rounds, headline = outcome.rounds, outcome.headline
     values: Values = {
         **about,
         "seed": recipe.seed,
@@ -121,46 +107,45 @@ def record(
     else:
         values |= {
             "headline": headline,
-            "rounds": int(history[-1]["round"]),
-            "last": _scores(history[-1], "test", sites),
-            "val": _scores(history[-1], "val", sites).get(headline),
+            "rounds": rounds[-1].number,
+            "last": _scores(outcome.last, "test", sites),
+            "val": _scores(outcome.last, "val", sites).get(headline),
             "best": _best(outcome, sites),
-            "bytes": round(median((r["bytes_up"] + r["bytes_down"]) / max(1, r["clients"]) for r in history)),
+            "bytes": round(median(r.bytes for r in rounds)),
             "seconds": {
-                "total": round(sum(r["seconds"] for r in history), 3),
-                "round": round(median(r["seconds"] for r in history), 5),
+                "total": round(sum(r.seconds for r in rounds), 3),
+                "round": round(median(r.seconds for r in rounds), 5),
             },
         }
         if curve:
-            values["curve"] = _curves(history)
+            values["curve"] = _curves(rounds)
     return values | {"recipe": plain(recipe)}
 
 
 def _best(outcome: Outcome, sites: Mapping[str, SiteFacts]) -> Values | None:
     if outcome.best is None:
         return None
-    row = next(r for r in outcome.history if r["round"] == outcome.best["round"])
-    return {**outcome.best, "val": _short(outcome.best["val"]), "scores": _scores(row, "test", sites)}
+    scores = _scores(outcome.at_best, "test", sites)
+    return {**outcome.best, "val": _short(outcome.best["val"]), "scores": scores}
 
 
-def _scores(row: Values, split: str, sites: Mapping[str, SiteFacts]) -> Values:
-    found = {name.removesuffix(f"/{split}"): s for name, s in row["scores"].items() if name.endswith(f"/{split}")}
-    return {mode: compact(scores, split, sites) for mode, scores in found.items()}
+def _scores(tested: Mapping[str, Scores], split: str, sites: Mapping[str, SiteFacts]) -> Values:
+    return {scores.label: compact(scores, sites) for scores in tested.values() if scores.split == split}
 
 
-def compact(scores: Mapping[str, Any], split: str, sites: Mapping[str, SiteFacts]) -> Values:
+def compact(scores: Scores, sites: Mapping[str, SiteFacts]) -> Values:
     """The scores of one mode over clients, per domain, and per site if there are few."""
-    tested: Mapping[str, Any] = scores["sites"]
-    every = {"accuracy": [s["accuracy"] for s in tested.values()]}
-    every["balanced"] = [s["balanced_accuracy"] for s in tested.values()]
+    tested, split = scores.sites, scores.split
+    every = {"accuracy": [s.accuracy for s in tested.values()]}
+    every["balanced"] = [s.balanced_accuracy for s in tested.values()]
     clients: Values = {
         what: {"mean": _short(fmean(v)), "spread": _short(pstdev(v)), "worst": _short(min(v))}
         for what, v in every.items()
     }
-    clients["accuracy"]["pooled"] = _short(scores["pooled"])
-    groups: dict[str, dict[str, Any]] = {}
+    clients["accuracy"]["pooled"] = _short(scores.pooled)
+    groups: dict[str, dict[str, SiteScore]] = {}
     for name, site in tested.items():
-        groups.setdefault(sites[name].domain if name in sites else name, {})[name] = site
+        groups.setdefault(scores.domain_of[name], {})[name] = site
     out: Values = {
         "clients": {"count": len(tested), **clients},
         "domains": {domain: _pooled(group, split, sites) for domain, group in groups.items()},
@@ -170,34 +155,34 @@ def compact(scores: Mapping[str, Any], split: str, sites: Mapping[str, SiteFacts
     return out
 
 
-def _pooled(group: Mapping[str, Any], split: str, sites: Mapping[str, SiteFacts]) -> Values:
+def _pooled(group: Mapping[str, SiteScore], split: str, sites: Mapping[str, SiteFacts]) -> Values:
     """The scores over all images of some sites."""
-    samples = [s["samples"] for s in group.values()]
+    samples = [s.samples for s in group.values()]
     return {
-        "accuracy": _short(fmean([s["accuracy"] for s in group.values()], weights=samples)),
+        "accuracy": _short(fmean([s.accuracy for s in group.values()], weights=samples)),
         "balanced": _short(_balanced(group, split, sites)),
         "images": sum(samples),
     }
 
 
-def _balanced(group: Mapping[str, Any], split: str, sites: Mapping[str, SiteFacts]) -> float:
+def _balanced(group: Mapping[str, SiteScore], split: str, sites: Mapping[str, SiteFacts]) -> float:
     """The mean recall over classes, as if one site held all these images."""
     if len(group) == 1:
-        return float(next(iter(group.values()))["balanced_accuracy"])
+        return next(iter(group.values())).balanced_accuracy
     right, total = Counter[int](), Counter[int]()
     for name, score in group.items():
-        for c, (recall, images) in enumerate(zip(score["recall"], sites[name].images[split], strict=True)):
+        for c, (recall, images) in enumerate(zip(score.recall, sites[name].images[split], strict=True)):
             if images:
                 right[c] += round(recall * images)
                 total[c] += images
     return fmean(right[c] / total[c] for c in total)
 
 
-def _curves(history: Sequence[Values]) -> Values:
+def _curves(rounds: Sequence[RoundSummary]) -> Values:
     curves: Values = {}
-    for row in history:
-        for name, scores in row["scores"].items():
-            point = [row["round"], *map(_short, _averages(scores).values())]
+    for t in rounds:
+        for name, test in t.tests.items():
+            point = [t.number, _short(test.mean), _short(test.pooled)]
             curves.setdefault(name.removesuffix("/test"), []).append(point)
     return curves
 

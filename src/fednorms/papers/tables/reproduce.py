@@ -12,8 +12,8 @@ from typing import Any
 from fednorms.core.errors import BadInput, FednormsError
 from fednorms.core.options import few
 from fednorms.engines.devices import pick_device
-from fednorms.papers.analysis.kept import Kept
 from fednorms.papers.analysis.measures import ANALYSES
+from fednorms.papers.analysis.stored_run import Kept
 from fednorms.papers.tables.catalog import default_out, open_table
 from fednorms.papers.tables.plan import (
     Found,
@@ -27,7 +27,7 @@ from fednorms.papers.tables.plan import (
     recipe_for,
 )
 from fednorms.papers.tables.preflight import Checked, checked, duration, estimate
-from fednorms.papers.tables.record import Values, is_analyzed, record, shortened, stored
+from fednorms.papers.tables.record import Values, is_analyzed, record, stored
 from fednorms.papers.tables.search import (
     Point,
     Search,
@@ -442,7 +442,7 @@ class _Work:
             other = path.exists() and any(path.iterdir())
         if other:
             shutil.rmtree(path, ignore_errors=True)
-        return Cell(label, recipe, path, shortened)
+        return Cell(label, recipe, path)
 
     def _run(self, title: str, cells: list[Cell], keep: Callable[[Cell, Outcome], bool]) -> None:
         """Run cells; `keep` stores each outcome at once, and returns whether the run's directory can be removed."""

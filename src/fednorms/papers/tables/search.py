@@ -12,7 +12,6 @@ from typing import Any
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.data.packed import SUFFIX
 from fednorms.data.readers import READERS
-from fednorms.evaluation.scores import judged_by
 from fednorms.papers.tables.plan import Found, recipe_for
 from fednorms.papers.tables.record import Values, error_of, made, plain, same_run
 from fednorms.papers.tables.store import ResultStore
@@ -110,14 +109,13 @@ class Search:
             return
         val = None
         if outcome.status == "done":
-            name = f"{outcome.headline}/val"
-            at = outcome.best if self.table.selection == "best-val" else None
-            rows = [r for r in outcome.history if name in r["scores"] and (at is None or r["round"] == at["round"])]
-            if not rows:
+            scores = outcome.at_best if outcome.best and self.table.selection == "best-val" else outcome.last
+            validated = scores.get(f"{outcome.headline}/val")
+            if validated is None:
                 raise RunFailed(f"{self.setting.name} / {self.row.name}: the search has no validation images.")
             self.metric = recipe.metric
-            val = round(rows[-1]["scores"][name][judged_by(self.metric)], 6)
-        seconds = round(sum(r["seconds"] for r in outcome.history), 3)
+            val = round(validated.judged(self.metric), 6)
+        seconds = round(sum(r.seconds for r in outcome.rounds), 3)
         self.runs = [r for r in self.runs if (r["values"], r["seed"]) != (point, seed)]
         why = {"error": error_of(outcome, recipe)} if val is None else {}
         self.runs.append({"values": point, "seed": seed, "val": val, "seconds": seconds, **why})

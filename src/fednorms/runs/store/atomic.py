@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fednorms.core.errors import BadInput, RunFailed
-from fednorms.runs.interface import option
+from fednorms.runs.option_names import option
 
 FULL = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
 NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}

@@ -26,7 +26,7 @@ import torch
 from fednorms.core.errors import RunFailed
 from fednorms.core.states import ClientState, ServerState
 from fednorms.core.tree import Tree
-from fednorms.runs.interface import option
+from fednorms.runs.option_names import option
 from fednorms.runs.store.atomic import clear_errors, sync_directory, write_atomic
 from fednorms.runs.store.packing import pack_client, pack_server, unpack_client, unpack_server
 

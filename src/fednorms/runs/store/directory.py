@@ -15,7 +15,7 @@ from typing import Any
 
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.data.facts import Facts
-from fednorms.runs.interface import option
+from fednorms.runs.option_names import option
 from fednorms.runs.store.atomic import (
     FULL,
     NOT_WRITABLE,

@@ -19,11 +19,11 @@ from fednorms.engines.devices import repeatable
 from fednorms.evaluation.modes import Mode, score_site, site_state
 from fednorms.evaluation.scores import SiteScore
 from fednorms.evaluation.statistics import re_estimated, statistics_names
-from fednorms.runs.interface import option
 from fednorms.runs.losses import Loss
+from fednorms.runs.option_names import option
 from fednorms.runs.use.choose import Chosen
 from fednorms.runs.use.export import check_target, write_model
-from fednorms.runs.use.opened import OpenRun, Which, open_run
+from fednorms.runs.use.open import OpenRun, Which, open_run
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fednorms.core.part import Part, Route
 from fednorms.core.states import Broadcast, Client, ClientState, Task
 from fednorms.core.tree import Tree
 from fednorms.data import Split
-from fednorms.data.facts import Facts
+from fednorms.data.facts import Facts, SiteFacts
 from fednorms.evaluation.modes import Mode, model_for, unseen_broadcast
 
 
@@ -43,42 +43,54 @@ def choose(
     trained. `sent` is what an evaluation broadcasts.
     """
     kept = [n for n, r in task.net.routes.items() if r is Route.LOCAL]
-    notes: list[str] = []
-    state = states.get(site) if site is not None else None
+    found = None if site is None else _site(facts, site)
+    state = None if site is None else states.get(site)
+    own = site in facts.clients
+    _check_kept(task, kept, states, site if own else None)
+    notes = [] if found is None else _notes_on_site(task, found.name, own)
+    if kept and not own:
+        sent = unseen_broadcast(task, sent, states.values())
+        notes.append(_note_on_mean(task, kept, states))
+    attributes, samples = ({}, 0) if found is None else (dict(found.attributes), found.samples)
+    client = Client(site or "everybody", data or _empty(facts, samples), state, attributes)
+    tensors, mine = model_for(task, sent, client, Mode("personal" if own else "unseen"))
+    measuring = [p for p in input_normalizers(task) if state is None or p.name not in state.parts]
+    return Chosen(tensors, mine, sent, client, bool(measuring), notes)
+
+
+def _site(facts: Facts, name: str) -> SiteFacts:
+    if (found := facts.site(name)) is None:
+        raise BadInput(f'This run has no site "{name}": {nearest(name, [s.name for s in facts.sites])}')
+    return found
+
+
+def _check_kept(task: Task, kept: list[str], states: Mapping[str, ClientState], client: str | None) -> None:
+    """Refuse if the tensors that clients keep, or those of one client, are not in the run."""
     if kept and states and not any(s.local for s in states.values()):
         raise BadInput(
             f'Clients of "{task.method}" keep {len(kept)} tensors ({kept[0]}, ...). In a run across machines these are '
             "at the sites. Export a site's model there, with `fednorms deploy export`."
         )
-    if site is not None:
-        found = facts.site(site)
-        if found is None:
-            raise BadInput(f'This run has no site "{site}": {nearest(site, [s.name for s in facts.sites])}')
-        own = site in facts.clients
-        if own and kept and not (state and state.local):
-            raise BadInput(
-                f'Site "{site}" has not trained yet and has no personal model in this run. '
-                "Leave out the site to get the mean over the clients that have trained."
-            )
-        attributes, samples = dict(found.attributes), found.samples
-        if not task.personal and not input_normalizers(task):
-            notes.append(f'Clients of "{task.method}" keep no tensors, so every site has the global model.')
-        elif not own and task.personal:
-            notes.append(f'Site "{site}" did not train as a client, so its model is that of an unseen site.')
-    else:
-        own, attributes, samples = False, {}, 0
-    if kept and not own:
-        sent = unseen_broadcast(task, sent, states.values())
-        trained = [name for name, s in states.items() if s.local]
-        over = f"{len(trained)} clients" if len(trained) > 1 else " ".join(["client", *trained])
-        notes.append(
-            f'Clients of "{task.method}" keep {len(kept)} tensors ({kept[0]}, ...). '
-            f"This model has their mean over {over}."
+    if kept and client is not None and not (client in states and states[client].local):
+        raise BadInput(
+            f'Site "{client}" has not trained yet and has no personal model in this run. '
+            "Leave out the site to get the mean over the clients that have trained."
         )
-    client = Client(site or "everybody", data or _empty(facts, samples), state, attributes)
-    tensors, mine = model_for(task, sent, client, Mode("personal" if own else "unseen"))
-    measuring = [p for p in input_normalizers(task) if state is None or p.name not in state.parts]
-    return Chosen(tensors, mine, sent, client, bool(measuring), notes)
+
+
+def _notes_on_site(task: Task, site: str, own: bool) -> list[str]:
+    if not task.personal and not input_normalizers(task):
+        return [f'Clients of "{task.method}" keep no tensors, so every site has the global model.']
+    if task.personal and not own:
+        return [f'Site "{site}" did not train as a client, so its model is that of an unseen site.']
+    return []
+
+
+def _note_on_mean(task: Task, kept: list[str], states: Mapping[str, ClientState]) -> str:
+    trained = [name for name, s in states.items() if s.local]
+    over = f"{len(trained)} clients" if len(trained) > 1 else " ".join(["client", *trained])
+    what = f'Clients of "{task.method}" keep {len(kept)} tensors ({kept[0]}, ...).'
+    return f"{what} This model has their mean over {over}."
 
 
 def averaged_statistics(task: Task, facts: Facts, site: str | None) -> list[str]:

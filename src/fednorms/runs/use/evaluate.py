@@ -13,9 +13,9 @@ from fednorms.data import Federation
 from fednorms.evaluation.modes import Mode
 from fednorms.evaluation.scores import Scores
 from fednorms.runs.identity import custom_name
-from fednorms.runs.interface import option
 from fednorms.runs.losses import Loss
-from fednorms.runs.use.opened import OpenRun, Which, open_run
+from fednorms.runs.option_names import option
+from fednorms.runs.use.open import OpenRun, Which, open_run
 
 
 def evaluate_run(

@@ -26,7 +26,7 @@ from fednorms.runs.identity import custom_name
 from fednorms.runs.store.atomic import check_folder
 from fednorms.runs.use.choose import Chosen, averaged_statistics, input_normalizers
 from fednorms.runs.use.load import ABOUT, FORMAT, TENSORS, load_model, site_preprocessing
-from fednorms.runs.use.opened import OpenRun, Which, open_run
+from fednorms.runs.use.open import OpenRun, Which, open_run
 
 README, ONNX = "README.txt", "model.onnx"
 _CHANNELS = {1: "grey", 3: "RGB", 4: "RGBA"}

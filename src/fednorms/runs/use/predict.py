@@ -20,10 +20,10 @@ from fednorms.data import Split
 from fednorms.data.folders import EXTENSIONS, read_image
 from fednorms.engines.devices import repeatable
 from fednorms.evaluation.modes import answer
-from fednorms.runs.interface import flag
+from fednorms.runs.option_names import flag
 from fednorms.runs.use.choose import Chosen, averaged_statistics
 from fednorms.runs.use.load import ABOUT, LoadedModel, load_model
-from fednorms.runs.use.opened import OpenRun, Which, open_run
+from fednorms.runs.use.open import OpenRun, Which, open_run
 
 _BATCH, _NAMED = 256, 10
 

@@ -16,7 +16,7 @@ from fednorms.papers.analysis.subject import Subject
 from fednorms.runs.losses import Loss
 from fednorms.runs.store.checkpoint import kept_rounds
 from fednorms.runs.store.directory import RunDirectory
-from fednorms.runs.use.opened import Which, open_run
+from fednorms.runs.use.open import Which, open_run
 
 
 @dataclass
