@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fednorms.core import checks
 from fednorms.core.errors import BadInput
+from fednorms.core.options import shortened
 from fednorms.core.part import Eval, Part, Pass, Phase, Weighting, overrides
 from fednorms.core.views import Context, Privacy
 
@@ -58,7 +59,7 @@ class Method:
             problems += self._unprotected(*self.privacy)
         problems += [problem for p in self.having("passes") for problem in _riding_problems(p)]
         if problems:
-            raise BadInput(f'Method "{self}": ' + "; ".join(problems) + ".")
+            raise BadInput(f'Method "{shortened(str(self))}": ' + "; ".join(problems) + ".")
 
     def _unprotected(self, p: Part, privacy: Privacy) -> list[str]:
         """Why this method cannot keep the promise of a part that protects what is sent."""

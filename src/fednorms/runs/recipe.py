@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fednorms._version import __version__
 from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
-from fednorms.core.options import nearest
+from fednorms.core.options import nearest, shortened
 from fednorms.core.sampling import Participation
 from fednorms.core.training import Training
 from fednorms.data.protocol import Protocol
@@ -22,7 +22,7 @@ from fednorms.engines.devices import Precision, pick_device
 from fednorms.evaluation.modes import Mode
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.identity import own_parts
-from fednorms.runs.toml import dumps
+from fednorms.runs.toml import dumps, loads
 from fednorms.transforms.chains import CHAINS
 
 
@@ -218,18 +218,18 @@ class Recipe(BaseModel):
     @classmethod
     def from_toml(cls, text: str, where: str = "the recipe") -> Recipe:
         """Read a recipe; every problem is reported at once, with the nearest known name for unknown ones."""
-        try:
-            return cls.make(tomllib.loads(text), where)
-        except tomllib.TOMLDecodeError as error:
-            raise BadInput(f"{where} is not valid TOML: {error}.") from None
+        return cls.make(loads(text, where), where)
 
     @classmethod
     def make(cls, values: dict[str, object], where: str = "the recipe") -> Recipe:
         """A recipe from plain values, with all problems in one message."""
         try:
+            _refuse_huge(values, where)
             return cls.model_validate(values)
         except ValidationError as error:
             raise BadInput(f"{where}: " + "; ".join(_problem(e) for e in error.errors())) from None
+        except RecursionError:
+            raise BadInput(f"{where} is nested too deeply.") from None
 
     @classmethod
     def read(cls, path: Path | str) -> Recipe:
@@ -246,6 +246,18 @@ def _plain(training: Training) -> dict[str, object]:
     return dict(vars(training))
 
 
+def _refuse_huge(value: object, where: str, key: str = "") -> None:
+    """Refuse integers that no field of a recipe can use, whatever the interface: TOML's have 64 bits."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _refuse_huge(inner, where, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _refuse_huge(inner, where, key)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise BadInput(f"{where}: {key} is an integer of {value.bit_length()} bits; at most 64 are allowed.")
+
+
 def _problem(error: object) -> str:
     assert isinstance(error, dict)
     place = ".".join(map(str, error["loc"]))
@@ -255,4 +267,4 @@ def _problem(error: object) -> str:
         return f'unknown key "{place}": {nearest(str(error["loc"][-1]), known)}'
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
-    return f"{place}: {error['msg'][0].lower() + error['msg'][1:]}, got {error['input']!r}"
+    return f"{place}: {error['msg'][0].lower() + error['msg'][1:]}, got {shortened(repr(error['input']))}"
