@@ -224,7 +224,7 @@ class Recipe(BaseModel):
     def make(cls, values: dict[str, object], where: str = "the recipe") -> Recipe:
         """A recipe from plain values, with all problems in one message."""
         try:
-            _refuse_huge(values, where)
+            _refuse_unwritable(values, where)
             return cls.model_validate(values)
         except ValidationError as error:
             raise BadInput(f"{where}: " + "; ".join(_problem(e) for e in error.errors())) from None
@@ -246,14 +246,17 @@ def _plain(training: Training) -> dict[str, object]:
     return dict(vars(training))
 
 
-def _refuse_huge(value: object, where: str, key: str = "") -> None:
-    """Refuse integers that no field of a recipe can use, whatever the interface: TOML's have 64 bits."""
+def _refuse_unwritable(value: object, where: str, key: str = "") -> None:
+    """Refuse what a TOML file cannot hold, whatever the interface: integers of more than 64 bits, and bad UTF-8."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            _refuse_huge(inner, where, f"{key}.{name}".lstrip("."))
+            _refuse_unwritable(inner, where, f"{key}.{name}".lstrip("."))
     elif isinstance(value, list | tuple):
         for inner in value:
-            _refuse_huge(inner, where, key)
+            _refuse_unwritable(inner, where, key)
+    elif isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+        shown = shortened(value.encode("ascii", "backslashreplace").decode())
+        raise BadInput(f'{where}: {key} = "{shown}" is not UTF-8. Rename the file or folder.')
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise BadInput(f"{where}: {key} is an integer of {value.bit_length()} bits; at most 64 are allowed.")
 
