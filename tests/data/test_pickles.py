@@ -133,6 +133,74 @@ def test_damaged_files_are_reported_as_such(data):
         loads(data, "x.pkl")
 
 
+def shared(levels, make):
+    """2**levels values in a few bytes."""
+    value = make(["x"])
+    for _ in range(levels):
+        value = make([value, value])
+    return value
+
+
+def from_the_top(levels):
+    """The same with lists that are filled after they were put into each other."""
+    top = inner = []
+    for _ in range(levels):
+        inner += [[]] * 2
+        inner = inner[0]
+    return top
+
+
+def in_an_array(levels):
+    array = np.empty(2, dtype=object)
+    array[0] = shared(levels, list)
+    return array
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: shared(60, tuple),
+        lambda: shared(60, list),
+        lambda: shared(60, lambda pair: dict(enumerate(pair))),
+        lambda: from_the_top(60),
+        lambda: in_an_array(60),
+    ],
+    ids=["tuples", "lists", "dictionaries", "from the top", "in an array"],
+)
+def test_shared_containers_do_not_explode(protocol, make):
+    data = pickle.dumps(make(), protocol)  # no value is kept: pytest would print it
+    assert len(data) < 5000
+    with pytest.raises(BadInput, match=r"train.pkl is not accepted: it builds more than 20,000,000 values"):
+        loads(data, "train.pkl")
+
+
+def test_keys_that_take_forever_to_hash_are_refused():
+    key = pickle.dumps(shared(60, tuple), 2)[2:-1]
+    for data in (b"}" + key + b"Ns.", b"(" + key + b"Nd.", b"\x8f(" + key + b"\x90."):
+        with pytest.raises(BadInput, match="it builds more than"):
+            loads(b"\x80\x04" + data)
+
+
+def test_depth_and_numbers_of_values_are_bounded():
+    with pytest.raises(BadInput, match="more than 100 containers inside each other"):
+        loads(b"\x80\x02" + 102 * b"]" + 101 * b"a" + b".")
+    with pytest.raises(BadInput, match="numbered"):
+        loads(b"\x80\x02Nr\xff\xff\xff\x7f.")  # the unpickler would reserve 34 GB
+    cycle: list = []
+    cycle.append(cycle)
+    with pytest.raises(BadInput, match="inside each other"):
+        loads(pickle.dumps(cycle))
+
+
+def test_what_is_shared_a_few_times_is_read_and_stays_shared():
+    row = [1, 2, np.arange(2)]
+    back = loads(pickle.dumps({"a": [row, row], "b": (row,)}))
+    assert back["a"][0] is back["a"][1] is back["b"][0]
+    assert back["a"][0][:2] == [1, 2]
+    assert back["a"][0][2].tolist() == [0, 1]
+
+
 def test_only_behind_the_flag(tmp_path):
     path = pickled(tmp_path / "train.pkl", (np.arange(2), np.arange(2)))
     with pytest.raises(BadInput, match=r"train.pkl is a pickled archive.* allow_pickle=True"):

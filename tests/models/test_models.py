@@ -234,3 +234,31 @@ def test_weights_files_that_cannot_be_used(tmp_path):
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(BadInput, match="is not a state dict"):
         build("cnn-small", 10, weights=tmp_path / "list.pt")
+
+
+@pytest.mark.parametrize("kind", ["sparse", "sparse_csr", "meta", "complex", "quantized"])
+@pytest.mark.filterwarnings("ignore")
+def test_unusual_tensors_are_refused_in_words(tmp_path, kind):
+    weights = build("cnn-small", 10).state_dict()
+    name, dense = "head.weight", weights["head.weight"]
+    weights[name] = {
+        "sparse": dense.to_sparse,
+        "sparse_csr": dense.to_sparse_csr,
+        "meta": lambda: dense.to("meta"),
+        "complex": lambda: dense.to(torch.complex64),
+        "quantized": lambda: torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8),
+    }[kind]()
+    torch.save(weights, tmp_path / "w.pt")
+    with pytest.raises(BadInput, match=rf'w\.pt" has a {kind.partition("_")[0]} tensor, "{name}"; expected dense'):
+        build("cnn-small", 10, weights=tmp_path / "w.pt")
+
+
+def test_complex_safetensors_and_names_that_are_no_text_are_refused(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"head.weight": torch.zeros(2, dtype=torch.complex64)}, tmp_path / "w.safetensors")
+    with pytest.raises(BadInput, match=r'has a complex tensor, "head\.weight"'):
+        build("cnn-small", 10, weights=tmp_path / "w.safetensors")
+    torch.save({1: torch.zeros(2)}, tmp_path / "w.pt")
+    with pytest.raises(BadInput, match="is not a state dict"):
+        build("cnn-small", 10, weights=tmp_path / "w.pt")

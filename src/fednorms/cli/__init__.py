@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -69,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     True
     """
     args = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file name need not be valid text
     try:
         with warnings.catch_warnings(), command_line():
             warnings.showwarning = _as_note

@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from fednorms.core.errors import BadInput
-from fednorms.core.options import nearest
+from fednorms.core.options import nearest, shortened
 
 T = TypeVar("T")
 _PYTHON = re.compile(rf"=\s*({'|'.join(w for w in keyword.kwlist if w.islower())})(?=\s*[,)])")
 _WORDS = {"inf": float("inf"), "true": True, "false": False, "none": None}
 
 Call = tuple[str, dict[str, object]]
+_LONGEST = 10_000  # characters: all methods with all their options have fewer
 
 
 def read_sum(text: str, what: str, example: str) -> list[Call]:
@@ -30,7 +31,7 @@ def read_sum(text: str, what: str, example: str) -> list[Call]:
     """
 
     def unreadable(where: str) -> BadInput:
-        return BadInput(f'Cannot read the {what} "{text}" {where}. Write it like "{example}".')
+        return BadInput(f'Cannot read the {what} "{shortened(text)}" {shortened(where)}. Write it like "{example}".')
 
     def term(node: ast.expr) -> Call:
         call = node if isinstance(node, ast.Call) else None
@@ -52,14 +53,20 @@ def read_sum(text: str, what: str, example: str) -> list[Call]:
         except (ValueError, TypeError):
             raise unreadable(f'at "{ast.unparse(node)}"') from None
 
+    if len(text) > _LONGEST:
+        raise unreadable(f"of {len(text):,} characters: at most {_LONGEST:,} are read")
     try:
         # A bare word is a string also where Python reserves it: mixbn(kind=global).
         tree = ast.parse(_PYTHON.sub(r"='\1'", " ".join(text.splitlines()).strip()), mode="eval").body
+        return [term(node) for node in _terms(tree)]
     except SyntaxError as error:
         raise unreadable(f"near column {error.offset}" if error.offset else "at its end") from None
+    except (RecursionError, MemoryError):
+        raise unreadable("because it is nested too deeply") from None
+    except BadInput:
+        raise
     except ValueError:  # a null character
         raise unreadable("at its start") from None
-    return [term(node) for node in _terms(tree)]
 
 
 def read_one(text: str, what: str, example: str) -> Call:
@@ -71,7 +78,7 @@ def read_one(text: str, what: str, example: str) -> Call:
     calls = read_sum(text, what, example)
     if len(calls) > 1:
         found = f"expected one name, got {len(calls)}"
-        raise BadInput(f'Cannot read the {what} "{text}": {found}. Write it like "{example}".')
+        raise BadInput(f'Cannot read the {what} "{shortened(text)}": {found}. Write it like "{example}".')
     return calls[0]
 
 
@@ -95,6 +102,11 @@ def make_from(name: str, make: Callable[..., T], options: Mapping[str, Any]) -> 
 
 
 def _terms(node: ast.expr) -> list[ast.expr]:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _terms(node.left) + _terms(node.right)
-    return [node]
+    found, waiting = list[ast.expr](), [node]
+    while waiting:  # a long sum is nested as deeply as it has terms
+        node = waiting.pop()
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            waiting += [node.right, node.left]
+        else:
+            found.append(node)
+    return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fednorms.core import checks
 from fednorms.core.errors import BadInput
+from fednorms.core.options import shortened
 from fednorms.core.part import Eval, Part, Pass, Phase, Weighting, overrides
 from fednorms.core.training import Training
 from fednorms.core.views import Context, Privacy
@@ -41,7 +42,7 @@ class Method:
             *(problem for p in self.having("passes") for problem in _riding_problems(p)),
         ]
         if problems:
-            raise BadInput(f'Method "{self}": ' + "; ".join(problems) + ".")
+            raise BadInput(f'Method "{shortened(str(self))}": ' + "; ".join(problems) + ".")
 
     def _rivals(self) -> dict[str, list[str]]:
         """What only one part may do, with the names of the parts where several do it."""

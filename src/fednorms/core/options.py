@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast, dataclass_transform
 
 from fednorms.core.errors import BadInput
 
+_HUGE = 2**63  # no option counts that far, and torch's integers end here
+
 
 class Named(Protocol):
     """Anything with a name for messages."""
@@ -38,13 +40,13 @@ def _illegal(part: Named, f: dataclasses.Field[Any]) -> str | None:
         return None
     elif kind in (int, float) or f.default is None:
         kind = int if kind is int else float
-        if kind is float and type(value) is int:
+        if kind is float and type(value) is int and abs(value) < _HUGE:
             object.__setattr__(part, f.name, value := float(value))
         low, over, high = limit.get("at_least"), limit.get("above"), limit.get("at_most")
         bounds = [f">= {low}"] * (low is not None) + [f"> {over}"] * (over is not None)
         bounds += [f"<= {high}"] * (high is not None)
         want = f"{'an integer' if kind is int else 'a number'} {' and '.join(bounds)}".rstrip()
-        fine = type(value) is kind and value == value
+        fine = type(value) is kind and value == value and (kind is float or abs(value) < _HUGE)
         fine = (
             fine
             and (low is None or value >= low)
@@ -55,7 +57,7 @@ def _illegal(part: Named, f: dataclasses.Field[Any]) -> str | None:
         fine, want = type(value) is kind, f"a {kind.__name__}"
     if fine:
         return None
-    return f"{part.name}: {f.name} must be {want} (default {f.default!r}), got {value!r}"
+    return f"{part.name}: {f.name} must be {want} (default {f.default!r}), got {shortened(repr(value))}"
 
 
 C = TypeVar("C", bound=type[Any])
@@ -103,6 +105,16 @@ def did_you_mean(name: str, names: Iterable[str], *, prefix: str = "", alike: fl
     ratios = [SequenceMatcher(a=other, b=name).ratio() for other in close]
     level = [f'"{prefix}{other}"' for other, ratio in zip(close, ratios, strict=True) if ratio == ratios[0]]
     return f"did you mean {' or '.join(level)}? " if level else ""
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """A text for a message, without its middle if it is very long.
+
+    >>> shortened("fedavg"), shortened("9" * 400, 10)
+    ('fedavg', '99999...(400 characters)...99999')
+    """
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}...({len(text):,} characters)...{text[-half:]}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

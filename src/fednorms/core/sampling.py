@@ -10,6 +10,7 @@ import numpy as np
 
 from fednorms.core.errors import BadInput
 from fednorms.core.noise import seed_of
+from fednorms.core.options import shortened
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,13 @@ class Participation:
             rate = float(number)
             if kind == "bernoulli" and 0 < rate <= 1:
                 return cls("bernoulli", rate)
-            if kind == "fixed" and (0 < rate < 1 or (rate >= 1 and rate == int(rate))):
+            if kind == "fixed" and (0 < rate < 1 or (1 <= rate < 2**63 and rate == int(rate))):
                 return cls("fixed", rate if "." in number else int(number))
         except ValueError:
             pass
         raise BadInput(
-            f'Cannot read participation "{text}". Expected "all", "fixed:10" (clients), "fixed:0.1" (a fraction) or '
-            '"bernoulli:0.4" (probability of each client).'
+            f'Cannot read participation "{shortened(text)}". Expected "all", "fixed:10" (clients), '
+            '"fixed:0.1" (a fraction) or "bernoulli:0.4" (probability of each client).'
         )
 
     def expected(self, clients: int) -> float:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fednorms.core.errors import BadInput
+from fednorms.data.pickle_cost import DEEPEST, MOST_VALUES, check_cost, too_large
 
 # Numbers, strings and lists of plain values (O); no structured or subclassed types.
 _CODE = re.compile(r"[<>|=]?(?:[?]|[biufc](?:1|2|4|8|16)|[SU]\d{1,6}|O8?|b|B|bool|object)")
@@ -59,9 +60,11 @@ def loads(data: bytes, name: str = "the pickle", encoding: str = "ASCII") -> Any
     fednorms.BadInput: the pickle asks for builtins.print, but only NumPy arrays and plain values are accepted.
     """
     try:
-        return _plain(_Unpickler(io.BytesIO(data), name, encoding).load())
-    except BadInput:
-        raise
+        check_cost(data)
+        return _Plain().of(_Unpickler(io.BytesIO(data), name, encoding).load())
+    except BadInput as problem:
+        text = str(problem)
+        raise BadInput(text if text.startswith(name) else f"{name} is not accepted: {text}") from None
     except RecursionError:
         raise BadInput(f"{name} is nested too deeply.") from None
     except Exception as problem:  # broken pickles raise almost anything
@@ -154,7 +157,8 @@ def _array(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray:  # n
         if not isinstance(content, list):
             raise BadInput("an array of objects that are not listed.")
         flat = np.empty(len(content), dtype=object)
-        flat[:] = [_plain(entry) for entry in content]
+        plain = _Plain()
+        flat[:] = [plain.of(entry) for entry in content]
         return flat.reshape(shape, order="F" if order == "F" else "C")
     if isinstance(content, str):  # Python 2 bytes
         content = content.encode("latin1")
@@ -224,17 +228,36 @@ class _Unpickler(pickle.Unpickler):
         raise BadInput(f"{self.name} asks for {what}, but only NumPy arrays and plain values are accepted.")
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401
-    """Replace the placeholders in containers by arrays."""
-    if isinstance(value, _Array):
-        if value.value is None:
-            raise BadInput("an array without content.")
-        return value.value
-    if isinstance(value, list | tuple):
-        return type(value)(_plain(entry) for entry in value)
-    if isinstance(value, dict):
-        return {_plain(key): _plain(entry) for key, entry in value.items()}
-    plain = str | bytes | bytearray | int | float | complex | bool | None | np.ndarray | np.generic
-    if isinstance(value, plain):
-        return value
-    raise BadInput(f"a value of type {type(value).__name__} is not accepted.")
+class _Plain:
+    """Replaces the placeholders in containers by arrays; what is shared stays shared, and is counted each time."""
+
+    def __init__(self) -> None:
+        self._done: dict[int, tuple[Any, int]] = {}  # by identity: the value, and how many values it is made of
+        self._kept: list[object] = []  # so no identity is used twice
+
+    def of(self, value: Any) -> Any:  # noqa: ANN401
+        """The value with its arrays."""
+        return self._made(value, 0)[0]
+
+    def _made(self, value: Any, depth: int) -> tuple[Any, int]:  # noqa: ANN401
+        if isinstance(value, _Array):
+            if value.value is None:
+                raise BadInput("an array without content.")
+            return value.value, 1
+        plain = str | bytes | bytearray | int | float | complex | bool | None | np.ndarray | np.generic
+        if isinstance(value, plain):
+            return value, 1
+        if not isinstance(value, list | tuple | dict):
+            raise BadInput(f"a value of type {type(value).__name__} is not accepted.")
+        if id(value) not in self._done:
+            if depth > DEEPEST:
+                raise too_large()
+            entries = [e for pair in value.items() for e in pair] if isinstance(value, dict) else value
+            made = [self._made(entry, depth + 1) for entry in entries]
+            parts, count = [part for part, _ in made], 1 + sum(n for _, n in made)
+            if count > MOST_VALUES:
+                raise too_large()
+            pairs = zip(parts[::2], parts[1::2], strict=True)
+            self._kept.append(value)
+            self._done[id(value)] = dict(pairs) if isinstance(value, dict) else type(value)(parts), count
+        return self._done[id(value)]

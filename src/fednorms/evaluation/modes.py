@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fednorms.core import checks
 from fednorms.core.errors import BadInput
+from fednorms.core.options import shortened
 from fednorms.core.part import Route
 from fednorms.core.passes import LocalView, depends_on_batch, mixed_rows, passes, prepare_test, shuffled_rows
 from fednorms.core.round import carry_of, load, own_state, train, twin_model
@@ -52,10 +53,10 @@ class Mode:
         model, _, statistics = text.partition("/")
         kind, sized, size = (statistics or "auto").partition(":")
         known = [m for m in get_args(Model) if m == model]
-        usable = kind == "batch" and size.isdecimal() and int(size) > 1  # one image has no variance
+        usable = kind == "batch" and size.isdecimal() and len(size) < 10 and int(size) > 1  # one image has no variance
         if not known or kind not in get_args(Statistics) or (sized and not usable):
             raise BadInput(
-                f'Unknown evaluation mode "{text}". Expected MODEL or MODEL/STATISTICS with MODEL one of '
+                f'Unknown evaluation mode "{shortened(text)}". Expected MODEL or MODEL/STATISTICS with MODEL one of '
                 f"{', '.join(get_args(Model))} and STATISTICS one of {', '.join(get_args(Statistics))}, or batch:SIZE "
                 "with a size of at least 2, as in global/batch:32."
             )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from fednorms.core.errors import BadInput
-from fednorms.core.options import nearest
+from fednorms.core.options import nearest, shortened
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.toml import loads
 
 Scalar = bool | int | float | str
 _PREFIX = "deploy."
@@ -66,10 +66,7 @@ def read(config: Mapping[str, Scalar], where: str = "the run config") -> tuple[R
     >>> recipe.rounds, recipe.training.lr, deployment.site_names
     (3, 0.5, ['a', 'b'])
     """
-    try:
-        values: dict[str, Any] = tomllib.loads(str(config.get("recipe", "")))
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"recipe in {where} is not valid TOML: {error}.") from None
+    values: dict[str, Any] = loads(str(config.get("recipe", "")), f"recipe in {where}")
     own = {key.removeprefix(_PREFIX): value for key, value in config.items() if key.startswith(_PREFIX)}
     for key, value in config.items():
         if key == "recipe" or key.startswith(_PREFIX):
@@ -78,8 +75,19 @@ def read(config: Mapping[str, Scalar], where: str = "the run config") -> tuple[R
         *path, last = key.split(".")
         for name in path:
             table = table.setdefault(name, {})
-        table[last] = json.loads(value) if isinstance(value, str) and value.startswith("[") else value
+            if not isinstance(table, dict):
+                raise BadInput(f'Key "{shortened(key)}" in {where} is inside "{name}", which is not a table.')
+        table[last] = _list(value, key, where) if isinstance(value, str) and value.startswith("[") else value
     return Recipe.make(values, where), _deployment(own, where)
+
+
+def _list(text: str, key: str, where: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadInput(
+            f'Cannot read {key} = "{shortened(text)}" in {where} as a list. Write it as JSON, as in ["global"].'
+        ) from None
 
 
 def _deployment(own: Mapping[str, Scalar], where: str) -> Deployment:

@@ -29,8 +29,10 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            return load_file(file)
+            return plain(load_file(file), str(path))
         loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except BadInput:
+        raise
     except Exception as error:
         raise BadInput(
             f'Weights: cannot read "{path}" ({type(error).__name__}: {error}); '
@@ -39,9 +41,32 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model"):
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+    if not isinstance(loaded, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in loaded.items()):
         raise BadInput(f'Weights: "{path}" is not a state dict; expected names with tensors.')
-    return loaded
+    return plain(loaded, str(path))
+
+
+def plain(tensors: dict[str, Tensor], source: str) -> dict[str, Tensor]:
+    """The same tensors; refuse those that cannot be a model's weights: sparse, complex, quantized or without values.
+
+    >>> plain({"w": torch.zeros(2, dtype=torch.complex64)}, "w.pt")
+    Traceback (most recent call last):
+    fednorms.BadInput: Weights: "w.pt" has a complex tensor, "w"; expected dense tensors of real numbers. ...
+    """
+    for name, tensor in tensors.items():
+        kinds = {
+            "meta": tensor.is_meta,
+            "sparse": tensor.layout != torch.strided,
+            "nested": tensor.is_nested,
+            "complex": tensor.is_complex(),
+            "quantized": tensor.is_quantized,
+        }
+        if found := [kind for kind, true in kinds.items() if true]:
+            raise BadInput(
+                f'Weights: "{source}" has a {found[0]} tensor, "{name}"; expected dense tensors of real numbers. '
+                "Convert it before you save it."
+            )
+    return tensors
 
 
 @dataclass(frozen=True)

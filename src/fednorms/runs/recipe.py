@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fednorms._version import __version__
 from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
-from fednorms.core.options import nearest
+from fednorms.core.options import nearest, shortened
 from fednorms.core.sampling import Participation
 from fednorms.core.training import Training
 from fednorms.data.protocol import Protocol
@@ -23,7 +23,7 @@ from fednorms.evaluation.modes import Mode
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.history import as_then_meant
 from fednorms.runs.identity import own_parts
-from fednorms.runs.toml import dumps
+from fednorms.runs.toml import dumps, loads
 from fednorms.transforms.chains import CHAINS
 
 
@@ -232,18 +232,18 @@ class Recipe(BaseModel):
     @classmethod
     def from_toml(cls, text: str, where: str = "the recipe") -> Recipe:
         """Read a recipe; every problem is reported at once, with the nearest known name for unknown ones."""
-        try:
-            return cls.make(tomllib.loads(text), where)
-        except tomllib.TOMLDecodeError as error:
-            raise BadInput(f"{where} is not valid TOML: {error}.") from None
+        return cls.make(loads(text, where), where)
 
     @classmethod
     def make(cls, values: dict[str, object], where: str = "the recipe") -> Recipe:
         """A recipe from plain values, with all problems in one message."""
         try:
+            _refuse_unwritable(values, where)
             return cls.model_validate(values)
         except ValidationError as error:
             raise BadInput(f"{where}: " + "; ".join(_problem(e) for e in error.errors())) from None
+        except RecursionError:
+            raise BadInput(f"{where} is nested too deeply.") from None
 
     @classmethod
     def read(cls, path: Path | str) -> Recipe:
@@ -260,6 +260,21 @@ def _plain(training: Training) -> dict[str, object]:
     return dict(vars(training))
 
 
+def _refuse_unwritable(value: object, where: str, key: str = "") -> None:
+    """Refuse what a TOML file cannot hold, whatever the interface: integers of more than 64 bits, and bad UTF-8."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _refuse_unwritable(inner, where, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _refuse_unwritable(inner, where, key)
+    elif isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+        shown = shortened(value.encode("ascii", "backslashreplace").decode())
+        raise BadInput(f'{where}: {key} = "{shown}" is not UTF-8. Rename the file or folder.')
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise BadInput(f"{where}: {key} is an integer of {value.bit_length()} bits; at most 64 are allowed.")
+
+
 def _problem(error: object) -> str:
     assert isinstance(error, dict)
     place = ".".join(map(str, error["loc"]))
@@ -269,4 +284,4 @@ def _problem(error: object) -> str:
         return f'unknown key "{place}": {nearest(str(error["loc"][-1]), known)}'
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
-    return f"{place}: {error['msg'][0].lower() + error['msg'][1:]}, got {error['input']!r}"
+    return f"{place}: {error['msg'][0].lower() + error['msg'][1:]}, got {shortened(repr(error['input']))}"

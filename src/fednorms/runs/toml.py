@@ -1,10 +1,42 @@
-"""Write TOML, which the standard library only reads: the scalars, lists and nested tables of recipes."""
+"""Write TOML, which the standard library only reads; and read it with bounds on what a text may cost."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
+import tomllib
 from collections.abc import Mapping
+from typing import Any
+
+from fednorms.core.errors import BadInput
+
+_LONGEST = 2**20  # characters
+_WORD = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_DEEP_KEY = re.compile(rf"{_WORD}(?:[ \t]*+\.[ \t]*+{_WORD}){{64}}")  # the standard parser's time is quadratic in them
+
+
+def loads(text: str, where: str) -> dict[str, Any]:
+    """Read TOML; a text that is not valid, too long or nested too deeply is an error that names `where`.
+
+    >>> loads("rounds = 3", "the recipe")
+    {'rounds': 3}
+    >>> loads("rounds = ", "the recipe")
+    Traceback (most recent call last):
+    fednorms.BadInput: the recipe is not valid TOML: Invalid value (at end of document).
+    """
+    if len(text) > _LONGEST:
+        raise BadInput(f"{where} has {len(text):,} characters; at most {_LONGEST:,} are read.")
+    try:
+        if found := _DEEP_KEY.search(text):
+            raise BadInput(f'{where} has a key of more than 64 parts, "{found[0][:30]}...". Shorten it.')
+        return tomllib.loads(text)
+    except BadInput:
+        raise
+    except RecursionError:
+        raise BadInput(f"{where} is nested too deeply.") from None
+    except ValueError as error:  # not TOML, or a number with thousands of digits
+        raise BadInput(f"{where} is not valid TOML: {str(error).partition(';')[0]}.") from None
 
 
 def dumps(table: Mapping[str, object]) -> str:

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from fednorms.core.errors import BadInput
 from fednorms.data.folders.scan import ImageFile
 from fednorms.data.problems import raise_problems
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF")  # Pillow knows many more, and some start other programs
+MOST_PIXELS = 2**26  # of one image: 8192 x 8192
 _NAMED = 10  # unreadable files named in one message
 
 
@@ -67,7 +69,7 @@ class Decoding:
         file = self.files[i]
         size, brightest = (height, width), None
         try:
-            with Image.open(file.path) as stored:
+            with open_image(file.path) as stored:
                 # The papers' programs ignore EXIF rotation, so published data sets are read as stored.
                 image = stored if file.of_data_set else _upright(_single(stored))
                 size = (image.height, image.width)
@@ -110,6 +112,28 @@ def _unreadable(found: Sequence[_Decoded]) -> list[str]:
     return problems[:_NAMED] + more
 
 
+def open_image(path: str | Path) -> Image.Image:
+    """Open an image file in one of the six formats, whatever its name; raises before a huge one is decoded.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as root:
+    ...     Image.new("1", (9000, 9000)).save(Path(root, "a.png"))
+    ...     open_image(Path(root, "a.png"))
+    Traceback (most recent call last):
+    ValueError: it has 9000 x 9000 pixels, and at most 67,108,864 are read; resize it first
+    """
+    try:
+        image = Image.open(path, formats=FORMATS)
+    except UnidentifiedImageError:
+        raise ValueError("it is not a PNG, JPEG, BMP, TIFF, WebP or GIF image, or is damaged") from None
+    if image.width * image.height > MOST_PIXELS:
+        image.close()
+        raise ValueError(
+            f"it has {image.width} x {image.height} pixels, and at most {MOST_PIXELS:,} are read; resize it first"
+        )
+    return image
+
+
 def read_image(path: str | Path, shape: tuple[int, int, int]) -> torch.Tensor:
     """Read one image file as uint8 of shape (C, H, W), decoded and resized as `from_folders` does with a size.
 
@@ -123,7 +147,7 @@ def read_image(path: str | Path, shape: tuple[int, int, int]) -> torch.Tensor:
     if channels not in MODES:
         raise BadInput(f"Image files have 1, 3 or 4 channels, got {channels}.")
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             upright = _upright(_single(image))
             size = None if (upright.height, upright.width) == (height, width) else (width, height)
             pixels = np.array(_converted(upright, channels, size))
@@ -136,7 +160,7 @@ def first_size(files: Sequence[ImageFile]) -> tuple[int, int]:
     """Height and width of the first image that can be opened; the others are reported when decoding."""
     for file in files:
         try:
-            with Image.open(file.path) as image:
+            with open_image(file.path) as image:
                 upright = _upright(image)
                 return upright.height, upright.width
         except Exception:  # Pillow's decoders raise almost anything on broken files

@@ -91,7 +91,16 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return [p for p in _visible(folder) if p.is_dir()]
+    found = [p for p in _visible(folder) if p.is_dir()]
+    for path in found:
+        if not _is_text(path.name):  # it would be the name of a site or class
+            shown = path.name.encode("ascii", "backslashreplace").decode()
+            raise BadInput(f'Folder "{folder}": the name of its folder "{shown}" is not UTF-8. Rename it.')
+    return found
+
+
+def _is_text(name: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)  # how Python marks bytes that are not UTF-8
 
 
 def _images_in(folder: Path) -> list[Path]:

@@ -19,6 +19,7 @@ import torch
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, Site, Split
+from fednorms.data.folders.decode import open_image
 from fednorms.data.generate.corruptions import CORRUPTIONS
 from fednorms.data.pickles import load_pickle
 from fednorms.data.problems import raise_problems
@@ -200,15 +201,13 @@ def _binary(edition: _Edition, paths: list[Path]) -> tuple[np.ndarray, np.ndarra
 
 
 def _pngs(folder: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    from PIL import Image
-
     classes = sorted(p.name for p in folder.iterdir() if p.is_dir())
     paths = [(path, i) for i, name in enumerate(classes) for path in images_in(folder / name)]
     pictures = Pictures([path for path, _ in paths], np.asarray([label for _, label in paths], np.int64))
     images = np.empty((len(pictures), 32, 32, 3), np.uint8)
     for i, path in enumerate(pictures.paths):
         try:
-            with Image.open(path) as image:
+            with open_image(path) as image:
                 images[i] = np.asarray(image.convert("RGB"))
         except Exception as problem:  # Pillow's decoders raise almost anything on broken files
             raise BadInput(f'"{path}" cannot be read as 32x32 pixels: {problem}.') from None

@@ -29,6 +29,7 @@ from PIL import Image
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, Site, Split
+from fednorms.data.folders.decode import FORMATS
 from fednorms.data.pickles import load_pickle
 from fednorms.data.problems import raise_problems
 from fednorms.data.readers.divisions import even, sklearn_eighty_twenty
@@ -166,7 +167,7 @@ def _sheet(place: Path, name: str, suffix: str) -> Arrays:
     picture, table = place / f"{name}.{suffix}", place / f"{name}_labels.npy"
     try:
         y = np.load(table, allow_pickle=False)
-        with Image.open(picture) as image:
+        with Image.open(picture, formats=FORMATS) as image:
             sheet = np.asarray(image.convert("RGB"))
     except FileNotFoundError as problem:
         raise BadInput(f"{Path(str(problem.filename)).name} is missing.") from None

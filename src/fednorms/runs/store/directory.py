@@ -27,6 +27,7 @@ from fednorms.runs.store.atomic import (
     write_all,
     write_atomic,
 )
+from fednorms.runs.store.links import refuse_links
 
 try:
     import fcntl
@@ -34,6 +35,8 @@ except ImportError:  # Windows: no lock there
     fcntl = None  # type: ignore[assignment]
 
 _LOCK = ".lock"
+# For files that are written in place: never through a link.
+_IN_PLACE = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 class RunDirectory:
@@ -157,6 +160,7 @@ class RunDirectory:
         Traceback (most recent call last):
         fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file ...).
         """
+        refuse_links(self.path)
         try:
             return self.recipe.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -174,8 +178,9 @@ class RunDirectory:
         Traceback (most recent call last):
         fednorms.RunFailed: Another process (...) is writing the run in .... Wait for it, or stop it.
         """
+        refuse_links(self.path)
         with clear_errors(self.path / _LOCK):
-            handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+            handle = os.open(self.path / _LOCK, _IN_PLACE, 0o666)
         try:
             if fcntl is not None:
                 try:
@@ -214,7 +219,7 @@ class RunDirectory:
         """
         line = (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
         with clear_errors(self.metrics_path):
-            handle = os.open(self.metrics_path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+            handle = os.open(self.metrics_path, _IN_PLACE, 0o666)
             try:
                 end = _end_of_whole_lines(handle)
                 try:
