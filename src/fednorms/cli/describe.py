@@ -10,7 +10,6 @@ import tyro
 
 from fednorms.cli.output import print_json, stdout
 from fednorms.cli.parsing import parse
-from fednorms.explain.describe import describe as describe_method
 
 
 @dataclass
@@ -34,6 +33,8 @@ def describe(args: Sequence[str]) -> int:
     given = parse(Describe, "describe", args)
     if given.privacy:
         return _privacy(given)
+    from fednorms.explain.describe import describe as describe_method
+
     found = describe_method(given.method, given.model, classes=given.classes)
     if given.json:
         print_json(found.to_dict())
