@@ -19,7 +19,7 @@ class Describe:
     method: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="METHOD")]
     """Parts joined by +, as in "scaffold + fedbn"."""
     model: str = "cnn-small"
-    """A name (see `fednorms list models`), torchvision:NAME or timm:NAME."""
+    """A name (see `fednorms list models`), torchvision:NAME, timm:NAME, or a custom model, mymodule:Net."""
     classes: int = 10
     """Number of classes."""
     privacy: bool = False

@@ -88,7 +88,7 @@ class Recipe(BaseModel):
     federation: str = "digits-shift"
     """A name (see `fednorms list federations`) or a folder of site/class/image."""
     model: str = "cnn-small"
-    """A name (see `fednorms list models`), torchvision:NAME or timm:NAME."""
+    """A name (see `fednorms list models`), torchvision:NAME, timm:NAME, or a custom model, mymodule:Net."""
     rounds: int = Field(default=30, ge=1)
     """Rounds of federated training."""
     seed: int = 0
@@ -173,7 +173,7 @@ class Recipe(BaseModel):
         """Replace what depends on the machine by its value, to record it."""
         from fednorms.engines.base import PROVIDES
         from fednorms.engines.devices import pick_device
-        from fednorms.runs.identity import own_parts
+        from fednorms.runs.identity import named_model, own_parts
 
         device = pick_device(self.device)
         engine = self.engine
@@ -182,7 +182,8 @@ class Recipe(BaseModel):
             measured = device == "cpu" and self.threads == 1  # the choice changes no bit, so it need not be recorded
             engine = "graphs" if device.startswith("cuda") and fast else "auto" if measured else "loop"
         mine = own_parts(_method(self.method))
-        return self.model_copy(update={"device": device, "engine": engine, "own_parts": mine})
+        model = named_model(self.model)
+        return self.model_copy(update={"device": device, "engine": engine, "own_parts": mine, "model": model})
 
     def adopting(self, protocol: Protocol) -> Recipe:
         """Replace every "auto" that the data set decides by its value, to record it.
