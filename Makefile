@@ -13,7 +13,7 @@ READY := $(VENV)/.fednorms-installed
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format docs-pages bench clean
+.PHONY: help demo test test-all check format docs-pages index bench clean
 
 help:  ## list all targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -36,9 +36,12 @@ format: $(READY)  ## format the code and fix what the linter can fix
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-docs-pages: $(READY)  ## write the generated pages docs/methods.md and docs/commuting.md
+docs-pages: index  ## write the generated pages docs/methods.md and docs/commuting.md
 	$(PY) docs/make_methods_page.py
 	PYTHONPATH=. $(PY) docs/make_commuting_page.py
+
+index: $(READY)  ## write the index that `fednorms list` reads, src/fednorms/cli/index.json
+	$(PY) -m fednorms.cli.index
 
 bench: $(READY)  ## time the loop engine against plain PyTorch
 	$(PY) benchmarks/loop_overhead.py

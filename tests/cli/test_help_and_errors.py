@@ -15,7 +15,6 @@ from fednorms import _moved
 from fednorms.cli import main
 from fednorms.cli.parsing import parse
 from fednorms.cli.run import Run
-from fednorms.methods.registry import names
 from tests.cli.conftest import ENV, fednorms, started
 from tests.support.waiting import HANG
 
@@ -75,22 +74,6 @@ def test_the_british_spelling_of_version_0_1_is_accepted():
     for spelling in ("--optimizer", "--optimiser"):
         given = parse(Run, "run", [spelling, "adamw"])
         assert given.training.optimizer == "adamw"
-
-
-def test_lists(capsys):
-    code, out, _ = ask(capsys, "list", "methods", "--json")
-    rows = json.loads(out)["methods"]
-    assert code == 0
-    assert {row["name"] for row in rows} == set(names())
-    assert all(row["idea"] and row["paper"] for row in rows)
-    assert next(row for row in rows if row["name"] == "fedprox")["options"].startswith("mu=0.001")
-    code, out, _ = ask(capsys, "list", "models")
-    assert code == 0
-    assert "cnn-small" in out
-    assert "timm:NAME" in out
-    code, out, _ = ask(capsys, "list", "federations")
-    assert code == 0
-    assert "digits-shift" in out
 
 
 def test_describe(capsys):

@@ -8,10 +8,7 @@ import signal
 
 import pytest
 
-import fednorms as fn
 from fednorms.cli import main
-from fednorms.cli.reproduce import _blocks
-from fednorms.papers.tables.cell import cell_text
 from tests.cli.conftest import fednorms, held
 from tests.support.tables import MINI, fails_while_running, results, stored, table
 from tests.support.waiting import HANG
@@ -162,16 +159,3 @@ def test_the_list_shows_every_table_and_what_has_run(tmp_path, capsys, monkeypat
     out = capsys.readouterr().out
     assert "own-table-11" in out
     assert "pacs" in out
-
-
-def test_a_table_wider_than_the_terminal_comes_in_blocks_with_the_rows_names(tmp_path):
-    folder = table(
-        tmp_path / "mini", width=('Avg = "mean"\n[settings.inc', 'Avg = "mean"\nWorst = "worst"\n[settings.inc')
-    )
-    found = fn.reproduce(folder, settings=["shift"], out=tmp_path / "out", device="cpu").summary.sections[0]
-    names = ["Clean", "Avg", "Worst"]
-    assert _blocks(found, 200) == [names]
-    assert _blocks(found, 10) == [[name] for name in names]  # never zero
-    widest = max(len(cell_text(row["Clean"], found.selectors["Clean"])) for row in found.rows.values())
-    second = max(len(cell_text(row["Avg"], found.selectors["Avg"])) for row in found.rows.values())
-    assert _blocks(found, len("FedAvg") + 2 + widest + 2 + second) == [["Clean", "Avg"], ["Worst"]]

@@ -174,7 +174,7 @@ def test_other_engines_refuse_and_name_the_one_that_can():
 
 
 def test_auto_takes_the_loop(monkeypatch):
-    monkeypatch.setattr("fednorms.runs.recipe.pick_device", lambda name: "cuda")
+    monkeypatch.setattr("fednorms.engines.devices.pick_device", lambda name: "cuda")
     assert recipe("fedtan + fedprox").resolved().engine == "loop"
     assert recipe("fedprox").resolved().engine == "graphs"
 

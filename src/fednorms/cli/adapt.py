@@ -11,7 +11,6 @@ import tyro
 
 from fednorms.cli.output import print_json, stdout
 from fednorms.cli.parsing import parse
-from fednorms.runs.use.adapt import adapt as adapt_run
 
 Which = Literal["last", "best"]
 
@@ -50,6 +49,8 @@ class Adapt:
 def adapt(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Adapt, "adapt", args)
+    from fednorms.runs.use.adapt import adapt as adapt_run
+
     done = adapt_run(
         given.run,
         given.folder,

@@ -6,18 +6,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from fednorms.cli.output import grid, print_json, stderr, stdout
 from fednorms.cli.parsing import parse
 from fednorms.core.errors import BadInput
-from fednorms.papers.analysis.analyse import analyse as measured
-from fednorms.papers.analysis.findings import Findings
-from fednorms.papers.analysis.measures import ANALYSES, Analysis, analysis_named
-from fednorms.papers.tables.report import NO_PICTURE
 from fednorms.runs.store.atomic import check_folder, clear_errors, write_atomic
+
+if TYPE_CHECKING:
+    from fednorms.papers.analysis.findings import Findings
+    from fednorms.papers.analysis.measures import Analysis
 
 
 @dataclass
@@ -43,6 +43,9 @@ class Analyse:
 def analyse(args: Sequence[str]) -> int:
     """Run the command."""
     given = parse(Analyse, "analyse", args)
+    from fednorms.papers.analysis.analyse import analyse as measured
+    from fednorms.papers.analysis.measures import ANALYSES, analysis_named
+
     if not given.names:
         raise BadInput(f"Name what to measure. Known: {', '.join(ANALYSES)}.")
     chosen = [analysis_named(name) for name in dict.fromkeys(given.names)]
@@ -80,6 +83,8 @@ def _write(out: Path, analysis: Analysis, found: Findings, run: str) -> list[Pat
 
         image = png(analysis, {run: [found]}, run)
     except ImportError:
+        from fednorms.papers.tables.report import NO_PICTURE
+
         stderr().print(NO_PICTURE, markup=False)
         return files
     files.append(out / f"{analysis.name}.png")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.text import Text
@@ -14,9 +14,10 @@ from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import CompareOptions, DataOptions, Output, TrainingOptions, merged, parse
 from fednorms.cli.progress import CellWatch, Reporter
 from fednorms.core.errors import BadInput
-from fednorms.runs.compare import Comparison, slug
-from fednorms.runs.compare import compare as run_comparison
 from fednorms.runs.recipe import Recipe
+
+if TYPE_CHECKING:
+    from fednorms.runs.compare import Comparison
 
 
 @dataclass
@@ -51,6 +52,9 @@ class Compare:
 def compare(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Compare, "compare", args)
+    from fednorms.runs.compare import compare as run_comparison
+    from fednorms.runs.compare import slug
+
     base = Recipe.read(given.recipe) if given.recipe else Recipe()
     recipe = merged(base, given.runs, given.training, given.data).model_copy(update={"fingerprint": ""})
     federation = recipe.federation.removeprefix("folder:").rstrip("/").rpartition("/")[2]

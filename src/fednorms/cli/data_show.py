@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich.table import Table
 
+from fednorms.cli.grid import Grid
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import DataOptions, RecipeOptions, TrainingOptions, merged, parse
-from fednorms.data.duplicates import duplicates
-from fednorms.data.show import View, picture, view
 from fednorms.runs.recipe import Recipe
-from fednorms.runs.session import data_notes, open_federation
+
+if TYPE_CHECKING:
+    from fednorms.data.show import View
 
 _SHOWN = 40
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -39,6 +39,10 @@ class Show:
 def show(args: Sequence[str]) -> int:
     """Run `fednorms data show`."""
     given = parse(Show, "data show", args)
+    from fednorms.data.duplicates import duplicates
+    from fednorms.data.show import picture, view
+    from fednorms.runs.session import data_notes, open_federation
+
     recipe = merged(Recipe(federation=given.federation), RecipeOptions(), TrainingOptions(), given.data)
     federation = open_federation(recipe)
     found = view(federation)
@@ -65,7 +69,7 @@ def show(args: Sequence[str]) -> int:
     return 0
 
 
-def table(found: View) -> Table:
+def table(found: View) -> Grid:
     """One row per site."""
     channels = range(len(found.sites[0].mean))
     rows = [
@@ -81,7 +85,7 @@ def table(found: View) -> Table:
         for site in found.sites[:_SHOWN]
     ]
     header = ["site", "domain", "labels", "train", "val", "test", "label shift", "feature shift", "channels"]
-    return grid(header, rows, numbers_from=3)
+    return grid(header, rows, numbers_from=3, optional=["channels", "domain"])
 
 
 def bars(counts: Sequence[int], most: int = 40) -> str:

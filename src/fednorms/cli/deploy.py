@@ -102,10 +102,10 @@ def deploy(args: Sequence[str]) -> int:
 
 
 def _init(args: Sequence[str]) -> int:
+    given = parse(Init, "deploy init", args)
     from fednorms.flower.project import write_project
     from fednorms.flower.site import AT_THE_SITES
 
-    given = parse(Init, "deploy init", args)
     recipe = merged(Recipe.read(given.recipe) if given.recipe else Recipe(), given.run, given.training, given.data)
     if recipe.data.size is None:
         raise BadInput("Sites may have images of different sizes. Set a common size with --size PIXELS.")
@@ -168,11 +168,11 @@ def _joined(what: str, names: list[str]) -> str:
 
 
 def _check(args: Sequence[str]) -> int:
+    given = parse(Check, "deploy check", args)
     from fednorms.data.facts import Facts
     from fednorms.flower.site import open_site
     from fednorms.runs.assemble import assemble
 
-    given = parse(Check, "deploy check", args)
     recipe, deployment = read_project(given.project)
     if given.site and given.site not in deployment.site_names:
         raise BadInput(f'No site "{given.site}" in {given.project}: {nearest(given.site, deployment.site_names)}')
@@ -199,9 +199,9 @@ def _check(args: Sequence[str]) -> int:
 
 
 def _export(args: Sequence[str]) -> int:
+    given = parse(Export, "deploy export", args)
     from fednorms.flower.collect import export_at_site
 
-    given = parse(Export, "deploy export", args)
     done = export_at_site(given.run, given.site, given.out, given.state)
     if given.json:
         print_json(done.to_dict())

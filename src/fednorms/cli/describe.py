@@ -10,7 +10,6 @@ import tyro
 
 from fednorms.cli.output import print_json, stdout
 from fednorms.cli.parsing import parse
-from fednorms.explain.describe import describe as describe_method
 
 
 @dataclass
@@ -20,7 +19,7 @@ class Describe:
     method: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="METHOD")]
     """Parts joined by +, as in "scaffold + fedbn"."""
     model: str = "cnn-small"
-    """A name (see `fednorms list models`), torchvision:NAME or timm:NAME."""
+    """A name (see `fednorms list models`), torchvision:NAME, timm:NAME, or a custom model, mymodule:Net."""
     classes: int = 10
     """Number of classes."""
     privacy: bool = False
@@ -34,6 +33,8 @@ def describe(args: Sequence[str]) -> int:
     given = parse(Describe, "describe", args)
     if given.privacy:
         return _privacy(given)
+    from fednorms.explain.describe import describe as describe_method
+
     found = describe_method(given.method, given.model, classes=given.classes)
     if given.json:
         print_json(found.to_dict())

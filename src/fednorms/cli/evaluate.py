@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import parse
-from fednorms.evaluation.scores import SiteScore
-from fednorms.runs.use.evaluate import evaluate_run
+
+if TYPE_CHECKING:
+    from fednorms.evaluation.scores import SiteScore
 
 Which = Literal["last", "best"]
 
@@ -40,6 +41,8 @@ class Evaluate:
 def evaluate(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Evaluate, "evaluate", args)
+    from fednorms.runs.use.evaluate import evaluate_run
+
     scores = evaluate_run(given.run, given.modes, given.which, given.split)
     if given.json:
         print_json({"run": str(given.run), "which": given.which, "scores": {k: s.to_dict() for k, s in scores.items()}})

@@ -11,7 +11,6 @@ import tyro
 
 from fednorms.cli.output import print_json, stdout
 from fednorms.cli.parsing import parse
-from fednorms.runs.use.export import export as export_run
 
 Which = Literal["last", "best"]
 
@@ -37,6 +36,8 @@ class Export:
 def export(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Export, "export", args)
+    from fednorms.runs.use.export import export as export_run
+
     done = export_run(given.run, given.out, site=given.site, which=given.which, onnx=given.onnx)
     if given.json:
         print_json(done.to_dict())

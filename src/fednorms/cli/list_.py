@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
+import fnmatch
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
+from fednorms.cli.index import Rows, index
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import parse
+from fednorms.core import plugins
+from fednorms.core.errors import BadInput
+from fednorms.core.options import nearest
 
 
 @dataclass
 class List:
-    """List all methods, models, federations, partition rules, transform chains or analyses."""
+    """List all methods, models, federations, partition rules, transform chains or analyses.
+
+    For example:
+      fednorms list methods prox
+      fednorms list methods --paper fedwon
+      fednorms list methods "fed*" --costs
+    """
 
     what: tyro.conf.Positional[Literal["methods", "models", "federations", "partitions", "transforms", "analyses"]]
     """What to list."""
+    pattern: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[PATTERN]", help_behavior_hint="")] = ""
+    """Only rows that contain this text; with * or ?, rows whose name matches: "fed*"."""
+    paper: Annotated[str, tyro.conf.arg(help_behavior_hint="")] = ""
+    """Only methods in the tables of this paper, such as fedwon."""
+    costs: bool = False
+    """Show what methods cost and where they work, instead of their ideas."""
     json: bool = False
     """Print one JSON object and nothing else."""
 
@@ -27,27 +43,47 @@ class List:
 def list_(args: Sequence[str]) -> int:
     """The command."""
     given = parse(List, "list", args)
-    if given.what == "methods":
-        _methods(as_json=given.json)
-        return 0
-    tables = {
-        "models": _models,
-        "federations": _federations,
-        "partitions": _partitions,
-        "transforms": _transforms,
-        "analyses": _analyses,
-    }
-    header, rows = tables[given.what]()
+    if given.what != "methods" and (given.paper or given.costs):
+        option = "--paper" if given.paper else "--costs"
+        raise BadInput(f"{option} is for methods: `fednorms list methods {option}{' NAME' if given.paper else ''}`.")
+    every = index()[given.what] + _MORE.get(given.what, list)()
+    rows = _matching(_of_paper(every, given.paper), given.pattern)
     if given.json:
-        print_json({given.what: [dict(zip(header, row, strict=True)) for row in rows]})
-    else:
-        stdout().print(grid(header, rows))
-        if hint := _USE.get(given.what):
-            stdout().print(f"\n{hint}", markup=False)
+        print_json({given.what: rows})
+        return 0
+    if not rows:
+        raise BadInput(f"{_none(given)} `fednorms list {given.what}` lists all {len(every)}.")
+    columns = list(index()["columns"])
+    header = [name for name in rows[0] if name not in columns]
+    if given.costs:
+        header = ["name", *columns]
+    console = stdout()
+    console.print(grid(header, [[row[name] for name in header] for row in rows], optional=_OPTIONAL))
+    if given.costs:
+        console.print()
+        console.print(grid(["column", "meaning"], [[c, meaning] for c, meaning in index()["columns"].items()]))
+        console.print("\nMeasured with the model cnn-small. See also `fednorms describe METHOD`.", markup=False)
+    elif hint := _USE.get(given.what):
+        console.print(f"\n{hint}", markup=False)
     return 0
 
 
+# Columns that are left out where a terminal is too narrow, the first one first.
+_OPTIONAL = (
+    "link",
+    "options",
+    "paper",
+    "pretrained",
+    "secure",
+    "unseen",
+    "server",
+    "passes",
+    "batch of 1",
+    "stateless",
+)
 _USE = {
+    "methods": 'Methods combine with +: --method "scaffold + greg(alpha=1.0) + fedfn". '
+    "--costs shows what each method costs and where it works.",
     "partitions": 'Use: --partition "dirichlet(beta=0.3, clients=100)". within=domain divides every domain '
     "separately; test=deal|alike|personal|whole says how test data are divided.",
     "transforms": "Use: --augment flip_rotate. By default the data set's papers decide. Tests use none.",
@@ -56,57 +92,65 @@ _USE = {
 }
 
 
-def _methods(*, as_json: bool) -> None:
-    from fednorms.explain.overview import COLUMNS, entries, overview
-
-    if as_json:
-        print_json({"methods": [{**vars(entry), **facts} for entry, facts in overview()]})
-        return
-    console = stdout()
-    rows = [[e.name, e.idea, e.paper, e.link, e.options] for e in entries()]
-    console.print(grid(["name", "idea", "paper", "link", "options"], rows))
-    console.print("\nMeasured with the model cnn-small (takes a few seconds):\n")
-    console.print(grid(["name", *COLUMNS], [[entry.name, *facts.values()] for entry, facts in overview()]))
-    console.print()
-    console.print(grid(["column", "meaning"], [[title, meaning] for title, (meaning, _) in COLUMNS.items()]))
-    console.print('\nMethods combine with +: "scaffold + greg(alpha=1.0) + fedfn".', markup=False)
+def _none(given: List) -> str:
+    which = f' match "{given.pattern}"' if given.pattern else ""
+    return f"No {given.what}{which}{f' in the tables of {given.paper}' if given.paper else ''}."
 
 
-def _models() -> tuple[list[str], list[list[str]]]:
-    from fednorms.models import models
+def _of_paper(rows: Rows, paper: str) -> Rows:
+    if not paper:
+        return rows
+    papers: dict[str, list[str]] = index()["papers"]
+    if paper.lower() not in papers:
+        raise BadInput(f'--paper: no tables of "{paper}": {nearest(paper.lower(), papers)}.')
+    return [row for row in rows if row["name"] in papers[paper.lower()]]
 
-    rows = [[m.name, m.description, f"{m.size}{' (any)' if m.any_size else ''}"] for m in models().values()]
+
+def _matching(rows: Rows, pattern: str) -> Rows:
+    if any(sign in pattern for sign in "*?["):
+        return [row for row in rows if fnmatch.fnmatchcase(row["name"].lower(), pattern.lower())]
+    described = ("name", "idea", "paper", "what it is", "what it does", "of", "what it measures")
+    return [row for row in rows if any(pattern.lower() in row.get(column, "").lower() for column in described)]
+
+
+def _custom_methods() -> Rows:
+    """The methods of other packages, and of the modules in FEDNORMS_METHODS; these are imported and measured now."""
+    if not plugins.custom_methods():
+        return []
+    from fednorms.cli.index import is_ours
+    from fednorms.explain.describe import describe
+    from fednorms.explain.overview import MODEL, entries, facts
+
+    avg = describe("fedavg", MODEL)
+    return [{**vars(e), **facts(e.name, avg)} for e in entries() if not is_ours(e.name)]
+
+
+def _other_models() -> Rows:
+    rows = []
     for library in ("torchvision", "timm"):
         there = importlib.util.find_spec(library) is not None
         hint = "" if there else "; not installed: pip install 'fednorms[zoo]'"
-        rows.append([f"{library}:NAME", f"any classification model of {library} by its name{hint}", "its own"])
-    return ["name", "what it is", "pixels"], rows
+        what = f"any classification model of {library} by its name{hint}"
+        rows.append({"name": f"{library}:NAME", "what it is": what, "pixels": "its own"})
+    what = "a custom model: a class or function Net(classes, channels, size) in mymodule.py"
+    rows.append({"name": "mymodule:Net", "what it is": what, "pixels": "its own"})
+    return rows + [
+        {"name": found.name, "what it is": _first_line(found), "pixels": "its own"}
+        for found in plugins.found("models").values()
+    ]
 
 
-def _federations() -> tuple[list[str], list[list[str]]]:
-    from fednorms.data.registry import federations
-
-    return ["name", "what it is"], [[name, what] for name, what in federations().items()]
+def _other_federations() -> Rows:
+    return [{"name": f.name, "what it is": _first_line(f)} for f in plugins.found("federations").values()]
 
 
-def _partitions() -> tuple[list[str], list[list[str]]]:
-    from fednorms.data.rules import RULES, rules
-
-    rows = []
-    for name, what in rules().items():
-        options = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(RULES[name]))  # type: ignore[arg-type]
-        rows.append([name, what, options])
-    rows.append(["file:PATH", "a partition written by `Partition.save`, checked by its hash", ""])
-    return ["name", "what it does", "options"], rows
+def _first_line(plugin: plugins.Plugin) -> str:
+    lines = (plugin.load().__doc__ or "").strip().splitlines()
+    return f"{lines[0] if lines else 'no description'} (from {plugin.package})"
 
 
-def _transforms() -> tuple[list[str], list[list[str]]]:
-    from fednorms.transforms import CHAINS
-
-    return ["name", "what it does"], [[name, (chain.__doc__ or "").strip()] for name, chain in CHAINS.items()]
-
-
-def _analyses() -> tuple[list[str], list[list[str]]]:
-    from fednorms.papers.analysis.measures import ANALYSES
-
-    return ["name", "of", "what it measures"], [[a.name, a.figures, a.says] for a in ANALYSES.values()]
+_MORE: dict[str, Callable[[], Rows]] = {
+    "methods": _custom_methods,
+    "models": _other_models,
+    "federations": _other_federations,
+}

@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+
+from fednorms.cli.grid import grid as grid
+
+_PIPE = 100_000  # columns where there is no terminal: a row stays one line, for grep and cut
 
 
 def stdout() -> Console:
-    """The console for results; a file or a pipe gets wide lines without control characters."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    """The console for results; a file or a pipe gets one line per row, without control characters."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE)
 
 
 def stderr() -> Console:
     """The console for progress."""
-    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 200)
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PIPE)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -41,17 +43,6 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def grid(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, numbers_from: int | None = None) -> Table:
-    """A table with a line under the header; columns from `numbers_from` on are right-aligned."""
-    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True, padding=(0, 2, 0, 0))
-    for i, name in enumerate(header):
-        right = numbers_from is not None and i >= numbers_from
-        table.add_column(Text(name), justify="right" if right else "left", no_wrap=right, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))  # names may have [brackets]
-    return table
 
 
 def per_cent(share: float) -> str:

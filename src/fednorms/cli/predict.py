@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -15,8 +15,9 @@ from fednorms.cli.output import grid, per_cent, print_json, stderr, stdout
 from fednorms.cli.parsing import parse
 from fednorms.core.errors import BadInput, writing
 from fednorms.runs.store.atomic import replace_bytes
-from fednorms.runs.use.predict import Prediction
-from fednorms.runs.use.predict import predict as predict_images
+
+if TYPE_CHECKING:
+    from fednorms.runs.use.predict import Prediction
 
 Which = Literal["last", "best"]
 
@@ -46,6 +47,8 @@ def predict(args: Sequence[str]) -> int:
     given = parse(Predict, "predict", args)
     if given.out and not given.out.absolute().parent.is_dir():
         raise BadInput(f"--out {given.out}: the folder {given.out.parent} does not exist. Create it first.")
+    from fednorms.runs.use.predict import predict as predict_images
+
     found = predict_images(given.run, given.images, site=given.site, which=given.which, skip_broken=given.skip_broken)
     if given.out:
         _write_csv(given.out, found)

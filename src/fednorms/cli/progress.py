@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from fednorms.cli.output import domains_line, per_cent, stderr
-from fednorms.evaluation.scores import Scores
-from fednorms.papers.tables.preflight import duration
-from fednorms.runs.cells import CellEvent
+
+if TYPE_CHECKING:
+    from fednorms.evaluation.scores import Scores
+    from fednorms.runs.cells import CellEvent
 
 LINES = 10  # lines that a run prints where there is no terminal
 
@@ -91,6 +92,8 @@ class Reporter:
             self.console.print(line, markup=False, soft_wrap=True)
 
     def _left(self) -> str:
+        from fednorms.papers.tables.preflight import duration
+
         assert self.clock is not None
         began, first = self.clock
         if not first < self.done < self.total:

@@ -8,18 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.cells import cell_len
 from rich.text import Text
 
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import Output, parse
-from fednorms.cli.progress import CellWatch, Reporter
 from fednorms.core.errors import BadInput
-from fednorms.papers.tables.cell import MISS, cell_text
-from fednorms.papers.tables.reproduce import Observer, Reproduction
-from fednorms.papers.tables.reproduce import reproduce as run_table
-from fednorms.papers.tables.summary import Section, order_of, winners_of
-from fednorms.runs.cells import CellEvent
 
 
 @dataclass
@@ -73,6 +66,9 @@ def reproduce(args: Sequence[str]) -> int:
         return _list(given.output)
     if not given.name:
         raise BadInput("Name a table (`fednorms reproduce --list` shows all) or a folder with a table.toml.")
+    from fednorms.cli.reproduce_show import Shown, show
+    from fednorms.papers.tables.reproduce import reproduce as run_table
+
     silent = given.output.quiet or given.output.json
     done = run_table(
         given.name,
@@ -87,88 +83,13 @@ def reproduce(args: Sequence[str]) -> int:
         report=given.report,
         allow_pickle=given.allow_pickle,
         incomplete=given.incomplete,
-        observer=_Shown(silent),
+        observer=Shown(silent),
     )
     if given.output.json:
         print_json(done.to_dict())
     else:
         show(done)
     return 1 if done.failed else 0
-
-
-class _Shown(Observer):
-    """Show remarks and progress on stderr."""
-
-    def __init__(self, silent: bool) -> None:
-        self.silent, self.wants_estimate = silent, not silent
-        self.reporter = Reporter("", 0, silent=silent)
-        self.cells: CellWatch | None = None
-
-    def say(self, text: str) -> None:
-        self.reporter.say(text)
-
-    def begin(self, title: str, rounds: int) -> None:
-        self.reporter = Reporter(title, rounds, silent=self.silent)
-        self.reporter.__enter__()
-        self.cells = CellWatch(self.reporter)
-
-    def watch(self, event: CellEvent) -> None:
-        assert self.cells is not None
-        self.cells(event)
-
-    def end(self) -> None:
-        self.reporter.__exit__(None, None, None)
-
-
-def show(done: Reproduction) -> None:
-    """Print the tables that have results, the verdict, and the files that were written."""
-    console, summary = stdout(), done.summary
-    for section in summary.sections:
-        if section.shown:
-            console.print(section.title, style="bold", markup=False)
-            for columns in _blocks(section, console.width):
-                console.print(grid(["", *columns], _rows(section, columns), numbers_from=1))
-            if section.setting.ranked:
-                console.print(winners_of(section), markup=False, soft_wrap=True)
-            for column, why in section.not_comparable.items():
-                console.print(f"† {column}: {why}", markup=False, soft_wrap=True)
-            if section.order:
-                console.print(order_of(section), markup=False, soft_wrap=True)
-            console.print()
-    if summary.records:
-        paper = (
-            " | published | difference; ✗ worse than published, † not comparable" if summary.table.has_published else ""
-        )
-        console.print(f"Cells: ours ± std over seeds{paper}.")
-        console.print(summary.verdict, markup=False, soft_wrap=True)
-    for run, reason in done.failed.items():
-        console.print(f"{run} failed: {reason}", markup=False, soft_wrap=True)
-    if done.files:
-        console.print("Written: " + ", ".join(map(str, done.files)), markup=False, soft_wrap=True)
-
-
-def _rows(section: Section, columns: Sequence[str]) -> list[list[str | Text]]:
-    rows: list[list[str | Text]] = []
-    for row, name in section.names.items():
-        cells = [(section.rows[row][column], section.selectors[column]) for column in columns]
-        texts = [Text(cell_text(cell, s), style="red" if cell.verdict == MISS else "") for cell, s in cells]
-        rows.append([name, *texts])
-    return rows
-
-
-def _blocks(section: Section, width: int) -> list[list[str]]:
-    """The columns in blocks as wide as the terminal, each shown with the names of the rows."""
-    taken = names = max(map(cell_len, section.names.values()), default=0)
-    blocks: list[list[str]] = [[]]
-    for column in section.columns:
-        cells = [cell_text(row[column], section.selectors[column]) for row in section.rows.values()]
-        needed = 2 + max(map(cell_len, [column, *cells]))
-        if blocks[-1] and taken + needed > width:
-            blocks.append([])
-            taken = names
-        blocks[-1].append(column)
-        taken += needed
-    return blocks
 
 
 def _list(output: Output) -> int:

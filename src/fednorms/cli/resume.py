@@ -11,8 +11,6 @@ import tyro
 
 from fednorms.cli.parsing import Output, parse
 from fednorms.cli.run import carry_out
-from fednorms.runs.driver import recipe_to_resume
-from fednorms.runs.store.directory import RunDirectory
 
 
 @dataclass
@@ -27,5 +25,8 @@ class Resume:
 def resume(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Resume, "resume", args)
+    from fednorms.runs.driver import recipe_to_resume
+    from fednorms.runs.store.directory import RunDirectory
+
     recipe = recipe_to_resume(RunDirectory(given.run))
     return carry_out(recipe, given.run, recipe.method, given.output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -13,11 +13,11 @@ from fednorms.cli.output import print_json, stdout
 from fednorms.cli.parsing import DataOptions, Output, RecipeOptions, TrainingOptions, merged, parse
 from fednorms.cli.progress import Reporter
 from fednorms.core.errors import BadInput
-from fednorms.runs.compare import slug
-from fednorms.runs.driver import RoundEvent, execute
 from fednorms.runs.recipe import Recipe
-from fednorms.runs.result import Result
-from fednorms.runs.store.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from fednorms.runs.driver import RoundEvent
+    from fednorms.runs.result import Result
 
 
 @dataclass
@@ -61,12 +61,16 @@ def default_name(method: str, recipe: Recipe) -> str:
     >>> default_name("scaffold + fedbn", Recipe(seed=3))
     'scaffold+fedbn-digits-shift-3'
     """
+    from fednorms.runs.compare import slug
+
     federation = recipe.federation.removeprefix("folder:").rstrip("/").rpartition("/")[2]
     return f"{slug(method)}-{slug(federation)}-{recipe.seed}"
 
 
 def carry_out(recipe: Recipe, out: Path, title: str, output: Output) -> int:
     """Run or continue a recipe in a directory, show progress, and print the result."""
+    from fednorms.runs.driver import execute
+
     silent = output.quiet or output.json
     reached = 0
     with Reporter(title, recipe.rounds, silent=silent) as reporter:
@@ -101,6 +105,8 @@ def show(result: Result, out: Path, output: Output) -> None:
 
 
 def _interrupted(out: Path, reached: int) -> str:
+    from fednorms.runs.store.directory import RunDirectory
+
     directory = RunDirectory(out)
     if not directory.recipe.exists():
         return "Interrupted before the run began."

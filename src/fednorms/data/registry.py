@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fednorms.core import plugins
 from fednorms.core.errors import BadInput
 from fednorms.core.grammar import read_one
 from fednorms.core.options import did_you_mean
@@ -107,11 +108,28 @@ def _made(text: str, asked: Mapping[str, Any]) -> Federation:
         raise BadInput(f'Federation "{text}": the option group is for folders of images only.')
     if text in READERS:
         return READERS[text].open(asked.get("root"), {k: v for k, v in asked.items() if k != "root"})
+    if text in (others := plugins.found("federations")):
+        return _plugged(others[text], asked)
     if "protocol" in asked:
         raise BadInput(f'Federation "{text}" has no protocols. These data sets do: {", ".join(READERS)}.')
     if text.startswith("pack:") or text.endswith(SUFFIX):
         return _packed(text, asked)
     return _embedded(text, asked) if embedded else _folder(text, asked)
+
+
+def _plugged(plugin: plugins.Plugin, asked: Mapping[str, Any]) -> Federation:
+    """A federation of another package: its function gets the options that were given."""
+    make = plugin.load()
+    arguments = plugins.called_with(make, dict(asked))
+    if isinstance(arguments, str):
+        raise BadInput(f'Federation "{plugin.name}" of {plugin.package} needs the option {arguments}.')
+    if unknown := ", ".join(sorted(set(asked) - set(arguments))):
+        raise BadInput(f'Federation "{plugin.name}" of {plugin.package} has no option {unknown}.')
+    made = make(**arguments)
+    if not isinstance(made, Federation):
+        got = type(made).__name__
+        raise BadInput(f'Federation "{plugin.name}": {plugin.package} returned {got} instead of a Federation.')
+    return made
 
 
 def _packed(text: str, asked: Mapping[str, Any]) -> Federation:
@@ -144,8 +162,9 @@ def _folder(text: str, asked: Mapping[str, Any]) -> Federation:
     where = f'in root "{root}"' if root else f'from "{Path.cwd()}"'
     if "/" in text:
         raise BadInput(f'No federation "{text}": no such folder, looked for {where}.')
+    known = [*_DESCRIPTIONS, *plugins.found("federations")]
     raise BadInput(
-        f'No federation "{text}"; {did_you_mean(text, _DESCRIPTIONS)}There are {", ".join(_DESCRIPTIONS)}, and the '
+        f'No federation "{text}"; {did_you_mean(text, known)}There are {", ".join(known)}, and the '
         f"path of a folder (looked for {where})."
     )
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 import torch
 
 from fednorms.core.errors import BadInput
 from fednorms.core.noise import seed_of
-
-Precision = Literal["float32", "tf32", "bfloat16", "float64"]
+from fednorms.core.precision import Precision
 
 # cuBLAS on several streams is deterministic only with workspaces of fixed size. The variable is read when CUDA starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

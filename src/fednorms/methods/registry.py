@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
 
-from fednorms.core import checks
+from fednorms.core import checks, plugins
 from fednorms.core.errors import BadInput, refuse_class
 from fednorms.core.grammar import make_from, read_sum
 from fednorms.core.method import Method, nameless
@@ -62,24 +59,15 @@ def method(text: str | Method | Part) -> Method:
 
 
 def load_all() -> None:
-    """Import the modules that FEDNORMS_METHODS names: each part registers itself, as those of this package do.
+    """Import the modules that FEDNORMS_METHODS names, and those of other packages (entry points "fednorms.methods").
 
-    FEDNORMS_METHODS="mine other" (names separated by spaces) is for the command line and for worker processes. A
-    module may be in the working directory.
+    Each part registers itself, as those of this package do. FEDNORMS_METHODS="mine other" (names separated by spaces)
+    is for the command line and for worker processes. A module may be in the working directory.
 
     >>> load_all(); "fedbn" in REGISTRY
     True
     """
-    for module in os.environ.get("FEDNORMS_METHODS", "").split():
-        if (here := os.getcwd()) not in sys.path:
-            sys.path.insert(0, here)
-        try:
-            importlib.import_module(module)
-        except (ImportError, SyntaxError) as error:
-            hint = " Give the module's name, without .py." if module.endswith(".py") else ""
-            raise BadInput(
-                f'FEDNORMS_METHODS names the module "{module}", which cannot be imported: {error}.{hint}'
-            ) from None
+    plugins.load_methods()
 
 
 def names() -> list[str]:

@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fednorms.core import noise
+from fednorms.core import noise, plugins
 from fednorms.core.errors import BadInput
 from fednorms.core.options import did_you_mean
 from fednorms.models.alexnet import AlexNet
 from fednorms.models.cnn4 import CNN4
 from fednorms.models.cnn_small import SmallCNN
+from fednorms.models.custom import bare, find, make_model
 from fednorms.models.digits_cnn import DigitsCNN
 from fednorms.models.lenet import LeNet
 from fednorms.models.mobilenet_v1 import MobileNetV1
@@ -106,7 +107,7 @@ _MODELS = (
 
 
 def models() -> dict[str, ModelInfo]:
-    """The models of this library by name; `build` also takes "torchvision:NAME" and "timm:NAME".
+    """The models of this library by name; `build` also takes "torchvision:NAME", "timm:NAME" and "mymodule:Net".
 
     >>> list(models())
     ['cnn-small', 'lenet', 'digits-cnn', 'digits-cnn-fedbn', 'alexnet', ...]
@@ -137,14 +138,17 @@ def build(
         raise BadInput(
             f'Model "{name}": classes, channels and size must be positive, got {classes}, {channels}, {size}.'
         )
+    name = bare(name)
     library, _, rest = name.partition(":")
     ours = models()
-    if name not in ours and (library not in LIBRARIES or not rest):
-        question = did_you_mean(name, [*ours, *(f"{prefix}:" for prefix in LIBRARIES)])
+    custom = None if name in ours else find(name)
+    if name not in ours and custom is None and (library not in LIBRARIES or not rest):
+        question = did_you_mean(name, [*ours, *(f"{prefix}:" for prefix in LIBRARIES), *plugins.found("models")])
         raise BadInput(
-            f'Unknown model "{name}"; {question}expected one of {", ".join(ours)}, torchvision:NAME or timm:NAME.'
+            f'Unknown model "{name}"; {question}expected one of {", ".join(ours)}, torchvision:NAME, timm:NAME or '
+            "a custom mymodule:Net."
         )
-    if pretrained and name in ours:
+    if pretrained and (name in ours or custom is not None):
         raise BadInput(f'Model "{name}" has no pretrained weights. Leave out pretrained or pass weights=FILE.')
     if pretrained and weights is not None:
         raise BadInput(f'Model "{name}": pass either pretrained or weights=, not both.')
@@ -154,6 +158,8 @@ def build(
         if name in ours:
             info = ours[name]
             model = info.make(classes, channels, info.size if size is None else size)
+        elif custom is not None:
+            model = make_model(name, custom, classes, channels, size)
         else:
             model = build_zoo(library, rest, classes, channels, size, pretrained)
         if weights is not None:

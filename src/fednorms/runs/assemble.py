@@ -13,7 +13,8 @@ from fednorms.core.sampling import Participation
 from fednorms.core.states import Task
 from fednorms.data.facts import Facts
 from fednorms.engines.devices import dtype_of
-from fednorms.models import build
+from fednorms.models import build, models
+from fednorms.models.custom import bare
 from fednorms.runs.losses import Loss, base_loss
 from fednorms.runs.option_names import option
 from fednorms.runs.recipe import Recipe
@@ -33,7 +34,7 @@ def assemble(
     """
     recipe = recipe.adopting(facts.protocol).settled()
     _, height, width = facts.shape
-    if model is None and height != width and not recipe.model.startswith(("torchvision:", "timm:")):
+    if model is None and height != width and recipe.model in models():
         raise BadInput(
             f'Model "{recipe.model}" takes square images, but federation "{facts.name}" has {height}x{width}. '
             f"Resize the images ({option('size')}), or pass a custom model."
@@ -73,7 +74,7 @@ def build_net(recipe: Recipe, classes: int, shape: tuple[int, int, int], model: 
         model,
         recipe.whole_method(),
         head=recipe.head or None,
-        name=recipe.model,
+        name=bare(recipe.model),
         dtype=dtype_of(recipe.precision),
         autocast=recipe.precision == "bfloat16",
         device=recipe.device,

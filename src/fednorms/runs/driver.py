@@ -26,7 +26,17 @@ from fednorms.engines.base import Trained
 from fednorms.engines.devices import numerics, repeatable
 from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.methods.registry import method as read_method
-from fednorms.runs.identity import Custom, custom_name, own_loss, own_model, own_parts, recipe_keys, same_code
+from fednorms.models.custom import bare
+from fednorms.runs.identity import (
+    Custom,
+    custom_name,
+    named_model,
+    own_loss,
+    own_model,
+    own_parts,
+    recipe_keys,
+    same_code,
+)
 from fednorms.runs.local_scores import LocalScores
 from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
@@ -146,7 +156,9 @@ def recipe_to_resume(directory: RunDirectory, model: nn.Module | None = None, lo
     """The recipe of a run to resume, after checking that custom code is the same as when the run began."""
     recipe = Recipe.from_toml(directory.read_recipe(), str(directory.recipe))
     now = own_parts(read_method(recipe.method))
-    if changed := [name for name, code in recipe.own_parts.items() if now.get(name) != code]:
+    changed = [name for name, code in recipe.own_parts.items() if now.get(name) != code]
+    changed += [bare(recipe.model)] if named_model(recipe.model) != recipe.model else []
+    if changed:
         raise BadInput(
             f"The code of {', '.join(changed)} has changed since this run began. Restore it, or start a new run with "
             f"another {option('out')}."

@@ -25,6 +25,8 @@ from fednorms.core.errors import BadInput, refuse_class
 from fednorms.core.method import Method
 from fednorms.data import Federation
 from fednorms.data.registry import federation as make_federation
+from fednorms.models import models
+from fednorms.models.custom import bare, find
 from fednorms.runs.losses import Loss
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -73,6 +75,18 @@ def own_model(model: nn.Module) -> str:
     if not isinstance(model, nn.Module):
         raise BadInput(f"model= must be a name or an nn.Module, got {type(model).__name__}.")
     return f"custom:{type(model).__name__}@{model_hash(model)}"
+
+
+def named_model(name: str) -> str:
+    """How a recipe records a model that it names: with a hash of its code, unless it is of a library.
+
+    >>> named_model("cnn-small")
+    'cnn-small'
+    >>> named_model("fednorms.models.lenet:LeNet").partition("@")[0]
+    'fednorms.models.lenet:LeNet'
+    """
+    make = None if bare(name) in models() else find(name)
+    return name if make is None else f"{bare(name)}@{code_hash(make)}"
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,27 @@
-"""Recipe: everything that determines a run, in a text form that reproduces it."""
+"""Recipe: everything that determines a run, in a text form that reproduces it.
+
+The command line's help shows the fields of a recipe, so what needs torch is imported where a value is checked.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fednorms._version import __version__
 from fednorms.core.errors import BadInput
-from fednorms.core.method import Method
 from fednorms.core.options import nearest, shortened
-from fednorms.core.sampling import Participation
+from fednorms.core.precision import Precision
 from fednorms.core.training import Training
-from fednorms.data.protocol import Protocol
-from fednorms.data.rules import rule
-from fednorms.engines.base import PROVIDES
-from fednorms.engines.devices import Precision, pick_device
-from fednorms.evaluation.modes import Mode
-from fednorms.methods.registry import method as read_method
-from fednorms.runs.history import as_then_meant
-from fednorms.runs.identity import own_parts
 from fednorms.runs.toml import dumps, loads
-from fednorms.transforms.chains import CHAINS
+
+if TYPE_CHECKING:
+    from fednorms.core.method import Method
+    from fednorms.data.protocol import Protocol
 
 
 class Data(BaseModel):
@@ -61,11 +58,15 @@ class Data(BaseModel):
     @field_validator("partition")
     @classmethod
     def _readable(cls, text: str) -> str:
+        from fednorms.data.rules import rule
+
         return str(rule(text)) if text and not text.startswith("file:") else text
 
     @field_validator("augment")
     @classmethod
     def _chain(cls, name: str) -> str:
+        from fednorms.transforms.chains import CHAINS
+
         known = ("auto", "none", *CHAINS)
         if name not in known:
             raise BadInput(f'Unknown chain of transforms "{name}" in data.augment: {nearest(name, known)}.')
@@ -87,7 +88,7 @@ class Recipe(BaseModel):
     federation: str = "digits-shift"
     """A name (see `fednorms list federations`) or a folder of site/class/image."""
     model: str = "cnn-small"
-    """A name (see `fednorms list models`), torchvision:NAME or timm:NAME."""
+    """A name (see `fednorms list models`), torchvision:NAME, timm:NAME, or a custom model, mymodule:Net."""
     rounds: int = Field(default=30, ge=1)
     """Rounds of federated training."""
     seed: int = 0
@@ -148,22 +149,28 @@ class Recipe(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_older_versions(cls, values: object) -> object:
-        return as_then_meant(values) if isinstance(values, dict) else values
+        from fednorms.runs.history import as_then_meant
+
+        return as_then_meant(values) if isinstance(values, dict) and "version" in values else values
 
     @field_validator("method")
     @classmethod
     def _canonical(cls, text: str) -> str:
-        return str(read_method(text))
+        return str(_method(text))
 
     @field_validator("participation")
     @classmethod
     def _readable(cls, text: str) -> str:
+        from fednorms.core.sampling import Participation
+
         Participation.read(text)
         return text
 
     @field_validator("evaluate")
     @classmethod
     def _known(cls, modes: list[str]) -> list[str]:
+        from fednorms.evaluation.modes import Mode
+
         for text in modes:
             if text != "auto":
                 Mode.read(text)
@@ -171,14 +178,20 @@ class Recipe(BaseModel):
 
     def resolved(self) -> Recipe:
         """Replace what depends on the machine or on other settings by its value, to record it."""
+        from fednorms.engines.base import PROVIDES
+        from fednorms.engines.devices import pick_device
+        from fednorms.runs.identity import named_model, own_parts
+
         device = pick_device(self.device)
         engine = self.engine
         if engine == "auto":
-            fast = all(p.requires <= PROVIDES["graphs"] for p in read_method(self.method).parts)
+            fast = all(p.requires <= PROVIDES["graphs"] for p in _method(self.method).parts)
             measured = device == "cpu" and self.threads == 1  # the choice changes no bit, so it need not be recorded
             engine = "graphs" if device.startswith("cuda") and fast else "auto" if measured else "loop"
-        mine = own_parts(read_method(self.method))
-        return self.model_copy(update={"device": device, "engine": engine, "own_parts": mine}).settled()
+        mine = own_parts(_method(self.method))
+        model = named_model(self.model)
+        update = {"device": device, "engine": engine, "own_parts": mine, "model": model}
+        return self.model_copy(update=update).settled()
 
     def settled(self) -> Recipe:
         """Replace options of the method that depend on the rest of the recipe by their values, to record them.
@@ -186,15 +199,16 @@ class Recipe(BaseModel):
         >>> Recipe(method="fedprox(mu=0.1) + fednova").settled().method
         'fedprox(mu=0.1) + fednova(mu=0.1)'
         """
-        return self.model_copy(update={"method": str(read_method(self.method).settled(self.training))})
+        return self.model_copy(update={"method": str(_method(self.method).settled(self.training))})
 
     def adopting(self, protocol: Protocol) -> Recipe:
         """Replace every "auto" that the data set decides by its value, to record it.
 
+        >>> from fednorms.data.protocol import Protocol
         >>> Recipe().adopting(Protocol("flip")).data.augment, Recipe().adopting(Protocol()).loss
         ('flip', 'cross_entropy')
         """
-        augments = any(p.name == "augment" for p in read_method(self.method).parts)
+        augments = any(p.name == "augment" for p in _method(self.method).parts)
         augment = protocol.augment if self.data.augment == "auto" and not augments else self.data.augment
         loss = protocol.loss if self.loss == "auto" else self.loss
         weights = self.class_weights
@@ -215,7 +229,7 @@ class Recipe(BaseModel):
         >>> str(Recipe(method="fedbn", data={"augment": "flip"}).whole_method())
         "augment(chain='flip') + fedbn"
         """
-        chosen, chain = read_method(self.method), self.data.augment
+        chosen, chain = _method(self.method), self.data.augment
         if chain in ("auto", "none"):
             return chosen
         if any(p.name == "augment" for p in chosen.parts):
@@ -223,7 +237,7 @@ class Recipe(BaseModel):
                 f'Images would be augmented twice: by data.augment = "{chain}" and by the method "{chosen}". '
                 "Leave out one of them."
             )
-        return read_method(f"augment(chain='{chain}')") + chosen
+        return _method(f"augment(chain='{chain}')") + chosen
 
     def to_toml(self) -> str:
         """The complete recipe as TOML."""
@@ -254,6 +268,12 @@ class Recipe(BaseModel):
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(f"Cannot read the recipe {path}: {error}.") from None
         return cls.from_toml(text, str(path))
+
+
+def _method(text: str) -> Method:
+    from fednorms.methods.registry import method
+
+    return method(text)
 
 
 def _plain(training: Training) -> dict[str, object]:

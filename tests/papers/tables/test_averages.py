@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from fednorms.cli.reproduce import show
+from fednorms.cli.reproduce_show import show
 from fednorms.core.errors import BadInput
 from fednorms.papers.tables.report import csv_table, markdown
 from fednorms.papers.tables.reproduce import Reproduction

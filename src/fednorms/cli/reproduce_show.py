@@ -1,0 +1,83 @@
+"""What `fednorms reproduce` shows: progress while runs are trained, then our numbers next to the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+from typing_extensions import override
+
+from fednorms.cli.output import grid, stdout
+from fednorms.cli.progress import CellWatch, Reporter
+from fednorms.papers.tables.cell import MISS, cell_text
+from fednorms.papers.tables.reproduce import Observer, Reproduction
+from fednorms.papers.tables.summary import Section, order_of, winners_of
+from fednorms.runs.cells import CellEvent
+
+
+class Shown(Observer):
+    """Show remarks and progress on stderr."""
+
+    def __init__(self, silent: bool) -> None:
+        self.silent, self.wants_estimate = silent, not silent
+        self.reporter = Reporter("", 0, silent=silent)
+        self.cells: CellWatch | None = None
+
+    @override
+    def say(self, text: str) -> None:
+        """Print a remark."""
+        self.reporter.say(text)
+
+    @override
+    def begin(self, title: str, rounds: int) -> None:
+        """Show a bar for these runs."""
+        self.reporter = Reporter(title, rounds, silent=self.silent)
+        self.reporter.__enter__()
+        self.cells = CellWatch(self.reporter)
+
+    @override
+    def watch(self, event: CellEvent) -> None:
+        """Advance the bar."""
+        assert self.cells is not None
+        self.cells(event)
+
+    @override
+    def end(self) -> None:
+        """Remove the bar."""
+        self.reporter.__exit__(None, None, None)
+
+
+def show(done: Reproduction) -> None:
+    """Print the tables that have results, the verdict, and the files that were written."""
+    console, summary = stdout(), done.summary
+    for section in summary.sections:
+        if section.shown:
+            console.print(section.title, style="bold", markup=False)
+            columns = list(section.columns)
+            console.print(grid(["", *columns], _rows(section, columns), numbers_from=1))
+            if section.setting.ranked:
+                console.print(winners_of(section), markup=False, soft_wrap=True)
+            for column, why in section.not_comparable.items():
+                console.print(f"† {column}: {why}", markup=False, soft_wrap=True)
+            if section.order:
+                console.print(order_of(section), markup=False, soft_wrap=True)
+            console.print()
+    if summary.records:
+        paper = (
+            " | published | difference; ✗ worse than published, † not comparable" if summary.table.has_published else ""
+        )
+        console.print(f"Cells: ours ± std over seeds{paper}.")
+        console.print(summary.verdict, markup=False, soft_wrap=True)
+    for run, reason in done.failed.items():
+        console.print(f"{run} failed: {reason}", markup=False, soft_wrap=True)
+    if done.files:
+        console.print("Written: " + ", ".join(map(str, done.files)), markup=False, soft_wrap=True)
+
+
+def _rows(section: Section, columns: Sequence[str]) -> list[list[str | Text]]:
+    rows: list[list[str | Text]] = []
+    for row, name in section.names.items():
+        cells = [(section.rows[row][column], section.selectors[column]) for column in columns]
+        texts = [Text(cell_text(cell, s), style="red" if cell.verdict == MISS else "") for cell, s in cells]
+        rows.append([name, *texts])
+    return rows
