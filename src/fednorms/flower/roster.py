@@ -1,7 +1,9 @@
 """The roster: which node is which site, and sending messages to sites with a deadline.
 
-A node is a number from Flower, which may change at each start. A site is the name in its node's config. Every node is
-asked once for its site's card. If two nodes claim the same name, the first one counts.
+A node is a number from Flower. A site is the name in its node's config, and every node is asked once per start for its
+site's card. With a roster file (`keys.py`), a node's key must belong to the site that it names, when it joins and at
+every reply; a key that is revoked no longer counts, in the running round, too. Without one (in Flower's simulation),
+names are believed, and if two nodes claim the same one, the first counts.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fednorms.core.errors import RunFailed
+from fednorms.core.errors import BadInput, RunFailed
 from fednorms.data.facts import Facts
 from fednorms.flower import messages
 from fednorms.flower.agreement import Card
+from fednorms.flower.keys import Watched
 from fednorms.flower.settings import Deployment
 
 POLL = 0.25  # seconds between two checks for replies
@@ -32,16 +35,19 @@ class Answers:
 
 
 class Roster:
-    """The sites of a run and the nodes behind them."""
+    """The sites of a run and the nodes behind them; `keys` says which key belongs to which site."""
 
-    def __init__(self, grid: Grid, deployment: Deployment) -> None:
-        self.grid, self.deployment = grid, deployment
+    def __init__(self, grid: Grid, deployment: Deployment, keys: Watched | None = None) -> None:
+        self.grid, self.deployment, self.keys = grid, deployment, keys
         self.names: list[str] = deployment.site_names  # in the order of the run; fixed once the run has begun
         self.cards: dict[str, Card] = {}  # of every site that ever joined
         self._nodes: dict[int, Card] = {}  # accepted nodes, in the order in which they answered
         self._refused: dict[int, str] = {}
         self._greeted: dict[str, int] = {}  # hello messages without a reply so far
-        self._online: set[int] = set()
+        self._online: dict[int, str] = {}  # connected nodes, and when each was started
+        self._started: dict[int, str] = {}  # when each node was started that was ever connected
+        self._public: dict[int, bytes] = {}  # the key of each node that was ever connected
+        self._strangers: set[int] = set()  # nodes whose keys are not in the roster
         self._news: dict[str, str] = {}  # nodes refused since `news` was last called
 
     @property
@@ -93,9 +99,17 @@ class Roster:
 
     def look(self) -> None:
         """Update the connected nodes, ask new ones for their cards, and read the cards that have arrived."""
-        before, self._online = self._online, set(self.grid.get_node_ids())
-        for node in before - self._online:
+        before, self._online = set(self._online), self._connected()
+        for node in before - set(self._online):
             self._refused.pop(node, None)
+        for node, start in self._online.items():
+            card = self._nodes.get(node)
+            moved = self.keys is not None and card is not None and card.site != self._owner(node)
+            if self._started.setdefault(node, start) != start or moved:  # its data may be others now: greet it again
+                self._started[node] = start
+                self._nodes.pop(node, None)
+                self._refused.pop(node, None)
+                self._greeted = {m: n for m, n in self._greeted.items() if n != node}
         waiting = set(self._greeted.values())
         new = [n for n in self._online if n not in self._nodes and n not in self._refused and n not in waiting]
         hellos = [self._message("query.hello", RecordDict({messages.ABOUT: ConfigRecord({})}), n) for n in sorted(new)]
@@ -110,6 +124,26 @@ class Roster:
         for message in gone:
             del self._greeted[message]
 
+    def _connected(self) -> dict[int, str]:
+        """The connected nodes whose keys count, and when each was started."""
+        if self.keys is None:
+            return dict.fromkeys(self.grid.get_node_ids(), "")
+        nodes = {n.node_id: n for n in self.grid.get_nodes()}
+        self._public |= {number: n.public_key for number, n in nodes.items()}
+        strangers = [number for number in nodes if not self._owner(number) and number not in self._strangers]
+        self._strangers |= set(strangers)
+        self._news |= {f"node {number}": "its key is not in the roster" for number in strangers}
+        return {number: n.last_activated_at for number, n in nodes.items() if self._owner(number)}
+
+    def _owner(self, node: int) -> str:
+        """The site that a node's key belongs to now; empty if none, or while the roster file cannot be read."""
+        assert self.keys is not None
+        try:
+            return self.keys.owners().get(self._public.get(node, b""), "")
+        except BadInput as error:
+            self._news["roster"] = str(error)
+            return ""
+
     def _admit(self, node: int, reply: Message) -> str:
         """Accept a node by its card; otherwise say why not."""
         if reply.has_error():
@@ -121,6 +155,8 @@ class Roster:
             card = Card.from_json(str(words["card"]))
         except (ValueError, KeyError, TypeError) as error:
             return f"its card cannot be read ({error})"
+        if self.keys is not None and self._owner(node) != card.site:
+            return f'it calls itself "{card.site}", but its key belongs to site "{self._owner(node)}"'
         if self.names and card.site not in self.names:
             return f'site "{card.site}" is not one of {", ".join(self.names)}'
         first = next((c for name, c in sorted(self.cards.items()) if name != card.site), None)
@@ -147,6 +183,7 @@ class Roster:
         outgoing = [self._message(kind, contents[name], here[name]) for name in asked]
         ids: list[str | None] = list(self.grid.push_messages(outgoing)) if outgoing else []
         ids = ids or [None] * len(asked)  # Flower accepts none of them if they are too large together
+        started = {name: self._online[here[name]] for name in asked}
         open_: dict[str, str] = {}
         for name, message in zip(asked, ids, strict=True):
             if message:
@@ -156,12 +193,26 @@ class Roster:
         end = time.monotonic() + self.deployment.deadline
         while open_ and time.monotonic() < end:
             for reply in self._pull(set(open_)):
-                self._sort(open_.pop(reply.metadata.reply_to_message_id), reply, answers)
+                name = open_.pop(reply.metadata.reply_to_message_id)
+                if reason := self._gone(name, here[name], started[name]):
+                    answers.lost[name] = reason
+                else:
+                    self._sort(name, reply, answers)
             if open_:
                 self.look()  # nodes that connect in the meantime take part in the next round
+                gone = {m: self._gone(name, here[name], started[name]) for m, name in open_.items()}
+                answers.lost |= {open_.pop(message): reason for message, reason in gone.items() if reason}
                 time.sleep(POLL)
         answers.lost |= {name: f"no reply within {self.deployment.deadline:g} s" for name in open_.values()}
         return answers
+
+    def _gone(self, name: str, node: int, start: str) -> str:
+        """Why a node that was asked no longer answers for its site; empty if it may still do so."""
+        if self.keys is None:
+            return ""
+        if self._owner(node) != name:
+            return "its key was revoked"
+        return "its node was started again during the round" if self._online.get(node, start) != start else ""
 
     def _sort(self, name: str, reply: Message, answers: Answers) -> None:
         if reply.has_error():

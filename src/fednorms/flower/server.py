@@ -17,6 +17,7 @@ from fednorms.evaluation.modes import Mode
 from fednorms.explain.deployable import refuse_obstacles
 from fednorms.flower import settings
 from fednorms.flower.engine import Remote
+from fednorms.flower.keys import Watched
 from fednorms.flower.roster import Roster
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.assemble import assemble
@@ -55,7 +56,7 @@ def serve(
         directory = RunDirectory(Path(deployment.out).expanduser())
         directory.create(recipe.to_toml(), resume=True)
         with directory.lock():
-            roster = Roster(grid, deployment)
+            roster = Roster(grid, deployment, Watched.of_link())
             roster.names = _names_of_run(directory) or roster.names
             roster.gather()
             session = open_session(recipe, roster, start, loss)
