@@ -169,8 +169,7 @@ def test_a_part_sees_only_its_own_state():
 
 @pytest.mark.usefixtures("parts_as_before")
 def test_every_hook_is_reached():
-    # A documented hook that is never called would be a bug. (`arrange` is called when the task is made, `trips` by
-    # `describe`.)
+    # A documented hook that is never called would be a bug. `arrange` is called earlier, when the task is made.
     called = set()
 
     def spy(hook):

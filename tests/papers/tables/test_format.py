@@ -155,6 +155,12 @@ def test_the_example_of_the_documentation_is_a_table():
     assert made.rows[0].search == {"training.lr": [0.01, 0.05, 0.1]}
 
 
+def test_notes_come_from_the_lists_of_a_page_with_headings(tmp_path):
+    folder = table(tmp_path / "t", 'notes = ["In the table."]\n' + LAYERS)
+    (folder / "table.md").write_text("# Notes\n\nNo note.\n\n## One\n\n- First\n  and more.\n\n## Two\n\n- Issue #2.\n")
+    assert open_table(folder).notes == ["In the table.", "First and more.", "Issue #2."]
+
+
 def test_a_folder_without_a_table_and_an_unknown_name(tmp_path):
     with pytest.raises(BadInput, match=r"has no table\.toml"):
         open_table(tmp_path)

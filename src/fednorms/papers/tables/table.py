@@ -272,10 +272,11 @@ class Table(BaseModel):
 
 
 def _notes_in(page: Path) -> list[str]:
-    """The list items of a Markdown page, one note each; none if there is no such page."""
+    """The list items of a Markdown page, one note each, without headings; none if there is no such page."""
     if not page.is_file():
         return []
-    _, *items = f"\n{page.read_text(encoding='utf-8')}".split("\n- ")
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    _, *items = "\n".join(["", *lines]).split("\n- ")
     return [" ".join(item.split()) for item in items]
 
 
