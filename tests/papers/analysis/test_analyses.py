@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,6 +133,11 @@ def test_the_gap_of_test_losses_is_that_of_the_metrics(run):
     sites = {mode: rows[-1]["scores"][f"global/{mode}/test"]["sites"] for mode in ("global", "batch")}
     gaps = [sites["global"][s]["loss"] - sites["batch"][s]["loss"] for s in sites["batch"]]
     assert analyse(run, "test-gap").series["global/batch"][-1] == (3, pytest.approx(sum(gaps) / len(gaps)))
+
+
+def test_the_gap_of_test_losses_needs_no_model(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    assert analyse(tmp_path / "run", "test-gap").series == analyse(run, "test-gap").series
 
 
 def test_the_walk_through_training_sees_what_training_sees(run):

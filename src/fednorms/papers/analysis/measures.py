@@ -16,7 +16,6 @@ from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
 from fednorms.core.tree import Tree
 from fednorms.data import Site
-from fednorms.evaluation.scores import Scores
 from fednorms.evaluation.statistics import statistics_layers, statistics_names
 from fednorms.papers.analysis.channels import variance_across
 from fednorms.papers.analysis.divergence import divergences
@@ -157,15 +156,14 @@ def _leaves(subject: Subject, layer: str) -> list[str]:
 def _test_gap(kept: Kept) -> Findings:
     """Loss on test images with stored statistics minus loss with the test batch's, mean over clients; by round."""
     series: dict[str, Series] = {}
-    for row in kept.metrics:
-        tested = Scores.in_row(row, kept.last.run.facts.domain_of)
+    for t, tested in kept.scores.items():
         for other in (s for s in tested.values() if s.split == "test" and s.statistics.startswith("batch")):
-            stored = tested.get(f"{other.mode}/own/test", tested.get(f"{other.mode}/global/test"))
-            if stored is not None:
-                gaps = [stored.sites[name].loss - site.loss for name, site in other.sites.items()]
-                series.setdefault(other.label, []).append((int(row["round"]), fmean(gaps)))
+            usual = tested.get(f"{other.mode}/own/test", tested.get(f"{other.mode}/global/test"))
+            if usual is not None:
+                gaps = [usual.sites[name].loss - site.loss for name, site in other.sites.items()]
+                series.setdefault(other.label, []).append((t, fmean(gaps)))
     if not series and not statistics_layers(kept.last.run.task.net):
-        series = {"no layer with statistics": [(int(row["round"]), 0.0) for row in kept.metrics if row["scores"]]}
+        series = {"no layer with statistics": [(t, 0.0) for t, tested in kept.scores.items() if tested]}
     if not series:
         raise BadInput(
             f"Run {kept.path} was not tested with both kinds of statistics. Run it with "
