@@ -20,7 +20,7 @@ from fednorms.runs.use.open import Which, open_run
 
 
 @dataclass
-class Kept:
+class StoredRun:
     """A finished run on disk."""
 
     path: Path

@@ -13,7 +13,7 @@ from fednorms.core.errors import BadInput, FednormsError
 from fednorms.core.options import few
 from fednorms.engines.devices import pick_device
 from fednorms.papers.analysis.measures import ANALYSES
-from fednorms.papers.analysis.stored_run import Kept
+from fednorms.papers.analysis.stored_run import StoredRun
 from fednorms.papers.tables.catalog import default_out, open_table
 from fednorms.papers.tables.plan import (
     Found,
@@ -403,7 +403,7 @@ class _Work:
         assert cell.path is not None
         self.observer.say(f"{cell.label}, seed {cell.recipe.seed}: {self.table.analysis}.")
         try:
-            return stored(self.table.analysis, ANALYSES[self.table.analysis].measure(Kept(cell.path)))
+            return stored(self.table.analysis, ANALYSES[self.table.analysis].measure(StoredRun(cell.path)))
         except Exception as error:
             if not isinstance(error, FednormsError):  # an unexpected error: show where it came from
                 self.observer.say(traceback.format_exc().rstrip())
