@@ -11,6 +11,7 @@ import tyro
 from fednorms.cli.output import print_json, stdout
 from fednorms.cli.parsing import parse
 from fednorms.explain.describe import describe as describe_method
+from fednorms.explain.leaves import what_leaves
 
 
 @dataclass
@@ -32,20 +33,8 @@ class Describe:
 def describe(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Describe, "describe", args)
-    if given.privacy:
-        return _privacy(given)
-    found = describe_method(given.method, given.model, classes=given.classes)
-    if given.json:
-        print_json(found.to_dict())
-    else:
-        stdout().print(repr(found), markup=False, soft_wrap=True)
-    return 0
-
-
-def _privacy(given: Describe) -> int:
-    from fednorms.explain.leaves import what_leaves
-
-    found = what_leaves(given.method, given.model, classes=given.classes)
+    explain = what_leaves if given.privacy else describe_method
+    found = explain(given.method, given.model, classes=given.classes)
     if given.json:
         print_json(found.to_dict())
     else:

@@ -182,9 +182,7 @@ class Comparison:
 
     def table(self) -> str:
         """The table as aligned text."""
-        table = self.cells()
-        widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-        return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table)
+        return "\n".join(aligned(self.cells()))
 
     def __repr__(self) -> str:
         return "\n".join([self.table(), "", *self.remarks()])
@@ -307,6 +305,16 @@ def _replaced(root: Path, chosen: Mapping[str, str]) -> list[str]:
         return []
     others = [m for m in before if m not in chosen]
     return [f"replaced an earlier table, which also had {', '.join(others)}; its runs are kept"] if others else []
+
+
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table whose columns are as wide as their widest cell.
+
+    >>> aligned([["", "mean"], ["fedavg", "0.5"]])
+    ['        mean', 'fedavg  0.5']
+    """
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
 
 
 def slug(text: str) -> str:
