@@ -173,6 +173,5 @@ class Result:
 def site_model(session: Session, state: ServerState, site: str | None) -> nn.Module:
     """The server's model (site=None) or the model of one client, as a new module in eval mode."""
     task, engine = session.task, session.engine
-    cohort = session.participation.cohort(engine.clients, session.recipe.seed, max(state.round - 1, 0))
-    sent = engine.test_broadcast(state, cohort)
+    sent = engine.test_broadcast(state, session.cohort(max(state.round - 1, 0)))
     return task.net.plain(choose(task, session.facts, sent, engine.store, site).tensors)
