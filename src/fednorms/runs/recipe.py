@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -211,9 +211,13 @@ class Recipe(BaseModel):
             )
         return read_method(f"augment(chain='{chain}')") + chosen
 
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return self.model_dump(mode="json") | {"training": dict(vars(self.training))}
+
     def to_toml(self) -> str:
         """The complete recipe as TOML."""
-        return dumps(self.model_dump(mode="json") | {"training": _plain(self.training)})
+        return dumps(self.to_dict())
 
     @classmethod
     def from_toml(cls, text: str, where: str = "the recipe") -> Recipe:
@@ -240,10 +244,6 @@ class Recipe(BaseModel):
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(f"Cannot read the recipe {path}: {error}.") from None
         return cls.from_toml(text, str(path))
-
-
-def _plain(training: Training) -> dict[str, object]:
-    return dict(vars(training))
 
 
 def _problem(error: object) -> str:

@@ -128,7 +128,7 @@ class Result:
             "diverged": sum(len(r["diverged"]) for r in self.history),
             **({"privacy": self.privacy} if self.privacy else {}),
             "notes": self.notes,
-            "recipe": self.recipe.model_dump(mode="json") | {"training": dict(vars(self.recipe.training))},
+            "recipe": self.recipe.to_dict(),
         }
 
     def __repr__(self) -> str:
