@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from fednorms.cli.output import print_json, stdout
+from fednorms.cli.output import print_result
 from fednorms.cli.parsing import parse
 from fednorms.explain.describe import describe as describe_method
 from fednorms.explain.leaves import what_leaves
@@ -35,8 +35,5 @@ def describe(args: Sequence[str]) -> int:
     given = parse(Describe, "describe", args)
     explain = what_leaves if given.privacy else describe_method
     found = explain(given.method, given.model, classes=given.classes)
-    if given.json:
-        print_json(found.to_dict())
-    else:
-        stdout().print(repr(found), markup=False, soft_wrap=True)
+    print_result(found, as_json=given.json)
     return 0
