@@ -409,10 +409,7 @@ class _Work:
                 self.observer.say(traceback.format_exc().rstrip())
             why = f"the run is finished, but its analysis failed: {error or type(error).__name__}"
             self.observer.say(f"{cell.label}, seed {cell.recipe.seed}: {why}")
-            return {
-                "status": "failed",
-                "error": why.replace(str(cell.path), "RUN"),
-            }  # results hold no path of the machine
+            return {"status": "failed", "error": why.replace(str(cell.path), "RUN")}  # no path of this machine
 
     def _reused(self, job: Job, others: OtherTables) -> bool:
         """Reuse a run of another table; a model that is kept or analyzed must be trained here."""
