@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fednorms.cli.output import print_json, stdout
+from fednorms.cli.output import print_result
 from fednorms.cli.parsing import parse
 
 Which = Literal["last", "best"]
@@ -62,8 +62,5 @@ def adapt(args: Sequence[str]) -> int:
         size=given.size,
         group=given.group,
     )
-    if given.json:
-        print_json(done.to_dict())
-    else:
-        stdout().print(repr(done), markup=False, soft_wrap=True)
+    print_result(done, as_json=given.json)
     return 0

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from fednorms.cli.output import grid, print_json, stdout
+from fednorms.cli.output import grid, print_json, print_result, stdout
 from fednorms.cli.parsing import DataOptions, RecipeOptions, TrainingOptions, merged, parse
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
@@ -203,10 +203,7 @@ def _export(args: Sequence[str]) -> int:
     from fednorms.flower.collect import export_at_site
 
     done = export_at_site(given.run, given.site, given.out, given.state)
-    if given.json:
-        print_json(done.to_dict())
-    else:
-        stdout().print(repr(done), markup=False, soft_wrap=True)
+    print_result(done, as_json=given.json)
     return 0
 
 

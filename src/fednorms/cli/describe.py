@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from fednorms.cli.output import print_json, stdout
+from fednorms.cli.output import print_result
 from fednorms.cli.parsing import parse
 
 
@@ -32,23 +32,8 @@ def describe(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Describe, "describe", args)
     if given.privacy:
-        return _privacy(given)
-    from fednorms.explain.describe import describe as describe_method
-
-    found = describe_method(given.method, given.model, classes=given.classes)
-    if given.json:
-        print_json(found.to_dict())
+        from fednorms.explain.leaves import what_leaves as explain
     else:
-        stdout().print(repr(found), markup=False, soft_wrap=True)
-    return 0
-
-
-def _privacy(given: Describe) -> int:
-    from fednorms.explain.leaves import what_leaves
-
-    found = what_leaves(given.method, given.model, classes=given.classes)
-    if given.json:
-        print_json(found.to_dict())
-    else:
-        stdout().print(repr(found), markup=False, soft_wrap=True)
+        from fednorms.explain.describe import describe as explain
+    print_result(explain(given.method, given.model, classes=given.classes), as_json=given.json)
     return 0

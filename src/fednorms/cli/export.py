@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fednorms.cli.output import print_json, stdout
+from fednorms.cli.output import print_result
 from fednorms.cli.parsing import parse
 
 Which = Literal["last", "best"]
@@ -39,8 +39,5 @@ def export(args: Sequence[str]) -> int:
     from fednorms.runs.use.export import export as export_run
 
     done = export_run(given.run, given.out, site=given.site, which=given.which, onnx=given.onnx)
-    if given.json:
-        print_json(done.to_dict())
-    else:
-        stdout().print(repr(done), markup=False, soft_wrap=True)
+    print_result(done, as_json=given.json)
     return 0

@@ -117,7 +117,7 @@ def flat(recipe: Recipe) -> dict[str, Any]:
     >>> flat(Recipe(rounds=3))["rounds"], flat(Recipe())["evaluate"]
     (3, '["auto"]')
     """
-    values = recipe.model_dump(mode="json") | {"training": dict(vars(recipe.training))}
+    values = recipe.to_dict()
 
     def plain(value: object) -> object:
         if isinstance(value, Mapping):

@@ -44,11 +44,6 @@ class Averages(NamedTuple):
     pooled: float
     domain_mean: float
 
-    @classmethod
-    def of(cls, scores: Scores) -> Averages:
-        """The averages of a test's scores."""
-        return cls(scores.mean, scores.pooled, scores.domain_mean)
-
 
 @dataclass(frozen=True)
 class RoundSummary:
@@ -63,7 +58,7 @@ class RoundSummary:
     def of(cls, row: Mapping[str, Any], scores: Mapping[str, Scores]) -> RoundSummary:
         """Summarize a row of metrics and its scores."""
         sent = (row["bytes_up"] + row["bytes_down"]) / max(1, row["clients"])
-        tests = {name: Averages.of(s) for name, s in scores.items()}
+        tests = {name: Averages(s.mean, s.pooled, s.domain_mean) for name, s in scores.items()}
         return cls(int(row["round"]), float(row["seconds"]), sent, tests)
 
 

@@ -278,7 +278,7 @@ class _Run:
         """Train, average, test, and store what came out."""
         started, session, task = time.perf_counter(), self.session, self.session.task
         t = self.state.round
-        cohort = session.participation.cohort(session.engine.clients, session.recipe.seed, t)
+        cohort = session.cohort(t)
         sent = broadcast(task, self.state)
         scored = bool(self.local.ends_here(t))
         done = session.engine.train(sent, cohort, score=scored) if cohort else Trained([])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -239,9 +239,13 @@ class Recipe(BaseModel):
             )
         return _method(f"augment(chain='{chain}')") + chosen
 
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return self.model_dump(mode="json") | {"training": dict(vars(self.training))}
+
     def to_toml(self) -> str:
         """The complete recipe as TOML."""
-        return dumps(self.model_dump(mode="json") | {"training": _plain(self.training)})
+        return dumps(self.to_dict())
 
     @classmethod
     def from_toml(cls, text: str, where: str = "the recipe") -> Recipe:
@@ -274,10 +278,6 @@ def _method(text: str) -> Method:
     from fednorms.methods.registry import method
 
     return method(text)
-
-
-def _plain(training: Training) -> dict[str, object]:
-    return dict(vars(training))
 
 
 def _refuse_unwritable(value: object, where: str, key: str = "") -> None:

@@ -100,6 +100,10 @@ class Session:
         engine = open_engine(recipe.engine, task, training, given, store, settings)
         return cls(recipe, facts, given, task, engine, *plan)
 
+    def cohort(self, t: int) -> list[str]:
+        """The clients that take part in round t, counted from 0."""
+        return self.participation.cohort(self.engine.clients, self.recipe.seed, t)
+
     @property
     def federation(self) -> Federation:
         """The federation as the user gave it; a run across machines has none."""

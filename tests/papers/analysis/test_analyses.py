@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from fednorms.methods.registry import names
 from fednorms.papers.analysis.analyse import analyse
 from fednorms.papers.analysis.measures import ANALYSES
 from fednorms.papers.analysis.picture import png
-from fednorms.papers.analysis.stored_run import Kept
+from fednorms.papers.analysis.stored_run import StoredRun
 from fednorms.papers.analysis.subject import activated
 from fednorms.runs.store.directory import RunDirectory
 from tests.support.kept import SMALL, kept
@@ -134,8 +135,13 @@ def test_the_gap_of_test_losses_is_that_of_the_metrics(run):
     assert analyse(run, "test-gap").series["global/batch"][-1] == (3, pytest.approx(sum(gaps) / len(gaps)))
 
 
+def test_the_gap_of_test_losses_needs_no_model(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    assert analyse(tmp_path / "run", "test-gap").series == analyse(run, "test-gap").series
+
+
 def test_the_repeated_training_sees_what_training_saw(run):
-    subject = Kept(run).at(2)
+    subject = StoredRun(run).at(2)
     opened = subject.run
     steps = list(subject.training())
     losses = {u.client: float(u.metrics["loss"]) for u in uploads_after(opened)}
@@ -208,7 +214,7 @@ def test_maps_are_taken_after_the_activation_and_before_pooling():
 def test_identical_models_have_identical_maps(run):
     found = analyse(run, "feature-maps")
     assert all(0 < v < 1 for v in found.scalars.values())
-    still = Kept(run).last
+    still = StoredRun(run).last
     a, *others = still.sites  # each from its own domain
     server, one, two, *rest = found.words["lines"]
     clients = sorted(still.next_round.models)[:2]
@@ -221,7 +227,7 @@ def test_identical_models_have_identical_maps(run):
     assert (found.arrays[f"{last_layer}, {server}"] != found.arrays[f"{last_layer}, {rest[0]}"]).any()
     same = {name: still.tensors(still.server) for name in still.next_round.models}
     still.__dict__["next_round"] = replace(still.next_round, models=same, tested=still.server)
-    kept_run = Kept(run)
+    kept_run = StoredRun(run)
     kept_run.__dict__["last"] = still
     alike = ANALYSES["feature-maps"].measure(kept_run).scalars
     assert alike == {"server and clients": pytest.approx(1), "clients": pytest.approx(1)}
@@ -229,7 +235,7 @@ def test_identical_models_have_identical_maps(run):
 
 @pytest.mark.parametrize("text", ["fedavg", "nonorm", "fedwon", "gn"])
 def test_maps_are_taken_after_the_activation_whatever_comes_before_it(tmp_path, text):
-    last = Kept(kept(tmp_path / "run", text, rounds=1)).last
+    last = StoredRun(kept(tmp_path / "run", text, rounds=1)).last
     maps = last.first_maps(last.server, last.sites[0])
     assert list(maps) == [n for n, m in last.run.task.net.module.named_modules() if isinstance(m, nn.Conv2d)]
     assert all(m.min() >= 0 and m.max() > 0 for m in maps.values())
@@ -285,7 +291,7 @@ OTHERS = sorted(
 def test_the_servers_model_is_the_one_that_the_run_tested(tmp_path, text):
     """Losses of every site, from the analysis's logits, against the run's own metrics."""
     path = kept(tmp_path / "run", text, rounds=2, **({"evaluate": ["global"]} if text in INSTALLING else {}))
-    subject = Kept(path).last
+    subject = StoredRun(path).last
     scores = RunDirectory(path).metrics()[-1]["scores"]
     tested = next((s for name, s in scores.items() if name.startswith("global/") and name.endswith("/test")), None)
     if tested is None:
@@ -300,8 +306,8 @@ def test_the_servers_model_is_the_one_that_the_run_tested(tmp_path, text):
 
 
 def test_layers_that_clients_keep_are_their_mean_after_the_round(tmp_path):
-    subject = Kept(kept(tmp_path / "run", "fedbn")).at(2)
-    after = Kept(tmp_path / "run").at(3)
+    subject = StoredRun(kept(tmp_path / "run", "fedbn")).at(2)
+    after = StoredRun(tmp_path / "run").at(3)
     mean = sum(s.local["norm1.running_mean"] for s in after.run.clients.values()) / len(after.run.clients)
     assert torch.allclose(subject.tensors(subject.server_after)["norm1.running_mean"], mean, atol=1e-6)
     assert torch.allclose(after.tensors(after.server)["norm1.running_mean"], mean, atol=1e-6)
@@ -309,7 +315,7 @@ def test_layers_that_clients_keep_are_their_mean_after_the_round(tmp_path):
 
 def test_pooled_data_are_compared_with_running_statistics_of_the_moment(tmp_path):
     path = kept(tmp_path / "run", "centralised")
-    subject = Kept(path).at(1)
+    subject = StoredRun(path).at(1)
     task, engine = subject.run.task, subject.run.session.engine
     [name] = engine.clients
     carry, _ = begin(task, broadcast(task, subject.run.state), subject.run.local.client(name))

@@ -9,7 +9,7 @@ from torch import nn
 from fednorms.data import Federation
 from fednorms.papers.analysis.findings import Findings
 from fednorms.papers.analysis.measures import analysis_named
-from fednorms.papers.analysis.stored_run import Kept
+from fednorms.papers.analysis.stored_run import StoredRun
 from fednorms.runs.losses import Loss
 
 
@@ -35,4 +35,4 @@ def analyse(
     >>> list(found.scalars), found.arrays["divergence"].shape
     (['mean over pairs'], (5, 5))
     """
-    return analysis_named(name).measure(Kept(Path(path), federation, model, loss, device))
+    return analysis_named(name).measure(StoredRun(Path(path), federation, model, loss, device))

@@ -13,7 +13,7 @@ from fednorms.core.errors import BadInput, FednormsError
 from fednorms.core.options import few
 from fednorms.engines.devices import pick_device
 from fednorms.papers.analysis.measures import ANALYSES
-from fednorms.papers.analysis.stored_run import Kept
+from fednorms.papers.analysis.stored_run import StoredRun
 from fednorms.papers.tables.catalog import default_out, open_table
 from fednorms.papers.tables.plan import (
     Found,
@@ -404,16 +404,13 @@ class _Work:
         assert cell.path is not None
         self.observer.say(f"{cell.label}, seed {cell.recipe.seed}: {self.table.analysis}.")
         try:
-            return stored(self.table.analysis, ANALYSES[self.table.analysis].measure(Kept(cell.path)))
+            return stored(self.table.analysis, ANALYSES[self.table.analysis].measure(StoredRun(cell.path)))
         except Exception as error:
             if not isinstance(error, FednormsError):  # an unexpected error: show where it came from
                 self.observer.say(traceback.format_exc().rstrip())
             why = f"the run is finished, but its analysis failed: {error or type(error).__name__}"
             self.observer.say(f"{cell.label}, seed {cell.recipe.seed}: {why}")
-            return {
-                "status": "failed",
-                "error": why.replace(str(cell.path), "RUN"),
-            }  # results hold no path of the machine
+            return {"status": "failed", "error": why.replace(str(cell.path), "RUN")}  # no path of this machine
 
     def _reused(self, job: Job, others: OtherTables) -> bool:
         """Reuse a run of another table; a model that is kept or analyzed must be trained here."""

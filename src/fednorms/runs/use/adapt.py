@@ -62,6 +62,18 @@ class Adapted:
         return "\n".join([*lines, *([f"  saved in {self.path}"] if self.path else [])])
 
 
+def _check_request(epochs: int, lr: float | None, test: float, size: int | None) -> None:
+    if epochs < 0 or (lr is not None and not 0 <= lr < math.inf) or not 0 <= test < 1:
+        raise BadInput(
+            f"adapt: epochs and lr must be at least 0 and test a fraction below 1. Got epochs {epochs}, lr {lr} and "
+            f"test {test}."
+        )
+    if lr is not None and not epochs:
+        raise BadInput(f"adapt: lr {lr:g} is for fine-tuning, but epochs is 0. Give {option('epochs')} as well.")
+    if size is not None and size < 1:
+        raise BadInput(f"adapt: size must be at least 1 pixel, got {size}.")
+
+
 def adapt(
     path: str | Path,
     folder: str | Path,
@@ -90,15 +102,7 @@ def adapt(
     Traceback (most recent call last):
     fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory).
     """
-    if epochs < 0 or (lr is not None and not 0 <= lr < math.inf) or not 0 <= test < 1:
-        raise BadInput(
-            f"adapt: epochs and lr must be at least 0 and test a fraction below 1. Got epochs {epochs}, lr {lr} and "
-            f"test {test}."
-        )
-    if lr is not None and not epochs:
-        raise BadInput(f"adapt: lr {lr:g} is for fine-tuning, but epochs is 0. Give {option('epochs')} as well.")
-    if size is not None and size < 1:
-        raise BadInput(f"adapt: size must be at least 1 pixel, got {size}.")
+    _check_request(epochs, lr, test, size)
     if out is not None:
         check_target(Path(out))
     opened = open_run(path, which, model=model, loss=loss)

@@ -101,15 +101,12 @@ class OpenRun:
     @cached_property
     def cohort(self) -> list[str]:
         """The clients of the round that led to `state`."""
-        return self._cohort(max(self.state.round - 1, 0))
+        return self.session.cohort(max(self.state.round - 1, 0))
 
     @cached_property
     def next_cohort(self) -> list[str]:
         """The clients of the round after `state`."""
-        return self._cohort(self.state.round)
-
-    def _cohort(self, t: int) -> list[str]:
-        return self.session.participation.cohort(self.session.engine.clients, self.recipe.seed, t)
+        return self.session.cohort(self.state.round)
 
     def next_round(self) -> NextRound:
         """Repeat the round after `state`: the clients' models, with the tensors they keep, and the new server.
