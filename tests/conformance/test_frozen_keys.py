@@ -703,7 +703,7 @@ PUBLIC = {
     "Tree": "",
     "__version__": "",
     "adapt": "path folder out epochs lr which test size group model loss",
-    "analyse": "path name federation model loss device",
+    "analyze": "path name federation model loss device",
     "compare": "methods federation model rounds loss seeds lr epochs batch_size participation training evaluate "
     "device recipe out jobs watch",
     "describe": "method model classes shape head",
@@ -1379,7 +1379,7 @@ COMMANDS = {
     "predict": "--site --which --out --skip-broken --json",
     "export": "--out --site --which --onnx --json",
     "adapt": "--epochs --lr --test --size --group --which --out --json",
-    "analyse": "--out --device --json",
+    "analyze": "--out --device --json",
     "data check": "--protocol --allow-pickle --json",
     "data pack": "--protocol --size --quality --codec --seed --val --test --group --complete --allow-pickle --quiet",
     "data show": "--out --images --json --root --protocol --complete --allow-pickle --size --data-seed --val --test "

@@ -1,4 +1,4 @@
-"""`fednorms analyse`: measure in any run what the papers' figures show."""
+"""`fednorms analyze`: measure in any run what the papers' figures show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tyro
 from fednorms.cli.output import grid, print_json, stderr, stdout
 from fednorms.cli.parsing import parse
 from fednorms.core.errors import BadInput
-from fednorms.papers.analysis.analyse import analyse as measured
+from fednorms.papers.analysis.analyze import analyze as measured
 from fednorms.papers.analysis.findings import Findings
 from fednorms.papers.analysis.measures import ANALYSES, Analysis, analysis_named
 from fednorms.papers.tables.report import NO_PICTURE
@@ -21,7 +21,7 @@ from fednorms.runs.store.atomic import check_folder, clear_errors, write_atomic
 
 
 @dataclass
-class Analyse:
+class Analyze:
     """Measure in a run what a figure of the papers shows; `fednorms list analyses` lists all analyses.
 
     The run is not changed, and its data must be available. Analyses by round have a point per stored round
@@ -40,9 +40,9 @@ class Analyse:
     """Print one JSON object and nothing else."""
 
 
-def analyse(args: Sequence[str]) -> int:
+def analyze(args: Sequence[str]) -> int:
     """Run the command."""
-    given = parse(Analyse, "analyse", args)
+    given = parse(Analyze, "analyze", args)
     if not given.names:
         raise BadInput(f"Name what to measure. Known: {', '.join(ANALYSES)}.")
     chosen = [analysis_named(name) for name in dict.fromkeys(given.names)]
