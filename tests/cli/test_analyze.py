@@ -29,8 +29,6 @@ def test_numbers_are_printed_and_files_written(run, tmp_path, capsys):
     assert names == {"divergence.json", "divergence.png", "four-factors.json", "four-factors.png"}
     stored = json.loads((tmp_path / "out" / "divergence.json").read_text())
     assert stored == fn.analyze(run, "divergence").plain()
-    assert fn.analyse is fn.analyze  # the spelling of version 0.1, also as a command
-    assert main(["analyse", str(run), "divergence"]) == 0
 
 
 def test_json(run, capsys):

@@ -1422,6 +1422,12 @@ def test_commands_and_their_options(monkeypatch):
     assert found == {command: " ".join(words(text)) for command, text in COMMANDS.items()}
 
 
+def test_the_spelling_of_version_0_1_is_understood():
+    assert fn.analyse is fn.analyze
+    assert help_of("analyse") == help_of("analyze")
+    assert "fednorms analyze" in help_of("analyse")
+
+
 def test_what_can_be_listed():
     text = help_of("list")
     assert "{methods,models,federations,partitions,transforms,analyses}" in re.sub(r"[│\s]", "", text)
