@@ -704,7 +704,7 @@ PUBLIC = {
     "Tree": "",
     "__version__": "",
     "adapt": "path folder out epochs lr which test size group model loss",
-    "analyse": "path name federation model loss device",
+    "analyze": "path name federation model loss device",
     "compare": "methods federation model rounds loss seeds lr epochs batch_size participation training evaluate "
     "device recipe out jobs watch",
     "describe": "method model classes shape head",
@@ -1380,7 +1380,7 @@ COMMANDS = {
     "predict": "--site --which --out --skip-broken --json",
     "export": "--out --site --which --onnx --json",
     "adapt": "--epochs --lr --test --size --group --which --out --json",
-    "analyse": "--out --device --json",
+    "analyze": "--out --device --json",
     "data check": "--protocol --allow-pickle --json",
     "data pack": "--protocol --size --quality --codec --seed --val --test --group --complete --allow-pickle --quiet",
     "data show": "--out --images --json --root --protocol --complete --allow-pickle --size --data-seed --val --test "
@@ -1421,6 +1421,12 @@ def test_commands_and_their_options(monkeypatch):
         assert [f"{group} {name}" for name in inner] == [c for c in COMMANDS if c.startswith(f"{group} ")]
     found = {command: options_in(help_of(*command.split())) for command in COMMANDS}
     assert found == {command: " ".join(words(text)) for command, text in COMMANDS.items()}
+
+
+def test_the_spelling_of_version_0_1_is_understood():
+    assert fn.analyse is fn.analyze
+    assert help_of("analyse") == help_of("analyze")
+    assert "fednorms analyze" in help_of("analyse")
 
 
 def test_what_can_be_listed():

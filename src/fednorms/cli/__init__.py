@@ -25,7 +25,7 @@ _GROUPS = {
         "predict": "classify images",
         "export": "write a model as plain weights, with its classes and preprocessing",
         "adapt": "give a new site a model that fits its images",
-        "analyse": "measure what a figure of the papers shows, in your run",
+        "analyze": "measure what a figure of the papers shows, in your run",
     },
     "Data": {
         "data": "check data sets on disk, show them, and pack them into one file",
@@ -114,7 +114,7 @@ def _dispatch(args: list[str]) -> int:
 
         print(f"fednorms {__version__}")
         return 0
-    command = args[0]
+    command = "analyze" if args[0] == "analyse" else args[0]  # the spelling of version 0.1
     if command not in names:
         _say(f'Unknown command "{command}": {nearest(command, names)}. See `fednorms --help`.')
         return 2

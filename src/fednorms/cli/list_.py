@@ -87,7 +87,7 @@ _USE = {
     "partitions": 'Use: --partition "dirichlet(beta=0.3, clients=100)". within=domain divides every domain '
     "separately; test=deal|alike|personal|whole says how test data are divided.",
     "transforms": "Use: --augment flip_rotate. By default the data set's papers decide. Tests use none.",
-    "analyses": "Use: `fednorms analyse RUN four-factors`. Curves have one point per kept round "
+    "analyses": "Use: `fednorms analyze RUN four-factors`. Curves have one point per kept round "
     '(keep_checkpoints="all"); test-gap needs a run tested with global and batch statistics.',
 }
 

@@ -13,7 +13,7 @@ from fednorms.papers.analysis.stored_run import StoredRun
 from fednorms.runs.losses import Loss
 
 
-def analyse(
+def analyze(
     path: str | Path,
     name: str,
     federation: Federation | None = None,
@@ -31,7 +31,7 @@ def analyse(
     >>> from fednorms.runs.driver import run
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     result = run("fedavg", rounds=1, out=folder + "/run")
-    ...     found = analyse(folder + "/run", "divergence")
+    ...     found = analyze(folder + "/run", "divergence")
     >>> list(found.scalars), found.arrays["divergence"].shape
     (['mean over pairs'], (5, 5))
     """

@@ -1,4 +1,4 @@
-"""`fednorms analyse`: measure in any run what the papers' figures show."""
+"""`fednorms analyze`: measure in any run what the papers' figures show."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Analyse:
+class Analyze:
     """Measure in a run what a figure of the papers shows; `fednorms list analyses` lists all analyses.
 
     The run is not changed, and its data must be available. Analyses by round have a point per stored round
@@ -40,10 +40,10 @@ class Analyse:
     """Print one JSON object and nothing else."""
 
 
-def analyse(args: Sequence[str]) -> int:
+def analyze(args: Sequence[str]) -> int:
     """Run the command."""
-    given = parse(Analyse, "analyse", args)
-    from fednorms.papers.analysis.analyse import analyse as measured
+    given = parse(Analyze, "analyze", args)
+    from fednorms.papers.analysis.analyze import analyze as measured
     from fednorms.papers.analysis.measures import ANALYSES, analysis_named
 
     if not given.names:
