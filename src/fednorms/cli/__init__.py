@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 
 from fednorms.core.errors import FednormsError
@@ -73,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name need not be valid text
     try:
-        with warnings.catch_warnings(), command_line():
+        with warnings.catch_warnings(), command_line(), _ended_like_ctrl_c():
             warnings.showwarning = _as_note
             code = _dispatch(args)
         sys.stdout.flush()
@@ -97,6 +100,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         note(error)  # below the traceback
         raise
+
+
+@contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """Within this context, SIGTERM (schedulers, `kill`) interrupts like Ctrl-C: what was done is kept and said."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _as_note(message: Warning | str, *_: object, **__: object) -> None:

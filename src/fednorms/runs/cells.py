@@ -220,7 +220,7 @@ class _Pool:
                         self._next(worker, todo, cells)
         finally:
             for worker in self.workers:
-                worker.process.terminate()
+                worker.process.kill()
             for worker in self.workers:
                 worker.process.join()
         return [outcomes[i] for i in range(len(cells))]
@@ -237,7 +237,7 @@ class _Pool:
     def _next(self, worker: _Worker, todo: list[int], cells: Sequence[Cell]) -> None:
         if not todo or not worker.process.is_alive():
             self.workers.remove(worker)
-            worker.process.terminate()
+            worker.process.kill()
             worker.process.join()
             return
         worker.cell = todo.pop()
@@ -264,7 +264,8 @@ class _Pool:
 
 
 def _work(line: Connection, custom: Custom) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and then ends this process
+    for number in (signal.SIGINT, signal.SIGTERM):  # often sent to all processes: the parent handles it and ends them
+        signal.signal(number, signal.SIG_IGN)
     line.send(None)
     with suppress(EOFError, BrokenPipeError):
         while True:
