@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from fednorms.cli.output import print_result
-from fednorms.cli.parsing import parse
+from fednorms.cli.parsing import Flag, parse
 
 Which = Literal["last", "best"]
 
@@ -42,7 +42,7 @@ class Adapt:
     """Start from the last round, or from the round with the best validation accuracy."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: not saved)")] = None
     """A new directory for the site's model."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from fednorms.cli.output import grid, print_json, stderr, stdout
-from fednorms.cli.parsing import parse
+from fednorms.cli.parsing import Flag, parse
 from fednorms.core.errors import BadInput
 from fednorms.runs.store.atomic import check_folder, clear_errors, write_atomic
 
@@ -36,7 +36,7 @@ class Analyze:
     """Folder for all findings (JSON) and a picture."""
     device: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: the run's, if available)")] = None
     """The device that runs the models."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from fednorms.cli.output import print_result
-from fednorms.cli.parsing import parse
+from fednorms.cli.parsing import Flag, parse
 
 
 @dataclass
@@ -22,9 +22,9 @@ class Describe:
     """A name (see `fednorms list models`), torchvision:NAME, timm:NAME, or a custom model, mymodule:Net."""
     classes: int = 10
     """Number of classes."""
-    privacy: bool = False
+    privacy: Flag = False
     """Show what leaves a site instead: which tensors, which of them are statistics of the data, and how many bytes."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from fednorms.cli.output import grid, print_json, stdout
-from fednorms.cli.parsing import parse
+from fednorms.cli.parsing import Flag, parse
 
 if TYPE_CHECKING:
     from fednorms.evaluation.scores import SiteScore
@@ -32,9 +32,9 @@ class Evaluate:
     """The last round, or the round with the best validation accuracy."""
     split: Literal["test", "val", "train"] = "test"
     """The split to test on."""
-    clients: bool = False
+    clients: Flag = False
     """Also show single sites: the 20 worst of each mode (--json has all of them)."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 

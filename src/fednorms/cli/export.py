@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from fednorms.cli.output import print_result
-from fednorms.cli.parsing import parse
+from fednorms.cli.parsing import Flag, parse
 
 Which = Literal["last", "best"]
 
@@ -27,9 +27,9 @@ class Export:
     """Export the personal model of this site."""
     which: Which = "last"
     """The last round, or the round with the best validation accuracy."""
-    onnx: bool = False
+    onnx: Flag = False
     """Also write it as ONNX."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 

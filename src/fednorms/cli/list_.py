@@ -12,7 +12,7 @@ import tyro
 
 from fednorms.cli.index import Rows, index
 from fednorms.cli.output import grid, print_json, stdout
-from fednorms.cli.parsing import parse
+from fednorms.cli.parsing import Flag, parse
 from fednorms.core import plugins
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
@@ -34,9 +34,9 @@ class List:
     """Only rows that contain this text; with * or ?, rows whose name matches: "fed*"."""
     paper: Annotated[str, tyro.conf.arg(help_behavior_hint="")] = ""
     """Only methods in the tables of this paper, such as fedwon."""
-    costs: bool = False
+    costs: Flag = False
     """Show what methods cost and where they work, instead of their ideas."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 

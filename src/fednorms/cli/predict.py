@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from fednorms.cli.output import grid, per_cent, print_json, stderr, stdout
-from fednorms.cli.parsing import parse
+from fednorms.cli.parsing import Flag, parse
 from fednorms.core.errors import BadInput, writing
 from fednorms.runs.store.atomic import replace_bytes
 
@@ -36,9 +36,9 @@ class Predict:
     """The last round, or the round with the best validation accuracy."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.csv", help_behavior_hint="")] = None
     """Write a CSV file with the probability of every class instead of printing a table."""
-    skip_broken: bool = False
+    skip_broken: Flag = False
     """Skip images that cannot be read and name them, instead of stopping."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 

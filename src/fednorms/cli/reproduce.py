@@ -11,7 +11,7 @@ import tyro
 from rich.text import Text
 
 from fednorms.cli.output import grid, print_json, stdout
-from fednorms.cli.parsing import Output, parse
+from fednorms.cli.parsing import Flag, Output, parse
 from fednorms.core.errors import BadInput
 
 
@@ -24,7 +24,7 @@ class Reproduce:
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[NAME]", help_behavior_hint="")] = ""
     """A table of `fednorms reproduce --list`, or a folder with a custom table.toml."""
-    show_all: Annotated[bool, tyro.conf.arg(name="list")] = False
+    show_all: Annotated[bool, tyro.conf.arg(name="list", help_behavior_hint="")] = False
     """List all tables: the data they need, their number of runs, what has run."""
     data: Annotated[
         tyro.conf.UseAppendAction[list[Path]], tyro.conf.arg(metavar="ROOT", help_behavior_hint="(repeatable)")
@@ -48,13 +48,13 @@ class Reproduce:
     """Number of runs at a time, each in its own process."""
     device: str = "auto"
     """cpu, cuda, or auto."""
-    search: bool = False
+    search: Flag = False
     """Stop after the searches on validation images (unfinished searches always come first)."""
-    report: bool = False
+    report: Flag = False
     """Run nothing; reuse runs of the tables next to DIR, and write the report again."""
-    allow_pickle: bool = False
+    allow_pickle: Flag = False
     """Open pickled archives of data sets; only NumPy arrays are accepted."""
-    incomplete: bool = False
+    incomplete: Flag = False
     """Accept data sets whose image counts differ from the published ones; the report says how."""
     output: Output = field(default_factory=Output)
 
