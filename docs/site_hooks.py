@@ -14,6 +14,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from fednorms.papers.tables.catalog import known
+
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 # Files outside docs/ that are pages of the site.
@@ -105,7 +107,10 @@ def _on_site(file: str) -> str:
 
 
 def _reports() -> list[Path]:
-    return sorted(path.parent for path in (REPOSITORY / "recipes" / "results").glob("*/RESULTS.md"))
+    """The folders of reports, in the papers' order, our own tables last."""
+    names = sorted(known(), key=lambda name: name.startswith("beyond"))
+    folders = [REPOSITORY / "recipes" / "results" / name for name in names]
+    return [folder for folder in folders if (folder / "RESULTS.md").exists()]
 
 
 def _title(report: Path) -> str:
