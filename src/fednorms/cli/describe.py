@@ -31,9 +31,9 @@ class Describe:
 def describe(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Describe, "describe", args)
-    if given.privacy:
-        from fednorms.explain.leaves import what_leaves as explain
-    else:
-        from fednorms.explain.describe import describe as explain
+    from fednorms.explain.describe import describe as describe_method
+    from fednorms.explain.leaves import what_leaves
+
+    explain = what_leaves if given.privacy else describe_method
     print_result(explain(given.method, given.model, classes=given.classes), as_json=given.json)
     return 0

@@ -196,6 +196,6 @@ READER = Reader(
             "FLamby": "https://github.com/owkin/FLamby",
         },
         "CC BY-NC 4.0",
-        dict(zip(CENTRES, COUNTS, strict=True)),
+        dict(zip(CENTERS, COUNTS, strict=True)),
     ),
 )
