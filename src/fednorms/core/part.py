@@ -133,6 +133,7 @@ class Part:
     uses_even_mean: ClassVar[bool] = False  # `server` reads `even`
     needs_plain_updates: ClassVar[bool] = False  # only correct for unchanged updates; `uses_even_mean` implies it
     uploads: ClassVar[bool] = False  # sends more than the model's update
+    never_negative: ClassVar[tuple[str, ...]] = ()  # patterns of uploaded entries, such as "count/*"; the server checks
 
     # -- model ------------------------------------------------------------------------------------------------
     def surgery(self, model: nn.Module, head: list[str]) -> list[Change] | None:

@@ -28,6 +28,7 @@ class FedNova(Part):
 
     paper = "Wang et al. 2020"
     uploads = True
+    never_negative = ("a",)
 
     mu: float = option(0.0, at_least=0.0)
 

@@ -44,6 +44,7 @@ class FedProto(Part):
 
     paper = "Tan et al. 2022"
     uploads = True
+    never_negative = ("count",)
     keeps_all_local = True
 
     lam: float = option(1.0, at_least=0.0)
