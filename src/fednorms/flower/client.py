@@ -86,14 +86,14 @@ def _train(client: SiteClient, sent: Broadcast, content: RecordDict) -> RecordDi
     private = client.task.method.privacy is not None  # send nothing that the accountant does not count
     reply = messages.pack_upload(done.uploads[0], {"site": client.site.name}, with_metrics=not private)
     for score in done.after_local.values():
-        reply["after_local"] = messages.pack_score(score)
+        reply["after_local"] = messages.pack_score(score, class_counts=True)
     return reply
 
 
 def _measure(client: SiteClient, sent: Broadcast, content: RecordDict) -> RecordDict:
     words = messages.about(content)
     up = client.measure(sent, str(words["part"]), str(words["when"]))
-    return RecordDict({ABOUT: ConfigRecord({"site": client.site.name}), "up": messages.array_record(up)})
+    return RecordDict({ABOUT: ConfigRecord({"site": client.site.name}), messages.UP: messages.array_record(up)})
 
 
 def _evaluate(client: SiteClient, sent: Broadcast, content: RecordDict) -> RecordDict:
@@ -101,7 +101,7 @@ def _evaluate(client: SiteClient, sent: Broadcast, content: RecordDict) -> Recor
     for label in messages.about(content)["tests"]:  # type: ignore[attr-defined]
         mode, _, split = str(label).rpartition("/")
         if (score := client.score(sent, mode, split)) is not None:
-            reply[str(label)] = messages.pack_score(score)
+            reply[str(label)] = messages.pack_score(score, class_counts=True)
     return reply
 
 
