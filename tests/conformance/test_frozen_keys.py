@@ -1392,7 +1392,7 @@ COMMANDS = {
     "--threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
     "--momentum --weight-decay --clip --last --keep-momentum --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition",
-    "deploy check": "--data --site --json",
+    "deploy check": "--data --site --policy --json",
     "deploy export": "--site --out --state --json",
     "list": "--json",
     "describe": "--model --classes --privacy --json",
@@ -1435,5 +1435,6 @@ def test_environment_variables():
             if isinstance(node, ast.Call) and "environ" in ast.unparse(node.func) and node.args:
                 found.add(ast.literal_eval(node.args[0]))
     assert sorted(found) == words("""
-        CUBLAS_WORKSPACE_CONFIG FEDNORMS_METHODS FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME XDG_CACHE_HOME XDG_STATE_HOME
+        CUBLAS_WORKSPACE_CONFIG FEDNORMS_METHODS FEDNORMS_POLICY FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME XDG_CACHE_HOME
+        XDG_STATE_HOME
     """)

@@ -133,6 +133,7 @@ class Part:
     uses_even_mean: ClassVar[bool] = False  # `server` reads `even`
     needs_plain_updates: ClassVar[bool] = False  # only correct for unchanged updates; `uses_even_mean` implies it
     uploads: ClassVar[bool] = False  # sends more than the model's update
+    tells_class_counts: ClassVar[bool] = False  # its uploads tell how many images of each class a client has
     never_negative: ClassVar[tuple[str, ...]] = ()  # patterns of uploaded entries, such as "count/*"; the server checks
 
     # -- model ------------------------------------------------------------------------------------------------

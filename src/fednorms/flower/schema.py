@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fednorms.core.errors import BadInput
+from fednorms.core.errors import BadInput, FednormsError
 
 LONGEST_TEXT = 4 * 2**20  # characters of a card or an agreement
 MOST_IMAGES = 10**9  # of one site
@@ -19,7 +19,7 @@ MOST_PIXELS = 2**26  # of one image, over all channels
 MOST_CLASSES = 100_000
 
 
-class BadMessage(Exception):
+class BadMessage(FednormsError):
     """A message cannot be used; says why, in a few words."""
 
 
@@ -96,6 +96,18 @@ class AgreementText(_DataText):
 
     clients: Annotated[int, Field(ge=1, le=10**6)]
     samples: Annotated[int, Field(ge=1, le=10**15)]
+
+
+class AskWords(_Message):
+    """What the server says with every message about a round."""
+
+    round: Annotated[int, Field(ge=0, le=10**9)]
+    accepted: Annotated[int, Field(ge=-1, le=10**9)]
+    agreement: str
+    score: bool = False
+    part: str = ""
+    when: str = ""
+    tests: list[str] = []
 
 
 class TrainWords(_Message):
