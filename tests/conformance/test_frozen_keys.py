@@ -1348,8 +1348,8 @@ def test_fields_of_descriptions():
     """)
     assert fields(what_leaves("scaffold + fedbn").to_dict()) == words("""
         method model leaves[].when leaves[].sender leaves[].what leaves[].names[] leaves[].nbytes
-        leaves[].statistics leaves[].averaged stays[] stays_bytes secure_aggregation deployable obstacle
-        differential_privacy
+        leaves[].statistics leaves[].averaged told[].when told[].what told[].keys[] class_counts stays[] stays_bytes
+        secure_aggregation deployable obstacle differential_privacy
     """)
     assert fields(view_federation(tiny()).to_dict()) == words("""
         name classes[] sites[].name sites[].domain sites[].train sites[].val sites[].test sites[].labels[]

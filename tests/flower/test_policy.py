@@ -8,6 +8,7 @@ import json
 
 from fednorms.cli import main
 from fednorms.core.errors import BadInput, RunFailed
+from fednorms.explain.leaves import COUNTED, what_leaves
 from fednorms.flower.policy import Policy
 from fednorms.flower.settings import Deployment
 from fednorms.runs.recipe import Recipe
@@ -193,3 +194,25 @@ def test_check_reports_what_the_policy_refuses(tmp_path, capsys):
     assert "This site's policy refuses the run: dplocal is required; a round counts with 1 site" in said
     assert main([*check, "--policy", policy_file(tmp_path, "statistics = true")]) == 0
     assert "allows what the project asks for" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("method", "counts"), [("fedavg", True), ("fedavg", False), ("dplocal(noise=0.1) + gn", False)]
+)
+def test_the_audit_lists_every_key_of_a_sites_messages(method, counts, tmp_path):
+    """What `describe --privacy` says that a site tells, and the keys of all its replies, are the same."""
+    seen, needed = set(), {"card", "site", "kept"}  # which say who answers, and the round that the server knows
+
+    def listen(site, message, reply):
+        for record in (*reply.content.config_records.values(), *reply.content.metric_records.values()):
+            seen.update(key for key in record if key not in needed and record[key] != [])
+            if "card" in record:
+                seen.update(key for key, value in json.loads(record["card"]).items() if value != [])
+        return reply
+
+    allowed = policy_file(tmp_path, f"class_counts = {str(counts).lower()}")
+    both = {100: {"site": "clean", "policy": allowed}, 101: {"site": "faint", "policy": allowed}}
+    more = {"class_weights": "balanced", "evaluate": '["global", "after_local"]'} if counts else {}
+    run(method, tmp_path, nodes=both, fault=listen, **more, **QUICK)
+    said = {key for told in what_leaves(method).told for key in told.keys if told is not COUNTED or counts}
+    assert seen == said
