@@ -1004,6 +1004,7 @@ def test_a_saved_partition(tmp_path):
 
 # -- across machines ------------------------------------------------------------------------------------------------
 DEPLOYMENT = {"sites": "", "minimum": 1, "wait": 600.0, "deadline": 3600.0, "out": "run", "classes": "", "channels": 3}
+DEPLOYMENT |= {"max_weight": 0.9, "restart": 0}  # added after 0.1
 
 
 def test_settings_of_a_deployment():
@@ -1114,7 +1115,7 @@ def test_files_and_keys_of_a_project(tmp_path):
         training.schedule training.decay training.optimizer training.momentum training.weight_decay training.last
         training.keep_momentum data.root data.protocol data.complete data.allow_pickle data.hold_out data.augment
         data.partition deploy.sites deploy.minimum deploy.wait deploy.deadline deploy.out deploy.classes
-        deploy.channels
+        deploy.channels deploy.max_weight deploy.restart
     """)
     assert "from fednorms.flower import client_app, server_app" in (tmp_path / "p" / "fednorms_app.py").read_text()
 
@@ -1348,8 +1349,8 @@ def test_fields_of_descriptions():
     """)
     assert fields(what_leaves("scaffold + fedbn").to_dict()) == words("""
         method model leaves[].when leaves[].sender leaves[].what leaves[].names[] leaves[].nbytes
-        leaves[].statistics leaves[].averaged stays[] stays_bytes secure_aggregation deployable obstacle
-        differential_privacy
+        leaves[].statistics leaves[].averaged told[].when told[].what told[].keys[] class_counts stays[] stays_bytes
+        secure_aggregation deployable obstacle differential_privacy
     """)
     assert fields(view_federation(tiny()).to_dict()) == words("""
         name classes[] sites[].name sites[].domain sites[].train sites[].val sites[].test sites[].labels[]
@@ -1392,7 +1393,7 @@ COMMANDS = {
     "--threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
     "--momentum --weight-decay --clip --last --keep-momentum --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition",
-    "deploy check": "--data --site --json",
+    "deploy check": "--data --site --policy --json",
     "deploy export": "--site --out --state --json",
     "list": "--paper --costs --json",
     "describe": "--model --classes --privacy --json",
@@ -1441,5 +1442,6 @@ def test_environment_variables():
             if isinstance(node, ast.Call) and "environ" in ast.unparse(node.func) and node.args:
                 found.add(ast.literal_eval(node.args[0]))
     assert sorted(found) == words("""
-        CUBLAS_WORKSPACE_CONFIG FEDNORMS_METHODS FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME XDG_CACHE_HOME XDG_STATE_HOME
+        CUBLAS_WORKSPACE_CONFIG FEDNORMS_METHODS FEDNORMS_POLICY FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME XDG_CACHE_HOME
+        XDG_STATE_HOME
     """)

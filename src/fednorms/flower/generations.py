@@ -29,6 +29,15 @@ def default_root() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fednorms"
 
 
+def file_name(site: str) -> str:
+    """A site's name as that of a file or folder.
+
+    >>> file_name("north east")
+    'north%20east-165b65e7'
+    """
+    return f"{quote(site, safe='')[:60]}-{hashlib.blake2b(site.encode(), digest_size=4).hexdigest()}"
+
+
 class Generations:
     """The states of one site in one recipe.
 
@@ -42,9 +51,8 @@ class Generations:
     """
 
     def __init__(self, root: Path, recipe: str, site: str) -> None:
-        mark = hashlib.blake2b(site.encode(), digest_size=4).hexdigest()
-        self.site = site
-        self.folder = root / recipe / f"{quote(site, safe='')[:60]}-{mark}"
+        self.site, self.recipe = site, recipe
+        self.folder = root / recipe / file_name(site)
 
     def rounds(self) -> list[int]:
         """The rounds whose states are stored."""
@@ -75,6 +83,25 @@ class Generations:
         """Load what `save_fixed` stored."""
         what = f'The first model that was sent to site "{self.site}"'
         return self._read(self.folder / "fixed.safetensors", what, device).local
+
+    def save_answer(self, t: int, model: Tree) -> None:
+        """Store the noised update that is sent in a round, before it is sent; only the last two stay."""
+        with clear_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(self._answer(t), pack_client(ClientState(t, model, {})))
+        for path in sorted(self.folder.glob("answer-*.safetensors"))[:-2]:
+            path.unlink(missing_ok=True)
+
+    def has_answer(self, t: int) -> bool:
+        """Whether the answer of a round is still stored."""
+        return self._answer(t).exists()
+
+    def load_answer(self, t: int, device: torch.device | str = "cpu") -> Tree:
+        """Load what `save_answer` stored."""
+        return self._read(self._answer(t), f'The answer of site "{self.site}" for round {t + 1}', device).local
+
+    def _answer(self, t: int) -> Path:
+        return self.folder / f"answer-{t:06d}.safetensors"
 
     def _path(self, t: int) -> Path:
         return self.folder / f"round-{t:06d}.safetensors"

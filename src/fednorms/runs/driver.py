@@ -17,7 +17,7 @@ from fednorms._version import __version__
 from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
 from fednorms.core.part import Part
-from fednorms.core.round import broadcast, initial_state, server_update
+from fednorms.core.round import broadcast, initial_state
 from fednorms.core.states import Broadcast, ServerState
 from fednorms.core.training import Training
 from fednorms.core.tree import Tree
@@ -250,6 +250,7 @@ class _Run:
     best: dict[str, Any] | None  # round and score of the best validation so far
     result: Result
     local: LocalScores
+    refused: int = 0  # messages of clients that could not be used, up to the last row
 
     @classmethod
     def starting(cls, session: Session, directory: RunDirectory | None) -> _Run:
@@ -306,7 +307,7 @@ class _Run:
     def _average(self, done: Trained) -> None:
         task = self.session.task
         if done.uploads or task.method.moves_without_clients:  # noise hides whether anybody took part
-            self.state = server_update(task, self.state, done.combined or done.uploads)
+            self.state = self.session.engine.average(self.state, done)
         else:
             self.state = replace(self.state, round=self.state.round + 1)
 
@@ -349,12 +350,18 @@ class _Run:
             "dropped": sum(int(u.metrics["dropped"]) for u in uploads),
             "diverged": done.diverged,
             **({"lost": done.lost} if done.lost else {}),
+            **({"refused": refused} if (refused := self._refused_since()) else {}),
             **({"epsilon": guarantee.epsilon(self.state.round)} if guarantee else {}),
             "bytes_down": len(cohort) * (sent.model.pick(task.net.exchanged).nbytes() + _bytes(sent.parts)),
             "bytes_up": sum(u.model.nbytes() + _bytes(u.parts) for u in uploads),
             "scores": {k: s.to_dict() for k, s in scores.items()},
             **({"after_local": {k: s.to_dict() for k, s in between.items()}} if between else {}),
         }
+
+    def _refused_since(self) -> int:
+        """Messages that could not be used since the last row."""
+        new, self.refused = self.session.engine.refused - self.refused, self.session.engine.refused
+        return new
 
     def _store(self, directory: RunDirectory, row: dict[str, Any], cohort: list[str], better: bool) -> None:
         """Append the metrics; write the best model and the checkpoint where they are due."""
