@@ -797,7 +797,7 @@ def test_federation_json(run):
     assert fields(read(run / "federation.json")) == words("""
         name classes[] shape[] dtype preprocessing.mean[] preprocessing.std[] sites[].name sites[].domain
         sites[].attributes sites[].images.train[] sites[].images.val[] sites[].images.test[] clients[] samples
-        stored prepared protocol.augment protocol.loss protocol.class_weights protocol.metric partition
+        stored prepared protocol.augment protocol.loss protocol.class_weights protocol.metric partition hash
     """)
 
 
@@ -831,7 +831,7 @@ def test_a_row_under_differential_privacy_and_its_summary(tmp_path):
     """)
     summary = read(tmp_path / "dp" / "summary.json")
     assert list(summary) == words("""
-        method headline rounds last best_validation seconds bytes_up bytes_down diverged privacy notes recipe
+        method headline rounds last best_validation seconds bytes_up bytes_down diverged privacy notes recipe hash
     """)
     assert list(summary["privacy"]) == words("part epsilon delta neighbours cohorts")
 
@@ -850,7 +850,7 @@ def test_summary_json(run):
         best_validation.scores.*.domains.* best_validation.scores.*.sites.*.accuracy
         best_validation.scores.*.sites.*.balanced_accuracy best_validation.scores.*.sites.*.loss
         best_validation.scores.*.sites.*.samples best_validation.scores.*.sites.*.recall[] seconds bytes_up
-        bytes_down diverged notes
+        bytes_down diverged notes hash
     """)
     assert list(told) == list(RECIPE)
 
@@ -860,9 +860,10 @@ def test_manifests_and_states(run):
     manifest = read(folder / "round-000002" / "manifest.json")
     assert fields(manifest, "clients") == words("""
         hash round seed server.path server.size server.hash clients.*.path clients.*.size clients.*.hash
-        extra.best.round extra.best.val version
+        extra.best.round extra.best.val extra.metrics.rows extra.metrics.hash version
     """)
     assert manifest["version"] == 1
+    assert manifest["extra"]["metrics"]["rows"] == 2
     assert fields(read(folder / "best" / "manifest.json"), "clients") == words("""
         hash round seed server.path server.size server.hash clients.*.path clients.*.size clients.*.hash
         extra.best.round extra.best.val version
@@ -946,7 +947,7 @@ EXPORTED = """
     architecture.model architecture.custom architecture.size architecture.method architecture.head[]
     architecture.precision architecture.changes trained.federation trained.site trained.round trained.rounds
     trained.which trained.seed needs.fednorms needs.why needs.layers needs.load needs.load_without_fednorms
-    notes
+    notes files.README.txt files.model.safetensors hash
 """
 
 

@@ -20,6 +20,7 @@ from fednorms.core.states import ClientState
 from fednorms.core.tree import Tree
 from fednorms.runs.store.atomic import clear_errors, write_atomic
 from fednorms.runs.store.packing import pack_client, unpack_client
+from fednorms.runs.store.seal import check_tensors, sealed_tensors
 
 NONE = -1  # the round of a site that has no state
 
@@ -68,7 +69,7 @@ class Generations:
         """Store a new state next to the accepted one, and remove all others."""
         with clear_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(self._path(state.round), pack_client(state))
+        write_atomic(self._path(state.round), sealed_tensors(pack_client(state)))
         for t in self.rounds():
             if t not in (accepted, state.round):
                 self._path(t).unlink(missing_ok=True)
@@ -77,7 +78,7 @@ class Generations:
         """Store the tensors of the model that are sent only once."""
         with clear_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.folder / "fixed.safetensors", pack_client(ClientState(0, fixed, {})))
+        write_atomic(self.folder / "fixed.safetensors", sealed_tensors(pack_client(ClientState(0, fixed, {}))))
 
     def load_fixed(self, device: torch.device | str = "cpu") -> Tree:
         """Load what `save_fixed` stored."""
@@ -108,7 +109,9 @@ class Generations:
 
     def _read(self, path: Path, what: str, device: torch.device | str) -> ClientState:
         try:
-            return unpack_client(path.read_bytes(), device)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            data = path.read_bytes()
+            check_tensors(data)
+            return unpack_client(data, device)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
             raise RunFailed(f"{what} cannot be read from {path} ({reason}). Restore the folder from a copy.") from error

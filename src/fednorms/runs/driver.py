@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from fednorms._version import __version__
-from fednorms.core.errors import BadInput
+from fednorms.core.errors import BadInput, RunFailed
 from fednorms.core.method import Method
 from fednorms.core.part import Part
 from fednorms.core.round import broadcast, initial_state
@@ -22,6 +22,7 @@ from fednorms.core.states import Broadcast, ServerState
 from fednorms.core.training import Training
 from fednorms.core.tree import Tree
 from fednorms.data import Federation
+from fednorms.data.facts import Facts
 from fednorms.engines.base import Trained
 from fednorms.engines.devices import numerics, repeatable
 from fednorms.evaluation.scores import Scores, SiteScore
@@ -221,13 +222,20 @@ def _in_directory(session: Session, directory: RunDirectory, callback: Callback 
     session.recipe = recipe.model_copy(update={"fingerprint": found})
     directory.create(session.recipe.to_toml(), resume=True)
     with directory.lock():
-        if not directory.facts_path.exists():
+        if not _has_facts(directory, session.facts):
             directory.write_facts(session.facts)
         try:
             return play(session, directory, callback)
         except Exception:
             directory.drop_if_empty()  # otherwise the corrected command would find another recipe here
             raise
+
+
+def _has_facts(directory: RunDirectory, facts: Facts) -> bool:
+    try:
+        return directory.read_facts() == facts
+    except RunFailed:  # damaged: they are written again
+        return False
 
 
 def play(session: Session, directory: RunDirectory | None, callback: Callback | None = None) -> Result:
@@ -261,8 +269,9 @@ class _Run:
         if found and directory:
             state, best = found.server, found.extra.get("best")
             engine.use(engine.store.starting_from(found.clients))
+            missing = directory.check_metrics(found.extra.get("metrics"))
             directory.cut_metrics(state.round)
-            history, notes = directory.metrics(), list(found.notes)
+            history, notes = directory.metrics(), [*found.notes, *([missing] if missing else [])]
             if session.recipe.version != __version__:
                 notes.append(f"started with fednorms {session.recipe.version}, continued with {__version__}")
         else:
@@ -366,13 +375,14 @@ class _Run:
     def _store(self, directory: RunDirectory, row: dict[str, Any], cohort: list[str], better: bool) -> None:
         """Append the metrics; write the best model and the checkpoint where they are due."""
         recipe, engine, state = self.session.recipe, self.session.engine, self.state
-        last, extra = state.round == recipe.rounds, {"best": self.best}
+        last, extra = state.round == recipe.rounds, dict[str, Any](best=self.best)
         directory.append_metrics(row)
         kept = engine.with_measurements(state, cohort) if better or last else state
         if better:
             save_best(directory.checkpoints, kept, engine.store, extra)
         if last or state.round % recipe.checkpoint_every == 0:
             now, changed = kept if last else state, engine.store.changed
+            extra["metrics"] = directory.metrics_mark()
             save(directory.checkpoints, now, changed, extra, keep_all=recipe.keep_checkpoints == "all")
             engine.store.mark_clean()
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fednorms.core.errors import BadInput
+from fednorms.core.errors import BadInput, RunFailed
 from fednorms.core.passes import passes
 from fednorms.core.round import broadcast, server_update
 from fednorms.core.states import Broadcast, ClientState, ServerState, Task
@@ -213,13 +213,24 @@ def _checkpoint(directory: RunDirectory, recipe: Recipe, which: Which) -> Checkp
     if which == "best":
         if (best := load_best(directory.checkpoints, recipe.device)) is not None:
             return best
-        if load(directory.checkpoints) is not None:
+        if (last := load(directory.checkpoints)) is not None and last.extra.get("best"):
+            raise RunFailed(
+                f"Run {directory.path} has lost its best model: {directory.checkpoints / 'best'} has no manifest. "
+                "Restore it from a copy, or use the last round."
+            )
+        if last is not None:
             raise BadInput(
                 f"Run {directory.path} has no best round, because none of its sites has validation data. "
                 'Use the last round (which="last"), or run again with data.val above 0.'
             )
     if (last := load(directory.checkpoints, recipe.device)) is None:
         raise BadInput(f"Run {directory.path} has no checkpoint yet. Continue it with `{directory.resume_command}`.")
+    ended = directory.summary()
+    if ended is not None and not last.notes and last.server.round < int(ended.get("rounds", 0)):
+        raise RunFailed(
+            f"Run {directory.path} ended after round {ended['rounds']}, but its newest checkpoint is of round "
+            f"{last.server.round}: its manifest is missing. `{directory.resume_command}` makes it again."
+        )
     return last
 
 
