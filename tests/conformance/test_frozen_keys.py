@@ -338,7 +338,7 @@ RECIPE = {
     "on_divergence": "stop",
     "engine": "auto",
     "workers": 0,
-    "device": "cpu",
+    "device": "auto",  # version 0.1: "cpu"
     "precision": "float32",
     "deterministic": True,
     "threads": 1,
@@ -398,7 +398,7 @@ keep_checkpoints = "newest"
 on_divergence = "stop"
 engine = "auto"
 workers = 0
-device = "cpu"
+device = "auto"
 precision = "float32"
 deterministic = true
 threads = 1
@@ -703,12 +703,12 @@ PUBLIC = {
     "Training": "",
     "Tree": "",
     "__version__": "",
-    "adapt": "path folder out epochs lr which test size group model loss",
+    "adapt": "path folder out epochs lr which test size group model loss device",
     "analyze": "path name federation model loss device",
     "compare": "methods federation model rounds loss seeds lr epochs batch_size participation training evaluate "
     "device recipe out jobs watch",
     "describe": "method model classes shape head",
-    "evaluate_run": "path modes which split federation model loss",
+    "evaluate_run": "path modes which split federation model loss device",
     "export": "path out site which onnx model",
     "federation": "spec size seed val test root protocol complete allow_pickle group",
     "from_arrays": "sites classes val test seed layout channels groups domains attributes preprocessing name",
@@ -720,8 +720,9 @@ PUBLIC = {
     "option": "default at_least above at_most choices",
     "part": "name",
     "partition": "federation by seed",
-    "predict": "path inputs site which model skip_broken",
-    "reproduce": "name data seeds only settings out jobs device search report allow_pickle incomplete observer",
+    "predict": "path inputs site which model skip_broken device",
+    "reproduce": "name data seeds only settings out jobs device search report allow_pickle incomplete observer rounds "
+    "quick dry_run",
     "resume": "path federation model loss callback",
     "run": "method federation model rounds seed lr epochs batch_size participation training loss evaluate device "
     "engine head on_divergence weighting recipe out callback",
@@ -1377,11 +1378,11 @@ COMMANDS = {
     "--quiet --json",
     "resume": "--quiet --json",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
-    "--incomplete --quiet --json",
-    "evaluate": "--modes --which --split --clients --json",
-    "predict": "--site --which --out --skip-broken --json",
+    "--incomplete --quiet --json --dry-run --quick --rounds",
+    "evaluate": "--modes --which --split --clients --device --json",
+    "predict": "--site --which --out --skip-broken --device --json",
     "export": "--out --site --which --onnx --json",
-    "adapt": "--epochs --lr --test --size --group --which --out --json",
+    "adapt": "--epochs --lr --test --size --group --which --out --device --json",
     "analyze": "--out --device --json",
     "data check": "--protocol --allow-pickle --json",
     "data pack": "--protocol --size --quality --codec --seed --val --test --group --complete --allow-pickle --quiet",
@@ -1443,6 +1444,6 @@ def test_environment_variables():
             if isinstance(node, ast.Call) and "environ" in ast.unparse(node.func) and node.args:
                 found.add(ast.literal_eval(node.args[0]))
     assert sorted(found) == words("""
-        CUBLAS_WORKSPACE_CONFIG FEDNORMS_METHODS FEDNORMS_POLICY FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME XDG_CACHE_HOME
-        XDG_STATE_HOME
+        CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_METHODS FEDNORMS_POLICY FEDNORMS_TRACEBACK
+        GLOO_SOCKET_IFNAME XDG_CACHE_HOME XDG_STATE_HOME
     """)

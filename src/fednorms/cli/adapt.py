@@ -42,6 +42,8 @@ class Adapt:
     """Start from the last round, or from the round with the best validation accuracy."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: not saved)")] = None
     """A new directory for the site's model."""
+    device: str = "auto"
+    """cpu, cuda, or auto (the run's own, or the CPU if that is not here)."""
     json: Flag = False
     """Print one JSON object and nothing else."""
 
@@ -61,6 +63,7 @@ def adapt(args: Sequence[str]) -> int:
         test=given.test,
         size=given.size,
         group=given.group,
+        device=given.device,
     )
     print_result(done, as_json=given.json)
     return 0

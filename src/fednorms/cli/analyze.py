@@ -34,8 +34,8 @@ class Analyze:
     """What to measure, such as "four-factors" or "embedding"."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: numbers only)")] = None
     """Folder for all findings (JSON) and a picture."""
-    device: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: the run's, if available)")] = None
-    """The device that runs the models."""
+    device: str = "auto"
+    """cpu, cuda, or auto (the run's own, or the CPU if that is not here)."""
     json: Flag = False
     """Print one JSON object and nothing else."""
 

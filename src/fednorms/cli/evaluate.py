@@ -34,6 +34,8 @@ class Evaluate:
     """The split to test on."""
     clients: Flag = False
     """Also show single sites: the 20 worst of each mode (--json has all of them)."""
+    device: str = "auto"
+    """cpu, cuda, or auto (the run's own, or the CPU if that is not here)."""
     json: Flag = False
     """Print one JSON object and nothing else."""
 
@@ -43,7 +45,7 @@ def evaluate(args: Sequence[str]) -> int:
     given = parse(Evaluate, "evaluate", args)
     from fednorms.runs.use.evaluate import evaluate_run
 
-    scores = evaluate_run(given.run, given.modes, given.which, given.split)
+    scores = evaluate_run(given.run, given.modes, given.which, given.split, device=given.device)
     if given.json:
         print_json({"run": str(given.run), "which": given.which, "scores": {k: s.to_dict() for k, s in scores.items()}})
         return 0

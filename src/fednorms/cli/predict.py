@@ -38,6 +38,8 @@ class Predict:
     """Write a CSV file with the probability of every class instead of printing a table."""
     skip_broken: Flag = False
     """Skip images that cannot be read and name them, instead of stopping."""
+    device: str = "auto"
+    """cpu, cuda, or auto (the run's own, or the CPU if that is not here)."""
     json: Flag = False
     """Print one JSON object and nothing else."""
 
@@ -49,7 +51,9 @@ def predict(args: Sequence[str]) -> int:
         raise BadInput(f"--out {given.out}: the folder {given.out.parent} does not exist. Create it first.")
     from fednorms.runs.use.predict import predict as predict_images
 
-    found = predict_images(given.run, given.images, site=given.site, which=given.which, skip_broken=given.skip_broken)
+    found = predict_images(
+        given.run, given.images, site=given.site, which=given.which, skip_broken=given.skip_broken, device=given.device
+    )
     if given.out:
         _write_csv(given.out, found)
     if given.json:

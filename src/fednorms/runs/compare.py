@@ -26,6 +26,7 @@ from fednorms.core.training import Training
 from fednorms.data import Federation
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.cells import Cell, Outcome, Watch, run_cells
+from fednorms.runs.device import device_of, unused_gpu
 from fednorms.runs.identity import Custom, recipe_keys
 from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
@@ -243,9 +244,10 @@ def compare(
 
     `seeds=3` means 0, 1, 2. `lr` may be a dictionary {method: rate}; methods that it leaves out keep the recipe's rate.
     What is not given comes from `recipe`, or from its defaults: cnn-small on digits-shift for 30 rounds. `device` is
-    cpu, cuda or auto. With `out`, every run is stored in OUT/METHOD-SEED, calling again continues where it stopped, and
-    the table is written as Markdown, CSV and JSON, with a picture of the learning curves. `jobs` is the number of runs
-    in parallel processes. A run uses one thread unless the recipe says otherwise, so results do not depend on `jobs`.
+    cpu, cuda or auto (a GPU if there is one). With `out`, every run is stored in OUT/METHOD-SEED, calling again
+    continues where it stopped, and the table is written as Markdown, CSV and JSON, with a picture of the learning
+    curves. `jobs` is the number of runs in parallel processes. A run uses one thread unless the recipe says otherwise,
+    so results do not depend on `jobs`.
 
     A custom model starts every seed from the weights it has, and the table says so. A custom loss is a function of
     logits and labels; with `jobs` it must be picklable.
@@ -279,6 +281,9 @@ def compare(
         for seed in numbers:
             made = Recipe.make(shared | {"method": text, "seed": seed, "training": own})
             cells.append(Cell(label, made, root / f"{folder}-{seed}" if root else None))
+    asked = cells[0].recipe.device
+    device = device_of(asked, [RunDirectory(cell.path) for cell in cells if cell.path is not None])
+    cells = [with_changes(c, recipe=c.recipe.model_copy(update={"device": device})) for c in cells]
     data = custom.federation if custom.federation is not None else open_federation(cells[0].recipe)
     cells = _checked(cells, data, custom)
     if jobs == 1:  # worker processes open a named federation themselves
@@ -286,6 +291,7 @@ def compare(
     outcomes = run_cells(cells, jobs, custom, watch)
     about = _about(cells, data, numbers)
     notes = [_SAME_START] * (custom.model is not None and len(numbers) > 1) + data_notes(data)
+    notes += [note] if (note := unused_gpu(asked)) else []
     comparison = Comparison(chosen, numbers, outcomes, about, root, notes=notes, metric=cells[0].recipe.metric)
     if root is not None:
         comparison.notes += _replaced(root, chosen)

@@ -28,6 +28,7 @@ from fednorms.engines.devices import numerics, repeatable
 from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.methods.registry import method as read_method
 from fednorms.models.custom import bare
+from fednorms.runs.device import device_of
 from fednorms.runs.identity import (
     Custom,
     custom_name,
@@ -95,9 +96,10 @@ def run(
     `fednorms.federation` is recorded by its name and options unless it was changed, so the command line can open it
     again.
 
-    `device` is cpu, cuda or auto. `engine` says how clients run on it ("loop", "graphs", "workers"). `head` names the
-    classifier's layers if they cannot be found. `on_divergence` is "stop" or "skip"; "skip" leaves clients whose update
-    is not finite out of the average. `weighting` of client models is "size", "uniform" or "auto" (the paper's choice).
+    `device` is cpu, cuda or auto (a GPU if there is one; a run that is continued stays on its device). `engine` says
+    how clients run on it ("loop", "graphs", "workers"). `head` names the classifier's layers if they cannot be found.
+    `on_divergence` is "stop" or "skip"; "skip" leaves clients whose update is not finite out of the average.
+    `weighting` of client models is "size", "uniform" or "auto" (the paper's choice).
 
     >>> result = run("fedbn", "digits-shift", model="cnn-small", rounds=1)
     >>> result.method, result.headline
@@ -206,6 +208,7 @@ def execute(
                 f"Continue it from Python with fednorms.resume(path, {what}=...)."
             )
     directory = RunDirectory(out) if out else None
+    recipe = recipe.model_copy(update={"device": device_of(recipe.device, [directory] if directory else [])})
     with numerics(recipe.precision, recipe.deterministic), repeatable(recipe.threads, recipe.seed):
         session = Session.open(recipe, federation, model, loss, spill=directory.spill if directory else None)
         with closing(session.engine):

@@ -129,8 +129,8 @@ class Recipe(BaseModel):
     per core or GPU; auto: graphs on a GPU; on a CPU loop, or workers if threads=1 and they prove faster."""
     workers: int = Field(default=0, ge=0)
     """Worker processes (0: one per core or GPU)."""
-    device: str = "cpu"
-    """cpu, cuda, or auto."""
+    device: str = "auto"
+    """auto (a GPU if there is one), cpu or cuda."""
     precision: Precision = "float32"
     """float32, float64, tf32 (float32 with short products on a GPU) or bfloat16 (autocast)."""
     deterministic: bool = True
@@ -250,7 +250,10 @@ class Recipe(BaseModel):
     @classmethod
     def from_toml(cls, text: str, where: str = "the recipe") -> Recipe:
         """Read a recipe; every problem is reported at once, with the nearest known name for unknown ones."""
-        return cls.make(loads(text, where), where)
+        values = loads(text, where)
+        if "version" in values:  # recorded by a run; without a device by one of version 0.1, on the CPU
+            values.setdefault("device", "cpu")
+        return cls.make(values, where)
 
     @classmethod
     def make(cls, values: dict[str, object], where: str = "the recipe") -> Recipe:

@@ -86,6 +86,7 @@ def adapt(
     group: str | None = None,
     model: nn.Module | None = None,
     loss: Loss | None = None,
+    device: str = "auto",
 ) -> Adapted:
     """Adapt a run's model to a new site with images in folder/class/image, and test it on a held-out part.
 
@@ -96,7 +97,8 @@ def adapt(
 
     `test` is the fraction held out; a folder may have its own train/ and test/ instead. `group` is a regular expression
     that finds in a file's name what stays together, such as a patient, so no patient is both adapted to and tested. By
-    default it is the run's own; "" is none. With `out`, the final model is saved as by `export`.
+    default it is the run's own; "" is none. With `out`, the final model is saved as by `export`. `device` is cpu, cuda
+    or auto (the run's own, or the CPU if that is not here).
 
     >>> adapt("nowhere", "folder")
     Traceback (most recent call last):
@@ -105,7 +107,7 @@ def adapt(
     _check_request(epochs, lr, test, size)
     if out is not None:
         check_target(Path(out))
-    opened = open_run(path, which, model=model, loss=loss)
+    opened = open_run(path, which, model=model, loss=loss, device=device)
     task, facts = opened.task, opened.facts
     shape = (facts.shape[0], size, size) if size else facts.shape
     stored = shape if size else facts.stored_shape
