@@ -2,7 +2,7 @@
 
 import pytest
 
-from fednorms import BadInput, federation
+from fednorms import BadInput, federation, reproduce
 from fednorms.data.readers import READERS
 
 CUSTOM = {"centres", "npz", "huggingface"}
@@ -37,3 +37,11 @@ def test_a_folder_without_the_data_set_is_answered_likewise(tmp_path):
 def test_counts_are_those_that_the_reader_checks():
     assert READERS["pacs"].published.counts == {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929}
     assert sum(READERS["office-home"].published.counts.values()) == 15_588
+
+
+def test_a_table_without_its_data_says_where_to_get_them(tmp_path):
+    with pytest.raises(BadInput, match="needs data that were not found") as caught:
+        reproduce("fedwon-table-3", out=tmp_path / "out")
+    assert READERS["digits-five"].published.where in str(caught.value)
+    assert READERS["digits-five"].expected in str(caught.value)
+    assert not (tmp_path / "out").exists()
