@@ -1446,5 +1446,5 @@ def test_environment_variables():
                 found.add(node.args[0].value if isinstance(node.args[0], ast.Constant) else keys.VARIABLE)
     assert sorted(found) == words("""
         CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_METHODS FEDNORMS_POLICY FEDNORMS_ROSTER
-        FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME XDG_CACHE_HOME XDG_STATE_HOME
+        FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME PATH XDG_CACHE_HOME XDG_STATE_HOME
     """)
