@@ -127,8 +127,10 @@ def test_links_lead_to_files_of_the_repository(page):
         assert (page.parent / target).exists(), target
 
 
-def test_the_citation_names_the_version():
+def test_the_citation_names_the_newest_release():
     yaml = pytest.importorskip("yaml")
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert citation["version"] == fednorms.__version__
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[(\d[\d.]*)\] - (\S+)$", changes, re.MULTILINE)
+    assert (citation["version"], str(citation["date-released"])) == newest.groups()
     assert citation["license"] == "Apache-2.0"
