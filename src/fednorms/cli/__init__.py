@@ -58,8 +58,8 @@ def usage() -> str:
         "  fednorms run --method fedbn --rounds 20",
         '  fednorms compare --methods fedavg fedbn "scaffold + fedfn" --seeds 3',
         "",
-        "`fednorms COMMAND --help` shows a command's options, `fednorms --version` the version.",
-        "Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted (continue with `fednorms resume`).",
+        "`fednorms COMMAND --help` shows a command's options, --version the version.",
+        "Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted (see `resume`).",
         "Set FEDNORMS_TRACEBACK=1 to see the traceback of an error.",
     ]
     return "\n".join(lines)
