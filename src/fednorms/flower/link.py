@@ -7,7 +7,6 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ import uvicorn
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.flower.certificates import FOLDER, check_certificates
 from fednorms.flower.door import KIB, Door, Impatient
-from fednorms.flower.keys import FILE, VARIABLE, Watched
+from fednorms.flower.keys import FILE, Watched
+from fednorms.flower.processes import end, start, terminable
 
 LOOPBACK = "127.0.0.1"
 CONNECTIONS = 512
@@ -51,7 +51,8 @@ def run_link(link: Link, say: Callable[[str], None]) -> int:
     if _listening(link.link_port):
         raise BadInput(f"Port {link.link_port} of {LOOPBACK} is in use. Choose another one with --link-port.")
     os.umask(0o077)  # the database holds the sites' models
-    flower = subprocess.Popen(_command(link), env=flower_environment() | {VARIABLE: str(roster.path)})
+    terminable()
+    flower = start("flower-superlink", _options(link), roster.environment())
     try:
         while not _listening(link.link_port):
             if flower.poll() is not None:
@@ -130,9 +131,8 @@ async def _serve(link: Link, roster: Watched, flower: subprocess.Popen[bytes], c
         await door.close()
 
 
-def _command(link: Link) -> list[str]:
+def _options(link: Link) -> list[str]:
     return [
-        flower_program("flower-superlink"),
         "--insecure",  # on the loopback interface; the door has TLS
         "--host", LOOPBACK,
         "--port", str(link.link_port),
@@ -144,30 +144,3 @@ def _command(link: Link) -> list[str]:
 def _listening(port: int) -> bool:
     with socket.socket() as s:
         return s.connect_ex((LOOPBACK, port)) == 0
-
-
-# -- processes of Flower ----------------------------------------------------------------------------------------------
-def flower_program(name: str) -> str:
-    """The path of one of Flower's programs: next to this Python, where pip put it."""
-    path = Path(sys.executable).with_name(name)
-    if not path.exists():
-        raise BadInput(f"Cannot find {name} next to {sys.executable}. Install it with: pip install 'fednorms[flower]'")
-    return str(path)
-
-
-def flower_environment() -> dict[str, str]:
-    """The environment of Flower's processes: its other programs are found, and it sends no usage statistics."""
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, **quiet, "PATH": path}
-
-
-def end(process: subprocess.Popen[bytes], patience: float = 15.0) -> None:
-    """Ask a process to end, and end it if it does not."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    process.wait()
