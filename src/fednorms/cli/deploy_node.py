@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from fednorms.cli.deploy_server import require_posix
 from fednorms.cli.output import stderr
 from fednorms.cli.parsing import parse
 from fednorms.core.errors import BadInput
@@ -52,6 +53,7 @@ class NodeOptions:
 def node(args: Sequence[str]) -> int:
     """The command."""
     given = parse(NodeOptions, "deploy node", args)
+    require_posix("node")
     from fednorms.flower.generations import default_root
     from fednorms.flower.node import Node, run_node
     from fednorms.flower.task import Desk, load_app

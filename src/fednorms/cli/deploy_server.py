@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,9 +148,16 @@ def revoke(args: Sequence[str]) -> int:
     return 0
 
 
+def require_posix(command: str) -> None:
+    """Refuse to start processes where their signals and locks do not exist."""
+    if os.name != "posix":
+        raise BadInput(f"fednorms deploy {command} runs on Linux and macOS. On Windows, use WSL.")
+
+
 def link(args: Sequence[str]) -> int:
     """The command."""
     given = parse(LinkOptions, "deploy link", args)
+    require_posix("link")
     from fednorms.flower.link import Link, run_link
 
     read_project(given.project)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from logging import getLogger
 from pathlib import Path
 
 import uvicorn
@@ -23,7 +23,8 @@ from fednorms.flower.processes import end, start, terminable
 
 LOOPBACK = "127.0.0.1"
 CONNECTIONS = 512
-log = getLogger("fednorms.door")
+LINES, SECONDS = 20, 10.0  # a flood of refused requests must not fill the disk: so many lines of the log in so long
+log = logging.getLogger("fednorms.door")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def run_link(link: Link, say: Callable[[str], None]) -> int:
         )
     if _listening(link.link_port):
         raise BadInput(f"Port {link.link_port} of {LOOPBACK} is in use. Choose another one with --link-port.")
+    _log_to_stderr()
     os.umask(0o077)  # the database holds the sites' models
     terminable()
     flower = start("flower-superlink", _options(link), roster.environment())
@@ -111,6 +113,34 @@ async def renew_certificates(server: uvicorn.Server, certificates: Path, every: 
             else:
                 seen = found
                 log.warning("the server's certificate was renewed")
+
+
+class Sparse(logging.Filter):
+    """Lets only some lines through in a while, and says how many it left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._since, self._lines = 0.0, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is written."""
+        if record.created - self._since > SECONDS:
+            if (left_out := self._lines - LINES) > 0:
+                record.msg, record.args = (
+                    f"{record.getMessage()} ({left_out} lines before this one were left out)",
+                    None,
+                )
+            self._since, self._lines = record.created, 0
+        self._lines += 1
+        return self._lines <= LINES
+
+
+def _log_to_stderr() -> None:
+    """Write what the door refuses to stderr, with the time."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s door: %(message)s"))
+    handler.addFilter(Sparse())
+    log.handlers, log.propagate = [handler], False
 
 
 async def _serve(link: Link, roster: Watched, flower: subprocess.Popen[bytes], certificates: Path) -> None:
