@@ -1104,12 +1104,13 @@ def test_a_row_names_lost_sites(tmp_path):
 
 def test_files_and_keys_of_a_project(tmp_path):
     made = write_project(tmp_path / "p", fn.Recipe(), flower_settings.Deployment(sites="a,b", classes="cat,dog"))
-    assert [path.name for path in made] == words("pyproject.toml fednorms_app.py README.md certificates.sh")
+    assert [path.name for path in made] == words("pyproject.toml fednorms_app.py README.md")
     told = tomllib.loads((tmp_path / "p" / "pyproject.toml").read_text())
     config = told["tool"]["flwr"]["app"].pop("config")
     assert fields(told) == words("""
         project.name project.version project.description project.dependencies[] tool.flwr.app.publisher
         tool.flwr.app.fab-include[] tool.flwr.app.components.serverapp tool.flwr.app.components.clientapp
+        tool.fednorms.address
     """)
     assert fields(config) == words("""
         method federation model rounds seed participation weighting loss class_weights metric head pretrained
@@ -1389,14 +1390,20 @@ COMMANDS = {
     "data pack": "--protocol --size --quality --codec --seed --val --test --group --complete --allow-pickle --quiet",
     "data show": "--out --images --json --root --protocol --complete --allow-pickle --size --data-seed --val --test "
     "--group --hold-out --augment --partition",
-    "deploy init": "--sites --classes --host --channels --minimum --deadline --recipe --json --method --federation "
-    "--model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
+    "deploy init": "--sites --classes --host --port --channels --minimum --deadline --recipe --json --method "
+    "--federation --model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
     "--pretrained --weights --evaluate --evaluate-every --validate-every --checkpoint-every "
     "--keep-checkpoints --on-divergence --engine --workers --device --precision --deterministic "
     "--threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
     "--momentum --weight-decay --clip --last --keep-momentum --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition",
+    "deploy certificates": "--days --renew --json",
+    "deploy enroll": "--site --key",
+    "deploy revoke": "--site",
+    "deploy link": "--host --port --link-port --database",
+    "deploy probe": "--ca --site --key --json",
     "deploy check": "--data --site --policy --json",
+    "deploy node": "--site --ca --key --data --server --state --audit --device --config",
     "deploy export": "--site --out --state --json",
     "list": "--paper --costs --json",
     "describe": "--model --classes --privacy --json",

@@ -34,7 +34,7 @@ _GROUPS = {
         "data": "check data sets on disk, show them, and pack them into one file",
     },
     "Train across machines": {
-        "deploy": "write a Flower project, and check a site's data against it",
+        "deploy": "write a Flower project, and run its server and its sites",
     },
     "Look up": {
         "list": "list methods, models, federations, analyses, ...",
