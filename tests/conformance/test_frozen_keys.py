@@ -724,6 +724,7 @@ PUBLIC = {
     "resume": "path federation model loss callback",
     "run": "method federation model rounds seed lr epochs batch_size participation training loss evaluate device "
     "engine head on_divergence weighting recipe out callback",
+    "verify": "path",
 }
 
 
@@ -1396,6 +1397,7 @@ COMMANDS = {
     "deploy export": "--site --out --state --json",
     "list": "--json",
     "describe": "--model --classes --privacy --json",
+    "verify": "--json",
 }
 
 
