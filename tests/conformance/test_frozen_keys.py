@@ -727,6 +727,7 @@ PUBLIC = {
     "resume": "path federation model loss callback",
     "run": "method federation model rounds seed lr epochs batch_size participation training loss evaluate device "
     "engine head on_divergence weighting recipe out callback",
+    "verify": "path",
 }
 
 
@@ -985,8 +986,8 @@ def test_the_header_of_a_pack(tmp_path):
     assert fields(json.loads(data[at : at + length])) == words("""
         name classes[] preprocessing.mean[] preprocessing.std[] protocol.augment protocol.loss
         protocol.class_weights protocol.metric source.spec source.val source.test source.seed shape[] dtype codec
-        quality images blocks.images[] blocks.labels[] blocks.rows[] data_hash sites[].name sites[].domain
-        sites[].attributes sites[].splits.train[] sites[].splits.val[] sites[].splits.test[]
+        quality images blocks.images[] blocks.labels[] blocks.rows[] blocks.hashes[] covered hashes_hash data_hash
+        sites[].name sites[].domain sites[].attributes sites[].splits.train[] sites[].splits.val[] sites[].splits.test[]
     """)
 
 
@@ -1407,6 +1408,7 @@ COMMANDS = {
     "deploy export": "--site --out --state --json",
     "list": "--paper --costs --json",
     "describe": "--model --classes --privacy --json",
+    "verify": "--json",
 }
 
 

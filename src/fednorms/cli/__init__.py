@@ -39,6 +39,7 @@ _GROUPS = {
     "Look up": {
         "list": "list methods, models, federations, analyses, ...",
         "describe": "show what a method does to a model: routes, bytes, state, passes",
+        "verify": "check the files of a run, model, comparison or pack for damage",
     },
 }
 
