@@ -111,6 +111,30 @@ def test_an_upload_that_cannot_be_used_is_left_out_named_and_counted(case, tmp_p
     assert row.get("refused", 0) == (0 if case in other else 1)
 
 
+@pytest.mark.parametrize("kind", ["query.hello", "train", "evaluate"])
+def test_bytes_that_flower_itself_cannot_read_cost_only_their_sender(kind, tmp_path):
+    class Garbled(LocalGrid):
+        def pull_messages(self, message_ids):
+            found = super().pull_messages(message_ids)
+            if any(self.asked[m.metadata.reply_to_message_id] == (HOSTILE, kind) for m in found):
+                raise ValueError("Mismatch in children object IDs")  # after the link has deleted all of them
+            return found
+
+        def push_messages(self, messages):
+            ids = super().push_messages(messages)
+            self.asked |= dict(zip(ids, self.log[-len(ids) :], strict=True))
+            return ids
+
+    config = config_of("fedavg", tmp_path, deploy__sites=SITES, **QUICK)
+    grid = Garbled(config, tmp_path, nodes_for(SITES))
+    grid.asked = {}
+    ours = serve(grid, config)
+    lost, notes = ours.history[0].get("lost", {}), " ".join(ours.notes)
+    assert not set(HONEST) & set(lost)
+    assert "sent a message that cannot be read (ValueError" in " ".join([*lost.values(), notes])
+    assert set(ours.history[0]["scores"]["global/global/test"]["sites"]) >= set(HONEST)
+
+
 SCORES = {
     "no samples": hostile.score(samples=0),
     "more samples than it has": hostile.score(samples=10**6),
