@@ -13,7 +13,7 @@ READY := $(VENV)/.fednorms-installed
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format docs-pages index bench clean
+.PHONY: help demo test test-all check format docs docs-pages index bench clean
 
 help:  ## list all targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -36,8 +36,13 @@ format: $(READY)  ## format the code and fix what the linter can fix
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-docs-pages: index  ## write the generated pages docs/methods.md and docs/commuting.md
+docs: $(READY)  ## build the documentation site into site/; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+docs-pages: index  ## write the generated pages of docs/: methods, data, results, commuting pairs
 	$(PY) docs/make_methods_page.py
+	$(PY) docs/make_data_page.py
+	$(PY) docs/make_results_page.py
 	PYTHONPATH=. $(PY) docs/make_commuting_page.py
 
 index: $(READY)  ## write the index that `fednorms list` reads, src/fednorms/cli/index.json
@@ -47,7 +52,7 @@ bench: $(READY)  ## time the loop engine against plain PyTorch
 	$(PY) benchmarks/loop_overhead.py
 
 clean:  ## remove .venv, caches and builds, but no run directories
-	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each test process gets one core: on small tensors a second thread costs more than a second process.

@@ -1018,7 +1018,8 @@ def _preprocessing(folder: Path) -> Value:
     import torch
 
     x = torch.from_numpy(pictures(3)[0])
-    kinds = [at.Preprocessing(), at.Preprocessing.centered(3), at.Preprocessing((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))]
+    centered = getattr(at.Preprocessing, "centered", None) or at.Preprocessing.centred  # as version 0.1 spells it
+    kinds = [at.Preprocessing(), centered(3), at.Preprocessing((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))]
     return [[p.to_dict(), p.unit(x), p(x) if callable(p) else None] for p in kinds]
 
 

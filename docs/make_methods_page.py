@@ -16,8 +16,8 @@ HEAD = """\
 
 Written by `python docs/make_methods_page.py`; a test compares it with the code. `fednorms list methods` prints the
 first table, and with `--costs` the second; `fednorms describe METHOD --model MODEL` describes one method on another
-model in full. Any methods combine with `+`. Files are in `src/fednorms/`. [commuting.md](commuting.md) lists pairs
-whose order matters and pairs that are refused. [add-a-method.md](add-a-method.md) shows how to write a new one.
+model in full. Any methods combine with `+`. Files are in `src/fednorms/`. [Which pairs commute](commuting.md) lists
+pairs whose order matters and pairs that are refused. [Add a method](add-a-method.md) shows how to write a new one.
 
 ## What they do
 """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fednorms.data.registry import federation
     from fednorms.explain.describe import describe
     from fednorms.methods.registry import method, part
-    from fednorms.papers.analysis.analyse import analyse
+    from fednorms.papers.analysis.analyze import analyze
     from fednorms.papers.analysis.findings import Findings
     from fednorms.papers.tables.reproduce import Reproduction, reproduce
     from fednorms.runs.compare import Comparison, compare
@@ -76,7 +76,7 @@ __all__ = [
     "Tree",
     "__version__",
     "adapt",
-    "analyse",
+    "analyze",
     "compare",
     "describe",
     "evaluate_run",
@@ -116,7 +116,7 @@ _DEFINED_IN = {
     "data.registry": ("federation",),
     "explain.describe": ("describe",),
     "methods.registry": ("method", "part"),  # the decorator from there: a new part must not take a published name
-    "papers.analysis.analyse": ("analyse",),
+    "papers.analysis.analyze": ("analyze",),
     "papers.analysis.findings": ("Findings",),
     "papers.tables.reproduce": ("Reproduction", "reproduce"),
     "runs.compare": ("Comparison", "compare"),
@@ -132,12 +132,15 @@ _DEFINED_IN = {
 }
 _HOME = {name: module for module, names in _DEFINED_IN.items() for name in names}
 
+_SPELLINGS = {"analyse": "analyze"}  # names of version 0.1
+
 sys.meta_path.append(_moved.Finder())
 
 
 def __getattr__(name: str) -> object:
     if name in ("layers", "methods"):
         return import_module(f"fednorms.{name}")
+    name = _SPELLINGS.get(name, name)
     if name in _HOME:
         return getattr(import_module(f"fednorms.{_HOME[name]}"), name)
     raise AttributeError(f"module 'fednorms' has no attribute {name!r}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 _PUBLIC = {
-    "analysis.analyse": "analyse",
+    "analysis.analyse": "analyze",
     "describe": "describe",
     "errors": "BadInput, Diverged, FednormsError, RunFailed",
     "method": "Method, method",

@@ -73,7 +73,7 @@ def test_run_has_an_option_for_every_field_of_a_recipe(capsys):
 def test_the_british_spelling_of_version_0_1_is_accepted():
     for spelling in ("--optimizer", "--optimiser"):
         given = parse(Run, "run", [spelling, "adamw"])
-        assert given.training.optimizer == "adamw"
+        assert given.training_panel.optimizer == "adamw"
 
 
 def test_describe(capsys):

@@ -98,10 +98,11 @@ def test_kill_9_and_resume_end_with_the_same_bytes(folder, tmp_path):
     assert without_times(killed) == without_times(whole)
 
 
-def test_ctrl_c_is_130_and_says_how_to_continue(folder, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_are_130_and_say_how_to_continue(folder, tmp_path, number):
     run = tmp_path / "run"
     with held("run", *quick(folder, "--rounds", "20", "--out", run), run=run, number=2) as process:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = process.communicate(timeout=HANG)
     assert process.returncode == 130
     assert not out

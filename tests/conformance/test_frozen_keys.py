@@ -338,7 +338,7 @@ RECIPE = {
     "on_divergence": "stop",
     "engine": "auto",
     "workers": 0,
-    "device": "cpu",
+    "device": "auto",  # version 0.1: "cpu"
     "precision": "float32",
     "deterministic": True,
     "threads": 1,
@@ -398,7 +398,7 @@ keep_checkpoints = "newest"
 on_divergence = "stop"
 engine = "auto"
 workers = 0
-device = "cpu"
+device = "auto"
 precision = "float32"
 deterministic = true
 threads = 1
@@ -704,12 +704,12 @@ PUBLIC = {
     "Training": "",
     "Tree": "",
     "__version__": "",
-    "adapt": "path folder out epochs lr which test size group model loss",
-    "analyse": "path name federation model loss device",
+    "adapt": "path folder out epochs lr which test size group model loss device",
+    "analyze": "path name federation model loss device",
     "compare": "methods federation model rounds loss seeds lr epochs batch_size participation training evaluate "
     "device recipe out jobs watch",
     "describe": "method model classes shape head",
-    "evaluate_run": "path modes which split federation model loss",
+    "evaluate_run": "path modes which split federation model loss device",
     "export": "path out site which onnx model",
     "federation": "spec size seed val test root protocol complete allow_pickle group",
     "from_arrays": "sites classes val test seed layout channels groups domains attributes preprocessing name",
@@ -721,8 +721,9 @@ PUBLIC = {
     "option": "default at_least above at_most choices",
     "part": "name",
     "partition": "federation by seed",
-    "predict": "path inputs site which model skip_broken",
-    "reproduce": "name data seeds only settings out jobs device search report allow_pickle incomplete observer",
+    "predict": "path inputs site which model skip_broken device",
+    "reproduce": "name data seeds only settings out jobs device search report allow_pickle incomplete observer rounds "
+    "quick dry_run",
     "resume": "path federation model loss callback",
     "run": "method federation model rounds seed lr epochs batch_size participation training loss evaluate device "
     "engine head on_divergence weighting recipe out callback",
@@ -798,7 +799,7 @@ def test_federation_json(run):
     assert fields(read(run / "federation.json")) == words("""
         name classes[] shape[] dtype preprocessing.mean[] preprocessing.std[] sites[].name sites[].domain
         sites[].attributes sites[].images.train[] sites[].images.val[] sites[].images.test[] clients[] samples
-        stored prepared protocol.augment protocol.loss protocol.class_weights protocol.metric partition
+        stored prepared protocol.augment protocol.loss protocol.class_weights protocol.metric partition hash
     """)
 
 
@@ -832,7 +833,7 @@ def test_a_row_under_differential_privacy_and_its_summary(tmp_path):
     """)
     summary = read(tmp_path / "dp" / "summary.json")
     assert list(summary) == words("""
-        method headline rounds last best_validation seconds bytes_up bytes_down diverged privacy notes recipe
+        method headline rounds last best_validation seconds bytes_up bytes_down diverged privacy notes recipe hash
     """)
     assert list(summary["privacy"]) == words("part epsilon delta neighbours cohorts")
 
@@ -851,7 +852,7 @@ def test_summary_json(run):
         best_validation.scores.*.domains.* best_validation.scores.*.sites.*.accuracy
         best_validation.scores.*.sites.*.balanced_accuracy best_validation.scores.*.sites.*.loss
         best_validation.scores.*.sites.*.samples best_validation.scores.*.sites.*.recall[] seconds bytes_up
-        bytes_down diverged notes
+        bytes_down diverged notes hash
     """)
     assert list(told) == list(RECIPE)
 
@@ -861,9 +862,10 @@ def test_manifests_and_states(run):
     manifest = read(folder / "round-000002" / "manifest.json")
     assert fields(manifest, "clients") == words("""
         hash round seed server.path server.size server.hash clients.*.path clients.*.size clients.*.hash
-        extra.best.round extra.best.val version
+        extra.best.round extra.best.val extra.metrics.rows extra.metrics.hash version
     """)
     assert manifest["version"] == 1
+    assert manifest["extra"]["metrics"]["rows"] == 2
     assert fields(read(folder / "best" / "manifest.json"), "clients") == words("""
         hash round seed server.path server.size server.hash clients.*.path clients.*.size clients.*.hash
         extra.best.round extra.best.val version
@@ -947,7 +949,7 @@ EXPORTED = """
     architecture.model architecture.custom architecture.size architecture.method architecture.head[]
     architecture.precision architecture.changes trained.federation trained.site trained.round trained.rounds
     trained.which trained.seed needs.fednorms needs.why needs.layers needs.load needs.load_without_fednorms
-    notes
+    notes files.README.txt files.model.safetensors hash
 """
 
 
@@ -1005,6 +1007,7 @@ def test_a_saved_partition(tmp_path):
 
 # -- across machines ------------------------------------------------------------------------------------------------
 DEPLOYMENT = {"sites": "", "minimum": 1, "wait": 600.0, "deadline": 3600.0, "out": "run", "classes": "", "channels": 3}
+DEPLOYMENT |= {"max_weight": 0.9, "restart": 0}  # added after 0.1
 
 
 def test_settings_of_a_deployment():
@@ -1115,7 +1118,7 @@ def test_files_and_keys_of_a_project(tmp_path):
         training.schedule training.decay training.optimizer training.momentum training.weight_decay training.last
         training.keep_momentum data.root data.protocol data.complete data.allow_pickle data.hold_out data.augment
         data.partition deploy.sites deploy.minimum deploy.wait deploy.deadline deploy.out deploy.classes
-        deploy.channels
+        deploy.channels deploy.max_weight deploy.restart
     """)
     assert "from fednorms.flower import client_app, server_app" in (tmp_path / "p" / "fednorms_app.py").read_text()
 
@@ -1349,8 +1352,8 @@ def test_fields_of_descriptions():
     """)
     assert fields(what_leaves("scaffold + fedbn").to_dict()) == words("""
         method model leaves[].when leaves[].sender leaves[].what leaves[].names[] leaves[].nbytes
-        leaves[].statistics leaves[].averaged stays[] stays_bytes secure_aggregation deployable obstacle
-        differential_privacy
+        leaves[].statistics leaves[].averaged told[].when told[].what told[].keys[] class_counts stays[] stays_bytes
+        secure_aggregation deployable obstacle differential_privacy
     """)
     assert fields(view_federation(tiny()).to_dict()) == words("""
         name classes[] sites[].name sites[].domain sites[].train sites[].val sites[].test sites[].labels[]
@@ -1376,12 +1379,12 @@ COMMANDS = {
     "--quiet --json",
     "resume": "--quiet --json",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
-    "--incomplete --quiet --json",
-    "evaluate": "--modes --which --split --clients --json",
-    "predict": "--site --which --out --skip-broken --json",
+    "--incomplete --quiet --json --dry-run --quick --rounds",
+    "evaluate": "--modes --which --split --clients --device --json",
+    "predict": "--site --which --out --skip-broken --device --json",
     "export": "--out --site --which --onnx --json",
-    "adapt": "--epochs --lr --test --size --group --which --out --json",
-    "analyse": "--out --device --json",
+    "adapt": "--epochs --lr --test --size --group --which --out --device --json",
+    "analyze": "--out --device --json",
     "data check": "--protocol --allow-pickle --json",
     "data pack": "--protocol --size --quality --codec --seed --val --test --group --complete --allow-pickle --quiet",
     "data show": "--out --images --json --root --protocol --complete --allow-pickle --size --data-seed --val --test "
@@ -1393,9 +1396,9 @@ COMMANDS = {
     "--threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
     "--momentum --weight-decay --clip --last --keep-momentum --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition",
-    "deploy check": "--data --site --json",
+    "deploy check": "--data --site --policy --json",
     "deploy export": "--site --out --state --json",
-    "list": "--json",
+    "list": "--paper --costs --json",
     "describe": "--model --classes --privacy --json",
 }
 
@@ -1407,9 +1410,9 @@ def help_of(*command: str) -> str:
     return out.getvalue()
 
 
-def options_in(text: str) -> str:
-    """The options that a help text lists; those that prose mentions do not begin a line."""
-    return " ".join(re.findall(r"^(?:│ | {1,2})(--[a-z][a-z-]*)", text, re.MULTILINE))
+def options_in(text: str) -> list[str]:
+    """The options that a help text lists, sorted; those that prose mentions do not begin a line."""
+    return sorted(re.findall(r"^(?:│ | {1,2})(--[a-z][a-z-]*)", text, re.MULTILINE))
 
 
 def test_commands_and_their_options(monkeypatch):
@@ -1421,7 +1424,13 @@ def test_commands_and_their_options(monkeypatch):
         inner = re.findall(r"^  ([a-z]+) ", help_of(group), re.MULTILINE)
         assert [f"{group} {name}" for name in inner] == [c for c in COMMANDS if c.startswith(f"{group} ")]
     found = {command: options_in(help_of(*command.split())) for command in COMMANDS}
-    assert found == {command: " ".join(words(text)) for command, text in COMMANDS.items()}
+    assert found == {command: sorted(words(text)) for command, text in COMMANDS.items()}
+
+
+def test_the_spelling_of_version_0_1_is_understood():
+    assert fn.analyse is fn.analyze
+    assert help_of("analyse") == help_of("analyze")
+    assert "fednorms analyze" in help_of("analyse")
 
 
 def test_what_can_be_listed():
@@ -1436,5 +1445,6 @@ def test_environment_variables():
             if isinstance(node, ast.Call) and "environ" in ast.unparse(node.func) and node.args:
                 found.add(ast.literal_eval(node.args[0]))
     assert sorted(found) == words("""
-        CUBLAS_WORKSPACE_CONFIG FEDNORMS_METHODS FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME XDG_CACHE_HOME XDG_STATE_HOME
+        CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_METHODS FEDNORMS_POLICY FEDNORMS_TRACEBACK
+        GLOO_SOCKET_IFNAME XDG_CACHE_HOME XDG_STATE_HOME
     """)

@@ -160,7 +160,8 @@ def test_options_of_the_wrong_kind_are_bad_input(spec, options, said):
 def test_a_folder_that_is_something_else_is_shown(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     (tmp_path / "photo").mkdir()
-    with pytest.raises(BadInput, match=r"does not hold this data set; expected .* It holds a\.png, photo/\.$"):
+    said = r"does not hold this data set; expected .* The folder holds a\.png, photo/\. It is published at https:"
+    with pytest.raises(BadInput, match=said):
         federation("pacs", root=tmp_path)
     for label in ("cat", "dog"):
         (tmp_path / "classes" / label).mkdir(parents=True)

@@ -5,6 +5,8 @@ import glob
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections import deque
 from dataclasses import replace
@@ -143,12 +145,13 @@ def test_messages_arrive_as_they_were_sent(things):
             assert found[1][name].stride() == tensor.clone().stride()
             assert torch.equal(found[1][name], tensor)
             assert found[2][name] is found[1][name]
-        assert not os.path.exists(sender.path)
+    assert not glob.glob(f"{transport.SHARED_MEMORY}/fednorms-{os.getpid()}-test-*")
 
 
 def test_tensors_without_elements_keep_their_own_shapes():
     thing = [torch.zeros(0), torch.zeros(3, 0), torch.ones(2), torch.zeros(0)]
-    assert [t.shape for t in Receiver().read(Sender("test").pack(thing))] == [t.shape for t in thing]
+    sender = Sender("test")
+    assert [t.shape for t in Receiver().read(sender.pack(thing))] == [t.shape for t in thing]
 
 
 def test_a_read_tensor_is_the_senders_memory_unless_copied():
@@ -159,8 +162,53 @@ def test_a_read_tensor_is_the_senders_memory_unless_copied():
     assert torch.equal(own, x)
 
 
+@pytest.mark.skipif(not os.path.isdir(transport.DESCRIPTORS), reason="files have names here")
+def test_a_file_never_has_a_name_and_vanishes_with_its_last_user(monkeypatch, tmp_path):
+    monkeypatch.setattr(transport, "SHARED_MEMORY", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    sender, receiver = Sender("test", one_reader=False), Receiver()
+    for size in (3, 3000, 300_000):  # whoever is killed anywhere in between leaves nothing
+        message = sender.pack(torch.arange(size))
+        assert not list(tmp_path.iterdir())
+        assert torch.equal(receiver.read(message), torch.arange(size))
+    handle = int(message.path.rpartition("/")[2])
+    assert os.fstat(handle).st_nlink == 0
+    del sender
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handle)
+
+
+def test_a_descriptor_used_twice_is_not_mistaken_for_the_file_before():
+    sender, receiver = Sender("test", one_reader=False), Receiver()
+    first = sender.pack(torch.zeros(3))
+    receiver.read(first)
+    sender.pack(torch.zeros(3000))  # not read by this receiver
+    last = sender.pack(torch.ones(300_000))
+    assert torch.equal(receiver.read(last), torch.ones(300_000))
+
+
+def test_the_next_pool_removes_the_named_files_of_dead_processes_only(monkeypatch, tmp_path):
+    monkeypatch.setattr(transport, "SHARED_MEMORY", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(transport, "DESCRIPTORS", str(tmp_path / "none"))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    for name in (
+        f"fednorms-{dead.pid}-0123456789ab-x",
+        f"fednorms-{dead.pid}-else",
+        f"other-{dead.pid}-0123456789ab-x",
+    ):
+        (tmp_path / name).touch()
+    mine = Sender("0123456789ab", one_reader=False).pack(torch.ones(3)).path
+    assert os.path.exists(mine)
+    transport.remove_stale()
+    left = {f"fednorms-{dead.pid}-else", f"other-{dead.pid}-0123456789ab-x", os.path.basename(mine)}
+    assert set(os.listdir(tmp_path)) == left
+
+
 def test_without_shared_memory_messages_are_in_the_temporary_directory(monkeypatch, tmp_path):
     monkeypatch.setattr(transport, "SHARED_MEMORY", str(tmp_path / "none"))
+    monkeypatch.setattr(transport, "DESCRIPTORS", str(tmp_path / "none"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sender = Sender("test", one_reader=False)
     message = sender.pack(torch.ones(3))

@@ -124,7 +124,7 @@ def test_a_diverged_method_is_named_and_the_others_continue():
 def test_some_seeds_may_fail():
     site = SiteScore(0.5, 0.5, 1.0, 2, [0.5, 0.5])
     tested = {"global/global/test": Scores("global", "global", "test", {"a": site}, {"a": "a"})}
-    rounds = [RoundSummary(1, 1.0, 0.0, {name: Averages.of(s) for name, s in tested.items()})]
+    rounds = [RoundSummary(1, 1.0, 0.0, {"global/global/test": Averages(0.5, 0.5, 0.5)})]
     done = [Outcome("m", 0, 0.1, "global/global", rounds, tested), Outcome("m", 1, 0.1, error="no memory")]
     found = Comparison({"m": "m"}, [0, 1], done)
     assert found.rows[0].entries["a"] == MeanStd(0.5, None)

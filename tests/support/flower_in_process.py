@@ -42,6 +42,7 @@ class LocalGrid:
     def __init__(self, config: dict, folder: Path, nodes: dict[int, dict], fault: Fault | None = None) -> None:
         self.config, self.folder, self.nodes, self.fault = config, folder, dict(nodes), fault
         self.app = client_app()
+        self.policy = str(open_policy(folder))  # a node may name another one, or none: ""
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # as Flower's processes do
         self.replies: dict[str, Message] = {}
         self.log: list[tuple[str, str]] = []  # (site, kind) of every message that a node worked on
@@ -59,7 +60,7 @@ class LocalGrid:
             node = message.metadata.dst_node_id
             arrived = travelled(message)
             arrived.metadata.__dict__["_message_id"] = message_id
-            config = {"state": str(self.folder / "state" / str(node)), **self.nodes[node]}
+            config = {"state": str(self.folder / "state" / str(node)), "policy": self.policy, **self.nodes[node]}
             self.log.append((str(config.get("site")), message.metadata.message_type))
             context = Context(1, node, config, RecordDict(), dict(self.config))
             try:
@@ -74,6 +75,13 @@ class LocalGrid:
 
     def pull_messages(self, message_ids):
         return [self.replies.pop(m) for m in list(message_ids) if m in self.replies]
+
+
+def open_policy(folder: Path) -> Path:
+    """A policy that allows everything, so that a run can be compared with the loop in full."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "policy.toml").write_text("class_counts = true\n")
+    return folder / "policy.toml"
 
 
 def travelled(message: Message) -> Message:

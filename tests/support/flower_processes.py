@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fednorms.flower.project import write_project
 from fednorms.flower.settings import read
+from tests.support.flower_in_process import open_policy
 from tests.support.waiting import HANG
 
 BIN = Path(sys.executable).parent
@@ -40,6 +41,7 @@ class Cluster:
         self.needed: dict[str, subprocess.Popen] = {}  # "link" and the sites: without them a run cannot continue
         self.certificates: Path | None = None
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("FLWR_")} | {
+            "FEDNORMS_POLICY": str(open_policy(folder)),
             "FLWR_HOME": str(folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",

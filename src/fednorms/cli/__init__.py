@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 
 from fednorms.core.errors import FednormsError
@@ -25,7 +28,7 @@ _GROUPS = {
         "predict": "classify images",
         "export": "write a model as plain weights, with its classes and preprocessing",
         "adapt": "give a new site a model that fits its images",
-        "analyse": "measure what a figure of the papers shows, in your run",
+        "analyze": "measure what a figure of the papers shows, in your run",
     },
     "Data": {
         "data": "check data sets on disk, show them, and pack them into one file",
@@ -73,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name need not be valid text
     try:
-        with warnings.catch_warnings(), command_line():
+        with warnings.catch_warnings(), command_line(), _ended_like_ctrl_c():
             warnings.showwarning = _as_note
             code = _dispatch(args)
         sys.stdout.flush()
@@ -99,6 +102,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise
 
 
+@contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """Within this context, SIGTERM (schedulers, `kill`) interrupts like Ctrl-C: what was done is kept and said."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _as_note(message: Warning | str, *_: object, **__: object) -> None:
     """A warning in one line, without the place in the sources."""
     print(f"note: {' '.join(str(message).split())}", file=sys.stderr)
@@ -114,7 +130,7 @@ def _dispatch(args: list[str]) -> int:
 
         print(f"fednorms {__version__}")
         return 0
-    command = args[0]
+    command = "analyze" if args[0] == "analyse" else args[0]  # the spelling of version 0.1
     if command not in names:
         _say(f'Unknown command "{command}": {nearest(command, names)}. See `fednorms --help`.')
         return 2

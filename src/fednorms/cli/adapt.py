@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fednorms.cli.output import print_json, stdout
-from fednorms.cli.parsing import parse
+from fednorms.cli.output import print_result
+from fednorms.cli.parsing import Flag, parse
 
 Which = Literal["last", "best"]
 
@@ -42,7 +42,9 @@ class Adapt:
     """Start from the last round, or from the round with the best validation accuracy."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: not saved)")] = None
     """A new directory for the site's model."""
-    json: bool = False
+    device: str = "auto"
+    """cpu, cuda, or auto (the run's own, or the CPU if that is not here)."""
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 
@@ -61,9 +63,7 @@ def adapt(args: Sequence[str]) -> int:
         test=given.test,
         size=given.size,
         group=given.group,
+        device=given.device,
     )
-    if given.json:
-        print_json(done.to_dict())
-    else:
-        stdout().print(repr(done), markup=False, soft_wrap=True)
+    print_result(done, as_json=given.json)
     return 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.text import Text
 
 from fednorms.cli.output import grid, print_json, stdout
-from fednorms.cli.parsing import CompareOptions, DataOptions, Output, TrainingOptions, merged, parse
+from fednorms.cli.parsing import Output, merged, parse, recipe_options
 from fednorms.cli.progress import CellWatch, Reporter
 from fednorms.core.errors import BadInput
 from fednorms.runs.recipe import Recipe
@@ -20,17 +20,28 @@ if TYPE_CHECKING:
     from fednorms.runs.compare import Comparison
 
 
+_Options: Any = recipe_options("CompareOptions", without=("method", "seed"))
+
+
 @dataclass
-class Compare:
-    """Train several methods over several seeds, with the same cohorts and batches, and print one table.
-
-    The same command continues an interrupted comparison. Finished runs are not repeated.
-    """
-
+class _Methods:
     methods: Annotated[list[str], tyro.conf.arg(metavar="METHOD [METHOD ...]")]
     """Methods to compare; quote sums: fedavg fedbn "scaffold + fedfn"."""
     seeds: int = 3
     """Number of seeds: 0, 1, 2, ..."""
+
+
+@dataclass
+class Compare(_Options, _Methods):
+    """Train several methods over several seeds, with the same cohorts and batches, and print one table.
+
+    For example:
+      fednorms compare --methods fedavg fedbn "scaffold + fedfn" --seeds 3
+      fednorms compare --methods fedavg fedfn --lrs fedfn=0.4 --federation photos/
+
+    The same command continues an interrupted comparison. Finished runs are not repeated.
+    """
+
     lrs: Annotated[list[str], tyro.conf.arg(metavar="METHOD=LR [METHOD=LR ...]", help_behavior_hint="")] = field(
         default_factory=list
     )
@@ -43,9 +54,6 @@ class Compare:
     """Directory for the table, the picture and all runs."""
     jobs: int = 1
     """Number of runs at a time, each in its own process."""
-    runs: CompareOptions = field(default_factory=CompareOptions)
-    training: TrainingOptions = field(default_factory=TrainingOptions)
-    data: DataOptions = field(default_factory=DataOptions)
     output: Output = field(default_factory=Output)
 
 
@@ -56,7 +64,7 @@ def compare(args: Sequence[str]) -> int:
     from fednorms.runs.compare import slug
 
     base = Recipe.read(given.recipe) if given.recipe else Recipe()
-    recipe = merged(base, given.runs, given.training, given.data).model_copy(update={"fingerprint": ""})
+    recipe = merged(base, given).model_copy(update={"fingerprint": ""})
     federation = recipe.federation.removeprefix("folder:").rstrip("/").rpartition("/")[2]
     out = given.out or Path("runs") / f"compare-{slug(federation)}"
     total = len(given.methods) * given.seeds * recipe.rounds

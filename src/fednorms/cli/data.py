@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from fednorms.cli.output import grid, print_json, stderr, stdout
-from fednorms.cli.parsing import parse
+from fednorms.cli.parsing import Flag, parse
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
 
@@ -55,9 +55,9 @@ class Check:
     """The folder or file."""
     protocol: str = ""
     """Count the sites of this protocol (default: the data set's first)."""
-    allow_pickle: bool = False
+    allow_pickle: Flag = False
     """Open pickled archives; only NumPy arrays are accepted."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 
@@ -211,11 +211,13 @@ class Pack:
     """Fraction of each site's images for testing, where the data have no split."""
     group: str = ""
     """For folders: a regular expression that finds the patient in a file name, such as "(patient[0-9]+)"."""
-    complete: tyro.conf.FlagConversionOff[bool] = True
+    complete: Annotated[
+        tyro.conf.FlagConversionOff[bool], tyro.conf.arg(metavar="| --no-complete", help_behavior_hint="(default: yes)")
+    ] = True
     """Fail if image counts differ from the published ones."""
-    allow_pickle: bool = False
+    allow_pickle: Flag = False
     """Open pickled archives; only NumPy arrays are accepted."""
-    quiet: bool = False
+    quiet: Flag = False
     """Show no progress."""
 
 

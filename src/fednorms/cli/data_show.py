@@ -11,7 +11,7 @@ import tyro
 
 from fednorms.cli.grid import Grid
 from fednorms.cli.output import grid, print_json, stdout
-from fednorms.cli.parsing import DataOptions, RecipeOptions, TrainingOptions, merged, parse
+from fednorms.cli.parsing import DataOptions, Flag, merged, parse
 from fednorms.runs.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Show:
     """Draw sample images, labels and sizes into this file."""
     images: int = 8
     """Sample images per site in the picture."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
     data: DataOptions = field(default_factory=DataOptions)
 
@@ -43,7 +43,7 @@ def show(args: Sequence[str]) -> int:
     from fednorms.data.show import picture, view
     from fednorms.runs.session import data_notes, open_federation
 
-    recipe = merged(Recipe(federation=given.federation), RecipeOptions(), TrainingOptions(), given.data)
+    recipe = merged(Recipe(federation=given.federation), given.data)
     federation = open_federation(recipe)
     found = view(federation)
     drawn = picture(federation, given.out, max(1, given.images), found) if given.out else None

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from fednorms.cli.output import grid, print_json, stdout
+from fednorms.cli.output import grid, print_json, print_result, stdout
 from fednorms.cli.parsing import DataOptions, RecipeOptions, TrainingOptions, merged, parse
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
@@ -67,6 +67,10 @@ class Check:
     """The site's folder of CLASS/image."""
     site: str = ""
     """The site's name, as in the project."""
+    policy: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: FEDNORMS_POLICY)")] = (
+        None
+    )
+    """The site's policy, as in its node's config: a project that asks for more is refused."""
     json: bool = False
     """Print one JSON object and nothing else."""
 
@@ -170,12 +174,14 @@ def _joined(what: str, names: list[str]) -> str:
 def _check(args: Sequence[str]) -> int:
     given = parse(Check, "deploy check", args)
     from fednorms.data.facts import Facts
+    from fednorms.flower.policy import Policy
     from fednorms.flower.site import open_site
     from fednorms.runs.assemble import assemble
 
     recipe, deployment = read_project(given.project)
     if given.site and given.site not in deployment.site_names:
         raise BadInput(f'No site "{given.site}" in {given.project}: {nearest(given.site, deployment.site_names)}')
+    Policy.of({"policy": str(given.policy)} if given.policy else {}).check(recipe, deployment)
     node: dict[str, Any] = {"data": str(given.data)} | ({"site": given.site} if given.site else {})
     found = open_site(recipe, deployment, node)
     site = found.sites[0]
@@ -193,6 +199,8 @@ def _check(args: Sequence[str]) -> int:
     console.print(
         f"\nSite {site.name}: images {'x'.join(map(str, found.shape))}. It fits {given.project}.", markup=False
     )
+    if given.policy:
+        console.print(f"The policy {given.policy} allows what the project asks for.", markup=False)
     if empty:
         console.print(f"note: no training image of {', '.join(empty)}", markup=False)
     return 0
@@ -203,10 +211,7 @@ def _export(args: Sequence[str]) -> int:
     from fednorms.flower.collect import export_at_site
 
     done = export_at_site(given.run, given.site, given.out, given.state)
-    if given.json:
-        print_json(done.to_dict())
-    else:
-        stdout().print(repr(done), markup=False, soft_wrap=True)
+    print_result(done, as_json=given.json)
     return 0
 
 

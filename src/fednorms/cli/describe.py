@@ -8,8 +8,8 @@ from typing import Annotated
 
 import tyro
 
-from fednorms.cli.output import print_json, stdout
-from fednorms.cli.parsing import parse
+from fednorms.cli.output import print_result
+from fednorms.cli.parsing import Flag, parse
 
 
 @dataclass
@@ -22,33 +22,18 @@ class Describe:
     """A name (see `fednorms list models`), torchvision:NAME, timm:NAME, or a custom model, mymodule:Net."""
     classes: int = 10
     """Number of classes."""
-    privacy: bool = False
+    privacy: Flag = False
     """Show what leaves a site instead: which tensors, which of them are statistics of the data, and how many bytes."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 
 def describe(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Describe, "describe", args)
-    if given.privacy:
-        return _privacy(given)
     from fednorms.explain.describe import describe as describe_method
-
-    found = describe_method(given.method, given.model, classes=given.classes)
-    if given.json:
-        print_json(found.to_dict())
-    else:
-        stdout().print(repr(found), markup=False, soft_wrap=True)
-    return 0
-
-
-def _privacy(given: Describe) -> int:
     from fednorms.explain.leaves import what_leaves
 
-    found = what_leaves(given.method, given.model, classes=given.classes)
-    if given.json:
-        print_json(found.to_dict())
-    else:
-        stdout().print(repr(found), markup=False, soft_wrap=True)
+    explain = what_leaves if given.privacy else describe_method
+    print_result(explain(given.method, given.model, classes=given.classes), as_json=given.json)
     return 0

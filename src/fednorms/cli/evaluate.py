@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from fednorms.cli.output import grid, print_json, stdout
-from fednorms.cli.parsing import parse
+from fednorms.cli.parsing import Flag, parse
 
 if TYPE_CHECKING:
     from fednorms.evaluation.scores import SiteScore
@@ -32,9 +32,11 @@ class Evaluate:
     """The last round, or the round with the best validation accuracy."""
     split: Literal["test", "val", "train"] = "test"
     """The split to test on."""
-    clients: bool = False
+    clients: Flag = False
     """Also show single sites: the 20 worst of each mode (--json has all of them)."""
-    json: bool = False
+    device: str = "auto"
+    """cpu, cuda, or auto (the run's own, or the CPU if that is not here)."""
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 
@@ -43,7 +45,7 @@ def evaluate(args: Sequence[str]) -> int:
     given = parse(Evaluate, "evaluate", args)
     from fednorms.runs.use.evaluate import evaluate_run
 
-    scores = evaluate_run(given.run, given.modes, given.which, given.split)
+    scores = evaluate_run(given.run, given.modes, given.which, given.split, device=given.device)
     if given.json:
         print_json({"run": str(given.run), "which": given.which, "scores": {k: s.to_dict() for k, s in scores.items()}})
         return 0

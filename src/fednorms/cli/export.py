@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fednorms.cli.output import print_json, stdout
-from fednorms.cli.parsing import parse
+from fednorms.cli.output import print_result
+from fednorms.cli.parsing import Flag, parse
 
 Which = Literal["last", "best"]
 
@@ -27,9 +27,9 @@ class Export:
     """Export the personal model of this site."""
     which: Which = "last"
     """The last round, or the round with the best validation accuracy."""
-    onnx: bool = False
+    onnx: Flag = False
     """Also write it as ONNX."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 
@@ -39,8 +39,5 @@ def export(args: Sequence[str]) -> int:
     from fednorms.runs.use.export import export as export_run
 
     done = export_run(given.run, given.out, site=given.site, which=given.which, onnx=given.onnx)
-    if given.json:
-        print_json(done.to_dict())
-    else:
-        stdout().print(repr(done), markup=False, soft_wrap=True)
+    print_result(done, as_json=given.json)
     return 0

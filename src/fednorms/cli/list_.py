@@ -12,7 +12,7 @@ import tyro
 
 from fednorms.cli.index import Rows, index
 from fednorms.cli.output import grid, print_json, stdout
-from fednorms.cli.parsing import parse
+from fednorms.cli.parsing import Flag, parse
 from fednorms.core import plugins
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
@@ -34,9 +34,9 @@ class List:
     """Only rows that contain this text; with * or ?, rows whose name matches: "fed*"."""
     paper: Annotated[str, tyro.conf.arg(help_behavior_hint="")] = ""
     """Only methods in the tables of this paper, such as fedwon."""
-    costs: bool = False
+    costs: Flag = False
     """Show what methods cost and where they work, instead of their ideas."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 
@@ -87,7 +87,7 @@ _USE = {
     "partitions": 'Use: --partition "dirichlet(beta=0.3, clients=100)". within=domain divides every domain '
     "separately; test=deal|alike|personal|whole says how test data are divided.",
     "transforms": "Use: --augment flip_rotate. By default the data set's papers decide. Tests use none.",
-    "analyses": "Use: `fednorms analyse RUN four-factors`. Curves have one point per kept round "
+    "analyses": "Use: `fednorms analyze RUN four-factors`. Curves have one point per kept round "
     '(keep_checkpoints="all"); test-gap needs a run tested with global and batch statistics.',
 }
 

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 
@@ -35,6 +35,18 @@ def print_json(value: Mapping[str, Any]) -> None:
     }
     """
     print(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False, default=str))
+
+
+class _Result(Protocol):
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+def print_result(found: _Result, *, as_json: bool) -> None:
+    """Print what a command found: its repr, or one JSON object."""
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        stdout().print(repr(found), markup=False, soft_wrap=True)
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401

@@ -6,34 +6,164 @@ import ast
 import dataclasses
 import inspect
 import re
+import shutil
 import textwrap
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
+from fednorms.core.errors import BadInput
 from fednorms.core.training import Training
 from fednorms.runs.recipe import Data, Recipe
 
 C = TypeVar("C")
 
 
+Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # `--json`, without "(default: False)"
+
+
 @dataclasses.dataclass
 class Output:
     """What is printed."""
 
-    quiet: bool = False
+    quiet: Flag = False
     """Print the result only, no progress."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 
 def parse(cls: type[C], command: str, args: Sequence[str]) -> C:
     """Read a command's options; a mistake ends with a message and exit code 2."""
+    known = dict(_known(cls))
+    asked = [re.sub(r"^--optimiser\b", "--optimizer", arg) for arg in args]  # version 0.1 had the British one
+    _point_out(asked, known, command)
     settings = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
-    american = [re.sub(r"^--optimiser\b", "--optimizer", arg) for arg in args]  # version 0.1 had the British one
-    return tyro.cli(cls, prog=f"fednorms {command}", args=american, config=settings)
+    return tyro.cli(
+        cls,
+        prog=f"fednorms {command}",
+        args=_switched(asked, known),
+        config=settings,
+        description=_wrapped(inspect.getdoc(cls) or ""),
+    )
+
+
+def _known(cls: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    """The options of a command: their names, and the types of their values."""
+    for field in dataclasses.fields(cls):
+        hint = get_type_hints(cls, include_extras=True)[field.name]
+        kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        if dataclasses.is_dataclass(kind):
+            yield from _known(kind)
+            continue
+        named = [extra.name for extra in get_args(hint)[1:] if getattr(extra, "name", None)]
+        yield f"--{(named or [field.name])[0].replace('_', '-')}", _without_none(kind)
+
+
+def _switched(args: Sequence[str], known: Mapping[str, Any]) -> list[str]:
+    """Write every switch as tyro reads it: `--json` takes no value, and what may be a recipe's `true` takes one.
+
+    A recipe's switches are given as `--pretrained` or `--no-pretrained`. The form of version 0.1 works for all of them:
+    `--pretrained True`.
+    """
+    written, rest = list[str](), list(args)
+    while rest:
+        arg = rest.pop(0)
+        if arg == "--":
+            return [*written, arg, *rest]
+        name, equals, value = arg.partition("=")
+        negated = name.startswith("--no-") and name not in known
+        name = f"--{name[5:]}" if negated and known.get(f"--{name[5:]}") is bool else name
+        if known.get(name) is not bool:
+            written.append(arg)
+            continue
+        if not equals and rest and rest[0].lower() in _TRUTH:
+            value = rest.pop(0)
+        if value.lower() not in _TRUTH and (value or equals):
+            raise BadInput(f'{name} is a switch: write {name} or --no-{name[2:]}, not {name}="{value}".')
+        wanted = _TRUTH.get(value.lower(), True) is not negated
+        if name in _SWITCHES:
+            written += [name, str(wanted)]
+        elif wanted:
+            written.append(name)
+    return written
+
+
+_TRUTH = {"true": True, "false": False}
+
+
+def _point_out(args: Sequence[str], known: Mapping[str, Any], command: str) -> None:
+    """Explain an option that is not the command's: a parameter of a method, or another library's word."""
+    for i, arg in enumerate(args):
+        name, _, value = arg.partition("=")
+        word = name[2:].replace("-", "_")
+        if arg == "--" or not arg.startswith("--") or name in known:
+            continue
+        value = value or next((a for a in args[i + 1 : i + 2] if not a.startswith("--")), "")
+        if f"--{_ELSEWHERE.get(word)}" in known:
+            raise BadInput(f"`fednorms {command}` has no option {name}. It is called --{_ELSEWHERE[word]}.")
+        option = next((o for o in ("--method", "--methods") if o in known), "")
+        if option and (having := _having(word, args)):
+            others = f" (also of {', '.join(having[1:])})" if having[1:] else ""
+            raise BadInput(
+                f"{name} is not an option of `fednorms {command}`, but a parameter of the method {having[0]}{others}. "
+                f'Write it into the method: {option} "{having[0]}({word}={value or "..."})".'
+            )
+
+
+def _having(parameter: str, args: Sequence[str]) -> list[str]:
+    """The methods that have a parameter; first those that were asked for, then those that most papers compare with."""
+    from fednorms.cli.index import index
+
+    asked = set(re.findall(r"[a-z]\w*", " ".join(args)))
+    papers = index()["papers"].values()
+    found: list[str] = index()["parameters"].get(parameter, [])
+    return sorted(found, key=lambda m: (m not in asked, -sum(m in methods for methods in papers), m))
+
+
+# What other libraries call our options.
+_ELSEWHERE = {
+    "algorithm": "method",
+    "aggregator": "method",
+    "strategy": "method",
+    "dataset": "federation",
+    "net": "model",
+    "network": "model",
+    "arch": "model",
+    "num_rounds": "rounds",
+    "global_rounds": "rounds",
+    "communication_rounds": "rounds",
+    "learning_rate": "lr",
+    "local_epochs": "epochs",
+    "local_steps": "steps",
+    "bs": "batch-size",
+    "batchsize": "batch-size",
+    "local_batch_size": "batch-size",
+    "optim": "optimizer",
+    "scheduler": "schedule",
+    "lr_schedule": "schedule",
+    "wd": "weight-decay",
+    "gpu": "device",
+    "image_size": "size",
+    "output": "out",
+    "out_dir": "out",
+    "output_dir": "out",
+    "num_workers": "workers",
+}
+
+
+def _wrapped(doc: str) -> str:
+    """A description in lines that fit the terminal; examples, which are indented, stay as they are.
+
+    The lines after a paragraph's first are indented, because tyro joins those that begin with a letter.
+    """
+    width = shutil.get_terminal_size().columns
+    paragraphs = [
+        text if re.search(r"^ ", text, re.MULTILINE) else textwrap.fill(text, width, subsequent_indent="  ")
+        for text in doc.split("\n\n")
+    ]
+    return "\n\n".join(paragraphs)
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
@@ -51,26 +181,36 @@ def attribute_docs(cls: type) -> dict[str, str]:
     return found
 
 
-def _options(
-    name: str, doc: str, cls: type, defaults: object, omit: Sequence[str] = (), rename: Mapping[str, str] | None = None
-) -> type:
-    """A dataclass with the fields of `cls`, all None: options that were not given keep the recipe's values."""
+@dataclasses.dataclass(frozen=True)
+class _Key:
+    """A key of the recipe that is an option."""
+
+    section: str  # "training", "data", or "" for the recipe itself
+    key: str
+    kind: Any
+    doc: str
+    default: object
+
+    def option(self, name: str) -> tuple[str, Any, Any]:
+        """A field of a dataclass without a value: an option that was not given keeps the recipe's value."""
+        hidden = self.default is False or self.default in (None, "", [])
+        default = "" if hidden else f"(default: {_shown(self.default)})"
+        metavar = f"| --no-{name.replace('_', '-')}" if self.kind is bool else _METAVARS.get(name)
+        shown = tyro.conf.arg(metavar=metavar, help=self.doc, help_behavior_hint=default)
+        extras = (shown, tyro.conf.FlagConversionOff) if self.kind is bool else (shown,)
+        return name, Annotated[(self.kind | None, *extras)], dataclasses.field(default=None)
+
+
+def _keys(section: str, cls: type, defaults: object, rename: Mapping[str, str], omit: Iterable[str] = ()) -> _Keys:
     docs, hints = attribute_docs(cls), get_type_hints(cls)
-    fields: list[tuple[str, Any, Any]] = []
-    for field in _field_names(cls):
-        if field in omit:
-            continue
-        default, kind = getattr(defaults, field), _without_none(hints[field])
-        option = tyro.conf.arg(
-            name=(rename or {}).get(field),
-            metavar=_METAVARS.get(field),
-            help=docs.get(field, field),
-            help_behavior_hint="" if default in (None, "", []) else f"(default: {_shown(default)})",
-        )
-        # True and False are written out: an option can set a recipe's `true` back to false.
-        flags = (option, tyro.conf.FlagConversionOff) if kind is bool else (option,)
-        fields.append((field, Annotated[(kind | None, *flags)], dataclasses.field(default=None)))  # type: ignore[valid-type]
-    return dataclasses.make_dataclass(name, fields, namespace={"__doc__": doc})
+    return {
+        rename.get(key, key): _Key(section, key, _without_none(hints[key]), docs.get(key, key), getattr(defaults, key))
+        for key in _field_names(cls)
+        if key not in omit
+    }
+
+
+_Keys = dict[str, _Key]
 
 
 def _field_names(cls: type) -> list[str]:
@@ -87,46 +227,102 @@ def _without_none(hint: Any) -> Any:  # noqa: ANN401
 
 
 def _shown(default: object) -> str:
+    if default is True:
+        return "yes"
     return " ".join(map(str, default)) if isinstance(default, list) else str(default)
 
 
 _METAVARS = {
+    "batch_size": "N",
     "class_weights": "auto|none|balanced|W [W ...]",
-    "head": "LAYER [LAYER ...]",
     "evaluate": "MODE [MODE ...]",
+    "head": "LAYER [LAYER ...]",
     "hold_out": "SITE [SITE ...]",
+    "method": "METHOD",
+    "federation": "NAME",
+    "model": "NAME",
+    "root": "FOLDER",
     "weights": "FILE",
 }
-_NOT_OPTIONS = ("training", "data", "version", "fingerprint", "own_parts")
-_WHAT = "What to train, on which data, and how to test it."
-
-RecipeOptions: Any = _options("RecipeOptions", _WHAT, Recipe, Recipe(), omit=_NOT_OPTIONS)
-CompareOptions: Any = _options(
-    "CompareOptions", _WHAT, Recipe, Recipe(threads=1), omit=(*_NOT_OPTIONS, "method", "seed")
-)
-TrainingOptions: Any = _options("TrainingOptions", "How a client trains in a round.", Training, Training())
-DataOptions: Any = _options(
-    "DataOptions",
-    "How images become sites and splits.",
-    Data,
-    Data(),
-    rename={"seed": "data-seed"},  # --seed is the run's
-)
+_RECORDED = ("training", "data", "version", "fingerprint", "own_parts")  # sections, and what a run records itself
+_OF_RECIPE = _keys("", Recipe, Recipe(), {}, omit=_RECORDED)
+_OF_TRAINING = _keys("training", Training, Training(), {})
+_OF_DATA = _keys("data", Data, Data(), {"seed": "data_seed"})  # --seed is the run's
+_KEYS: _Keys = _OF_RECIPE | _OF_TRAINING | _OF_DATA
+_SWITCHES = {f"--{name.replace('_', '-')}" for name, key in _KEYS.items() if key.kind is bool}
 
 
-def merged(base: Recipe, options: object, training: object, data: object) -> Recipe:
+def _options(name: str, doc: str, keys: Iterable[str]) -> Any:  # noqa: ANN401
+    return dataclasses.make_dataclass(name, [_KEYS[key].option(key) for key in keys], namespace={"__doc__": doc})
+
+
+RecipeOptions: Any = _options("RecipeOptions", "What to train, on which data, and how to test it.", _OF_RECIPE)
+TrainingOptions: Any = _options("TrainingOptions", "How a client trains in a round.", _OF_TRAINING)
+DataOptions: Any = _options("DataOptions", "How images become sites and splits.", _OF_DATA)
+
+_COMMON = ("method", "federation", "model", "rounds", "lr", "epochs", "batch_size", "seed", "device")
+# Headings of the other options in a long help: title, what it is about, and options.
+_PANELS = {
+    "training": (
+        "How a client trains in a round.",
+        ("optimizer", "momentum", "weight_decay", "schedule", "decay", "steps", "clip", "last", "keep_momentum"),
+    ),
+    "federation": (
+        "Who takes part, and how models are averaged.",
+        ("participation", "weighting", "on_divergence"),
+    ),
+    "model and loss": (
+        "Where the model starts, and what it minimizes.",
+        ("pretrained", "weights", "head", "loss", "class_weights"),
+    ),
+    "data": ("How images become sites and splits.", tuple(_OF_DATA)),
+    "testing": ("What is tested, and when.", ("evaluate", "evaluate_every", "validate_every", "metric")),
+    "speed and storage": (
+        "Where and how fast it runs, and what is kept.",
+        (
+            *("engine", "workers", "threads", "precision", "deterministic"),
+            *("checkpoint_every", "keep_checkpoints", "state_limit_mb"),
+        ),
+    ),
+}
+_PLACED = {*_COMMON, *(key for _, keys in _PANELS.values() for key in keys)}
+
+
+def recipe_options(name: str, without: Sequence[str] = ()) -> Any:  # noqa: ANN401
+    """A base class with all options of a recipe: the common ones, then the others under their headings."""
+    panels = {title: (doc, [k for k in keys if k not in without]) for title, (doc, keys) in _PANELS.items()}
+    if more := [key for key in _KEYS if key not in _PLACED]:
+        panels["more"] = ("Other settings.", more)
+    fields: list[tuple[str, Any, Any]] = [_KEYS[key].option(key) for key in _COMMON if key not in without]
+    for title, (doc, keys) in panels.items():
+        word = title.replace(" ", "_")
+        made = _options(f"{name}_{word}", doc, keys)
+        fields.append(
+            (f"{word}_panel", Annotated[made, tyro.conf.arg(name=title)], dataclasses.field(default_factory=made))
+        )
+    return dataclasses.make_dataclass(name, fields)
+
+
+def merged(base: Recipe, *options: object) -> Recipe:
     """`base` with the given options in place of its own values.
 
     >>> merged(Recipe(rounds=7), RecipeOptions(seed=3), TrainingOptions(lr=0.5), DataOptions()).training.lr
     0.5
     """
-    values = base.model_dump() | _given(options)
-    values["training"] = vars(base.training) | _given(training)
-    values["data"] = base.data.model_dump() | _given(data)
-    if _given(data) or getattr(options, "federation", None):
+    values = base.model_dump()
+    values["training"] = dict(vars(base.training))
+    given = {name: value for one in options for name, value in _given(one)}
+    for name, value in given.items():
+        key = _KEYS[name]
+        (values[key.section] if key.section else values)[key.key] = value
+    if "federation" in given or any(_KEYS[name].section == "data" for name in given):
         values["fingerprint"] = ""  # the data may differ from those of the recipe's run
     return Recipe.make(values, "the options")
 
 
-def _given(options: object) -> dict[str, Any]:
-    return {k: v for k, v in vars(options).items() if v is not None}
+def _given(options: object) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(options).items():
+        if dataclasses.is_dataclass(value):
+            yield from _given(value)
+        elif name in _KEYS and value is not None:
+            yield name, value

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from fednorms.cli.output import grid, per_cent, print_json, stderr, stdout
-from fednorms.cli.parsing import parse
+from fednorms.cli.parsing import Flag, parse
 from fednorms.core.errors import BadInput, writing
 from fednorms.runs.store.atomic import replace_bytes
 
@@ -36,9 +36,11 @@ class Predict:
     """The last round, or the round with the best validation accuracy."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.csv", help_behavior_hint="")] = None
     """Write a CSV file with the probability of every class instead of printing a table."""
-    skip_broken: bool = False
+    skip_broken: Flag = False
     """Skip images that cannot be read and name them, instead of stopping."""
-    json: bool = False
+    device: str = "auto"
+    """cpu, cuda, or auto (the run's own, or the CPU if that is not here)."""
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 
@@ -49,7 +51,9 @@ def predict(args: Sequence[str]) -> int:
         raise BadInput(f"--out {given.out}: the folder {given.out.parent} does not exist. Create it first.")
     from fednorms.runs.use.predict import predict as predict_images
 
-    found = predict_images(given.run, given.images, site=given.site, which=given.which, skip_broken=given.skip_broken)
+    found = predict_images(
+        given.run, given.images, site=given.site, which=given.which, skip_broken=given.skip_broken, device=given.device
+    )
     if given.out:
         _write_csv(given.out, found)
     if given.json:

@@ -11,7 +11,7 @@ import tyro
 from rich.text import Text
 
 from fednorms.cli.output import grid, print_json, stdout
-from fednorms.cli.parsing import Output, parse
+from fednorms.cli.parsing import Flag, Output, parse
 from fednorms.core.errors import BadInput
 
 
@@ -19,12 +19,16 @@ from fednorms.core.errors import BadInput
 class Reproduce:
     """Run a published table and compare the results with the paper's: RESULTS.md, results.csv and results.png.
 
+    For example:
+      fednorms reproduce fedwon-table-1 --data ROOT --dry-run
+      fednorms reproduce fedwon-table-1 --data ROOT --quick --rounds 3
+
     The same command continues after an interruption; finished runs are not repeated. Data are never downloaded.
     """
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[NAME]", help_behavior_hint="")] = ""
     """A table of `fednorms reproduce --list`, or a folder with a custom table.toml."""
-    show_all: Annotated[bool, tyro.conf.arg(name="list")] = False
+    show_all: Annotated[bool, tyro.conf.arg(name="list", help_behavior_hint="")] = False
     """List all tables: the data they need, their number of runs, what has run."""
     data: Annotated[
         tyro.conf.UseAppendAction[list[Path]], tyro.conf.arg(metavar="ROOT", help_behavior_hint="(repeatable)")
@@ -47,14 +51,20 @@ class Reproduce:
     jobs: int = 1
     """Number of runs at a time, each in its own process."""
     device: str = "auto"
-    """cpu, cuda, or auto."""
-    search: bool = False
+    """auto (a GPU if there is one), cpu or cuda."""
+    dry_run: Flag = False
+    """Only show what would run, on which data, and about how long. A few rounds are timed if nothing has run yet."""
+    quick: Flag = False
+    """A trial of a few rounds and one seed in its own folder (runs/trial-NAME-N): marked, and never judged."""
+    rounds: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: 2)")] = None
+    """Rounds of a trial; only with --quick."""
+    search: Flag = False
     """Stop after the searches on validation images (unfinished searches always come first)."""
-    report: bool = False
+    report: Flag = False
     """Run nothing; reuse runs of the tables next to DIR, and write the report again."""
-    allow_pickle: bool = False
+    allow_pickle: Flag = False
     """Open pickled archives of data sets; only NumPy arrays are accepted."""
-    incomplete: bool = False
+    incomplete: Flag = False
     """Accept data sets whose image counts differ from the published ones; the report says how."""
     output: Output = field(default_factory=Output)
 
@@ -66,7 +76,7 @@ def reproduce(args: Sequence[str]) -> int:
         return _list(given.output)
     if not given.name:
         raise BadInput("Name a table (`fednorms reproduce --list` shows all) or a folder with a table.toml.")
-    from fednorms.cli.reproduce_show import Shown, show
+    from fednorms.cli.reproduce_show import Shown, show, show_plan
     from fednorms.papers.tables.reproduce import reproduce as run_table
 
     silent = given.output.quiet or given.output.json
@@ -84,7 +94,16 @@ def reproduce(args: Sequence[str]) -> int:
         allow_pickle=given.allow_pickle,
         incomplete=given.incomplete,
         observer=Shown(silent),
+        rounds=given.rounds,
+        quick=given.quick,
+        dry_run=given.dry_run,
     )
+    if done.planned is not None:
+        if given.output.json:
+            print_json(done.planned.to_dict())
+        else:
+            show_plan(done.planned)
+        return 0
     if given.output.json:
         print_json(done.to_dict())
     else:

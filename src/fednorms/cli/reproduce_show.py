@@ -10,6 +10,8 @@ from typing_extensions import override
 from fednorms.cli.output import grid, stdout
 from fednorms.cli.progress import CellWatch, Reporter
 from fednorms.papers.tables.cell import MISS, cell_text
+from fednorms.papers.tables.dry_run import Planned
+from fednorms.papers.tables.preflight import duration
 from fednorms.papers.tables.reproduce import Observer, Reproduction
 from fednorms.papers.tables.summary import Section, order_of, winners_of
 from fednorms.runs.cells import CellEvent
@@ -45,6 +47,42 @@ class Shown(Observer):
     def end(self) -> None:
         """Remove the bar."""
         self.reporter.__exit__(None, None, None)
+
+
+def show_plan(plan: Planned) -> None:
+    """Print what would run, on which data, and about how long."""
+    console = stdout()
+    console.print(plan.heading, style="bold", markup=False)
+    rows = [
+        [
+            s.setting,
+            s.data or "embedded",
+            s.root or ("" if s.runs_here else "not given"),
+            str(s.rows),
+            " or ".join(map(str, s.rounds)),
+            str(s.search) if s.search else "-",
+            str(s.finished),
+            str(s.left) if s.runs_here else "skipped",
+        ]
+        for s in plan.settings
+    ]
+    header = ["setting", "data", "folder", "rows", "rounds", "search", "finished", "to run"]
+    console.print(grid(header, rows, numbers_from=3, optional=["folder", "search"]))
+    if lacking := list(dict.fromkeys(s.data for s in plan.settings if not s.runs_here)):
+        console.print(
+            f"Without data: {', '.join(lacking)}. Give their folders with --data.", markup=False, soft_wrap=True
+        )
+    console.print(f"{plan.runs} run{'s' * (plan.runs != 1)} would start. {_time(plan)}", markup=False, soft_wrap=True)
+    console.print(f"Results would go to {plan.out}. Nothing was run or written.", markup=False, soft_wrap=True)
+
+
+def _time(plan: Planned) -> str:
+    if plan.time.seconds is None:
+        return "How long they take is not known: no similar run has finished."
+    if not plan.time.seconds:
+        return ""
+    about = f"about {duration(plan.time.seconds)} on {plan.hardware} (from {plan.time.basis})"
+    return f"They take {about}." if plan.runs else f"With their data, the runs take {about}."
 
 
 def show(done: Reproduction) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from fednorms.cli.output import print_json, stdout
-from fednorms.cli.parsing import DataOptions, Output, RecipeOptions, TrainingOptions, merged, parse
+from fednorms.cli.parsing import Output, merged, parse, recipe_options
 from fednorms.cli.progress import Reporter
 from fednorms.core.errors import BadInput
 from fednorms.runs.recipe import Recipe
@@ -20,25 +20,29 @@ if TYPE_CHECKING:
     from fednorms.runs.result import Result
 
 
+_Options: Any = recipe_options("RunOptions")
+
+
 @dataclass
-class Run:
+class Run(_Options):
     """Train one method on a federation, and test it.
 
-    The recipe comes from a TOML file, from options, or from both; options override the file. If the directory already
-    holds the same run, unfinished, it is continued.
+    For example:
+      fednorms run --method fedbn --rounds 20
+      fednorms run --method "scaffold + fedfn" --federation photos/ --size 64
+
+    Settings come from options, from a recipe in TOML, or from both; options override the recipe. If the directory
+    already holds the same run, unfinished, it is continued.
     """
 
     file: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="[RECIPE]", help_behavior_hint="")] = None
     """A recipe in TOML, such as the recipe.toml of another run."""
     recipe: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="", metavar="FILE")] = None
-    """The same as an option."""
+    """The recipe, given as an option."""
     out: Annotated[
         Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/METHOD-FEDERATION-SEED)")
     ] = None
     """Directory of the run: recipe, metrics, checkpoints, summary."""
-    run: RecipeOptions = field(default_factory=RecipeOptions)
-    training: TrainingOptions = field(default_factory=TrainingOptions)
-    data: DataOptions = field(default_factory=DataOptions)
     output: Output = field(default_factory=Output)
 
 
@@ -49,8 +53,8 @@ def run(args: Sequence[str]) -> int:
         raise BadInput(f'Two recipes were given, "{given.file}" and "{given.recipe}". Keep one of them.')
     file = given.file or given.recipe
     base = Recipe.read(file) if file else Recipe()
-    recipe = merged(base, given.run, given.training, given.data)
-    written = given.run.method or recipe.method  # "fedwon" is a better name for a directory than the sum of its parts
+    recipe = merged(base, given)
+    written = given.method or recipe.method  # "fedwon" is a better name for a directory than the sum of its parts
     out = given.out or Path("runs") / default_name(written, recipe)
     return carry_out(recipe, out, written, given.output)
 

@@ -135,6 +135,24 @@ class Guarantee:
         return max(self._came.values(), default=0)
 
 
+def epsilon_of_answers(noises: Sequence[float], delta: float) -> float:
+    """Epsilon of answers of one client, each with Gaussian noise of its own: any two updates are 2 clips apart.
+
+    Noise multipliers z_i compose exactly to a single one of 1 / sqrt(sum 1 / z_i^2).
+
+    >>> epsilon_of_answers([], 1e-5), epsilon_of_answers([1.0, 0.0], 1e-5)
+    (0.0, inf)
+    >>> abs(epsilon_of_answers([4.0] * 4, 1e-5) - epsilon_of_answers([2.0], 1e-5)) < 1e-9
+    True
+    """
+    if not noises:
+        return 0.0
+    if not all(z > 0 for z in noises):
+        return math.inf
+    multiplier = 1 / math.sqrt(sum(1 / z**2 for z in noises))
+    return float(_package().get_epsilon_gaussian(multiplier / 2, delta))
+
+
 def example(method: Method) -> str:
     """Describe a method's differential privacy, with epsilon for runs in which every client takes part.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from fednorms.core.method import Method
 from fednorms.core.norms import is_norm, keeps_statistics, statistics_of
 from fednorms.core.options import few
 from fednorms.core.part import Part, Route, Slot
+from fednorms.core.slots import answers, conflicts, owners, slots_of
 from fednorms.core.surgery import Change, replace_dropout
 from fednorms.core.tree import Tree
 
@@ -59,7 +60,7 @@ class Net:
         self._refuse_cumulative()
         self._operate()
         replace_dropout(self.module)
-        self.slots = dict(_slots(self.module, self.heads))
+        self.slots = dict(slots_of(self.module, self.heads))
         self.routes = self._route()
         self.initial = self._state()
         self._group()
@@ -140,13 +141,13 @@ class Net:
     def _route(self) -> dict[str, Route]:
         """Ask all parts for the route of every tensor; the most private answer wins."""
         routing = self.method.having("route")
-        asked = {slot.name: _answers(routing, slot) for slot in self.slots.values()}
+        asked = {slot.name: answers(routing, slot) for slot in self.slots.values()}
         for p in routing:
             if all(said[p.name] is Route.SHARED for said in asked.values()):
                 raise self._nothing(p, "no tensor that it would keep back")
         self.keeping = [p.name for p in routing]
         routes = {name: max(said.values(), default=Route.SHARED) for name, said in asked.items()}
-        problems = [problem for name, said in asked.items() for problem in _conflicts(self.slots[name], said)]
+        problems = [problem for name, said in asked.items() for problem in conflicts(self.slots[name], said)]
         if self._shares_nothing(routes) and not any(p.keeps_all_local for p in self.method.parts):
             problems.append(f"{' and '.join(self.keeping)} together leave nothing to share")
         if problems:
@@ -155,7 +156,7 @@ class Net:
         self.owned_by: dict[str, tuple[str, ...]] = {}
         for name, said in asked.items():
             if routes[name] is Route.OWNED:  # unless another part keeps it from its owner
-                owner = _owners(said)[0]
+                owner = owners(said)[0]
                 self.owned_by[owner] = (*self.owned_by.get(owner, ()), name)
         return routes
 
@@ -408,30 +409,6 @@ class Net:
             )
 
 
-def _answers(parts: Sequence[Part], slot: Slot) -> dict[str, Route]:
-    """The route that each part asks for, and FROZEN for a parameter that the user froze."""
-    said = {p.name: p.route(slot) for p in parts}
-    for who, route in said.items():
-        if not isinstance(route, Route):
-            raise BadInput(f"{who}: route must return a Route, got {type(route).__name__} for {slot.name}.")
-    if slot.kind == "param" and not slot.trainable:
-        said["requires_grad=False"] = Route.FROZEN
-    return said
-
-
-def _owners(said: Mapping[str, Route]) -> list[str]:
-    return [who for who, route in said.items() if route is Route.OWNED]
-
-
-def _conflicts(slot: Slot, said: Mapping[str, Route]) -> Iterator[str]:
-    """Answers about one tensor that exclude each other."""
-    if len(owners := _owners(said)) > 1:
-        yield f"{' and '.join(owners)} both own {slot.name}"
-    claims = {route: who for who, route in said.items()}
-    if Route.FROZEN in claims and Route.LOCAL in claims and slot.trainable:
-        yield f"{claims[Route.FROZEN]} freezes {slot.name} but {claims[Route.LOCAL]} keeps it local"
-
-
 def _same(a: Tensor, b: Tensor) -> bool:
     return bool(torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)))
 
@@ -444,34 +421,6 @@ def _refuse_single_values(name: str, m: nn.GroupNorm, args: tuple[Any, ...]) -> 
         )
 
 
-def _slots(module: nn.Module, heads: list[str]) -> Iterator[tuple[str, Slot]]:
-    persistent = module.state_dict(keep_vars=True)
-    first: dict[int, str] = {}
-    also: dict[int, list[str]] = {}  # of a tied parameter: one that is also the classifier's is the classifier's
-    for n, t in persistent.items():
-        first.setdefault(id(t), n)
-        also.setdefault(id(t), []).append(n)
-    layers = sum(_has_weights(m) for m in module.modules())
-    layer = 0
-    for prefix, m in module.named_modules():
-        layer += _has_weights(m)
-        for kind, tensors in (("param", m._parameters), ("buffer", m._buffers)):
-            for leaf, tensor in tensors.items():
-                name = f"{prefix}.{leaf}" if prefix else leaf
-                if tensor is None or name not in persistent:
-                    continue
-                if kind == "param" and first[id(tensor)] != name:
-                    continue  # a tied parameter has one slot, under its first name
-                trainable = kind == "param" and tensor.requires_grad
-                head = any(n.startswith(h + ".") for n in also[id(tensor)] for h in heads)
-                where = (max(layer, 1), layers, type(module).__name__)
-                yield name, Slot(name, leaf, "param" if kind == "param" else "buffer", m, head, trainable, *where)
-
-
 def _remember(features: list[Tensor], head: nn.Module, args: tuple[Any, ...]) -> None:
     # Before a 1x1 convolution there is one feature vector per position; the image's feature is their mean.
     features.append(args[0].mean((2, 3)) if isinstance(head, nn.Conv2d) else args[0])
-
-
-def _has_weights(m: nn.Module) -> bool:
-    return not is_norm(m) and any(p is not None for p in m._parameters.values())

@@ -137,6 +137,8 @@ class Part:
     proximal: ClassVar[float] = 0.0  # mu, if `loss` adds mu/2 |w - w_t|^2 in every step
     uploads: ClassVar[bool] = False  # sends more than the model's update
     sets_weights: ClassVar[bool] = False  # `weigh` returns the weights themselves, not factors of the usual ones
+    tells_class_counts: ClassVar[bool] = False  # its uploads tell how many images of each class a client has
+    never_negative: ClassVar[tuple[str, ...]] = ()  # patterns of uploaded entries, such as "count/*"; the server checks
 
     def settled(self, method: Method, training: Training) -> Self:
         """This part with every option that depends on the rest of the recipe replaced by its value."""

@@ -58,10 +58,11 @@ def floats(task: Task) -> list[str]:
 
 def possible(task: Task, model: Tree) -> Tree:
     """Noise may make a variance negative; correcting what is known to be impossible costs no privacy."""
-    variances = [n for n in task.net.statistics if _is_variance(task.net.slots[n])]
+    variances = [n for n in task.net.statistics if is_variance(task.net.slots[n])]
     return Tree({**model, **{n: model[n].clamp(min=0) for n in variances}})
 
 
-def _is_variance(slot: Slot) -> bool:
+def is_variance(slot: Slot) -> bool:
+    """Whether a tensor of the model holds variances."""
     statistics = statistics_of(slot.module)
     return slot.leaf.endswith("var") or (statistics is not None and slot.leaf == statistics.var)

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from fednorms.core import checks
+from fednorms.core import border, checks
 from fednorms.core.errors import BadInput
 from fednorms.core.part import Part, Pass
 from fednorms.core.passes import passes
 from fednorms.core.reductions import reduce_uploads
-from fednorms.core.round import broadcast
+from fednorms.core.round import broadcast, server_update
 from fednorms.core.states import Broadcast, ClientState, Combined, ServerState, Task, Upload, context_of
 from fednorms.core.tree import Tree
 from fednorms.core.views import Round
@@ -72,6 +72,7 @@ class Engine(ABC):
         _refuse_missing(task, self.name)
         self.task, self.settings = task, settings
         self.notes: list[str] = []  # what a user should know about how the run went
+        self.refused = 0  # messages of clients that could not be used, since the start
 
     # -- what an engine implements ------------------------------------------------------------------------------
     @property
@@ -129,6 +130,13 @@ class Engine(ABC):
             mine = self._run_pass(p, job, state, self.clients, keep=True)
             state = replace(state, parts={**state.parts, p.name: mine})
         return state
+
+    def average(self, state: ServerState, done: Trained) -> ServerState:
+        """The server's next state from a round's uploads."""
+        for upload in done.uploads:
+            if wrong := border.misfit(self.task, upload):
+                raise BadInput(f'Client "{upload.client}" {wrong}. Check the hooks of custom parts.')
+        return server_update(self.task, state, done.combined or done.uploads)
 
     def evaluate(
         self, state: ServerState, mode: Mode, cohort: Sequence[str], split: SplitName = "test"

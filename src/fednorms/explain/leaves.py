@@ -27,6 +27,31 @@ _STATISTICS = [
 
 
 @dataclass(frozen=True)
+class Told:
+    """Numbers and words that leave a site besides tensors: when, what, and the keys in its messages."""
+
+    when: str
+    what: str
+    keys: tuple[str, ...]
+
+
+_CARD = "its name and domain, classes, image shape and type, preprocessing; images for training, validation, testing"
+_DATA = ("site", "domain", "classes", "shape", "dtype", "preprocessing", "protocol", "train", "val", "test", "order")
+ONCE = Told("once", _CARD, _DATA)
+TRAINED = Told("every round", "training loss, number of steps, images left out", ("loss", "steps", "dropped"))
+TESTED = Told(
+    "every test",
+    "accuracy, balanced accuracy, loss, images (scores in the site's policy)",
+    ("accuracy", "balanced_accuracy", "loss", "samples"),
+)
+COUNTED = Told(
+    "if allowed",
+    "images per class: with balanced class weights, or as recall per class (class_counts in the site's policy)",
+    ("counts", "recall"),
+)
+
+
+@dataclass(frozen=True)
 class Leaving:
     """Tensors of one kind that leave a site: when, who sends them, what they are and how many bytes they take."""
 
@@ -58,7 +83,13 @@ class SiteUploads:
     obstacle: str = ""
     guarantee: str = ""  # differential privacy, in words
     pooled: bool = False  # the images themselves leave
+    class_counts: tuple[str, ...] = ()  # parts whose uploads tell images per class
     individual: tuple[str, ...] = ()  # parts for which the server must see each site's update
+
+    @property
+    def told(self) -> list[Told]:
+        """What leaves besides tensors; with differential privacy, a site does not say how its training went."""
+        return [ONCE, *([] if self.guarantee else [TRAINED]), TESTED, COUNTED]
 
     @property
     def secure_aggregation(self) -> bool:
@@ -71,6 +102,8 @@ class SiteUploads:
             "method": self.method,
             "model": self.model,
             "leaves": [vars(x) | {"names": list(x.names)} for x in self.leaving],
+            "told": [vars(x) | {"keys": list(x.keys)} for x in self.told],
+            "class_counts": list(self.class_counts),
             "stays": list(self.kept),
             "stays_bytes": self.kept_bytes,
             "secure_aggregation": self.secure_aggregation,
@@ -86,10 +119,10 @@ class SiteUploads:
             mark = "  (!) statistics of the data" if x.statistics else ""
             lines.append(f"  {x.when:<16}{x.sender:<14}{x.nbytes:>12,}   {x.what}: {_some(x.names)}{mark}")
         images = "" if self.pooled else "; every image"
-        told = "test scores" if self.guarantee else "the training loss, test scores"
         lines += [
             "",
-            f"  always          the number of training images, {told}",
+            *(f"  {x.when:<16}{x.what}" for x in self.told),
+            *(f"  (!) The uploads of {name} tell images per class." for name in self.class_counts),
             f"  stays           {self.kept_bytes:,} bytes{': ' + _some(self.kept) if self.kept else ''}{images}",
             "",
             *(_STATISTICS if any(x.statistics for x in self.leaving) else []),
@@ -152,6 +185,7 @@ def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small
         why,
         example(chosen),
         bool(pools(chosen)),
+        tuple(p.name for p in chosen.parts if p.tells_class_counts),
         tuple(chosen.individual),
     )
 

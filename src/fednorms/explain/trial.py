@@ -63,6 +63,7 @@ class Trial:
             rounds=4,
             training=Training(batch_size=BATCH, lr=1e-3),
             head=[head] if isinstance(head, str) else head or [],
+            device="cpu",
         )
         task = assemble(recipe, Facts.of(federation), module)
         engine = Loop(task, federation, federation, ClientStore(2**40), EngineSettings(torch.get_num_threads()))

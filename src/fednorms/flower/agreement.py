@@ -6,12 +6,15 @@ No image leaves a site. Both texts are JSON in a message's `about` record.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from fednorms.data import Federation
-from fednorms.data.facts import Facts
+from fednorms.core.errors import BadInput
+from fednorms.data import Federation, Preprocessing, Protocol
+from fednorms.data.facts import Facts, SiteFacts
+from fednorms.flower import schema
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,11 @@ class Card:
         return json.dumps({**who, **shared, **self.sizes, **last})
 
     @classmethod
-    def from_json(cls, text: str) -> Card:
-        """The inverse of `to_json`."""
-        values = json.loads(text)
-        facts = _one_site(values, values["site"], values["domain"], values["train"], values["counts"])
-        return cls(facts, {part: values[part] for part in ("train", "val", "test")}, values["order"])
+    def from_json(cls, text: object) -> Card:
+        """The inverse of `to_json`; raises `schema.BadMessage` for anything that is not a card."""
+        said = schema.read_text(schema.CardText, text)
+        facts = _one_site(_read(said), said.site, said.domain, said.train, said.counts)
+        return cls(facts, {"train": said.train, "val": said.val, "test": said.test}, said.order)
 
     def differs(self, other: Card) -> str:
         """How the data of two sites do not fit together; empty if they do."""
@@ -70,6 +73,38 @@ class Card:
         return ""
 
 
+def majority(cards: Mapping[str, Card], classes: Sequence[str] = ()) -> Card | None:
+    """The card whose data most sites have: it decides what fits, whoever was first and whatever the names.
+
+    A tie is decided by `classes`, those that the deployment names, then by the first name.
+    """
+    forms = {name: json.dumps(_shared(card.facts.to_dict()), sort_keys=True) for name, card in cards.items()}
+    counted = Counter(forms.values())
+
+    def rank(name: str) -> tuple[int, bool, str]:
+        named = bool(classes) and list(cards[name].facts.classes) == list(classes)
+        return -counted[forms[name]], not named, name
+
+    return cards[min(cards, key=rank)] if cards else None
+
+
+def capped(cards: Mapping[str, Card], most: float) -> dict[str, int]:
+    """The training images that each site counts for: its own, but at most the share `most` of all of them.
+
+    >>> from types import SimpleNamespace as Some
+    >>> cards = {n: Some(facts=Some(samples=k)) for n, k in {"a": 10**6, "b": 60, "c": 40}.items()}
+    >>> capped(cards, 0.9), capped(cards, 1.0)["a"]
+    ({'a': 900, 'b': 60, 'c': 40}, 1000000)
+    """
+    sizes = {name: card.facts.samples for name, card in cards.items()}
+    total = sum(sizes.values())
+    if most >= 1 or len(sizes) < 2:
+        return sizes
+    return {
+        name: n if n <= most * total else max(1, round(most / (1 - most) * (total - n))) for name, n in sizes.items()
+    }
+
+
 def agreement(facts: Facts) -> str:
     """What every site is told about all of them, as text: only sums, and nothing about another single site."""
     shared = _shared(facts.to_dict())
@@ -78,11 +113,17 @@ def agreement(facts: Facts) -> str:
     return json.dumps({**shared, **sums, "protocol": protocol})
 
 
-def read_agreement(text: str) -> Facts:
+def read_agreement(text: object) -> Facts:
     """The facts in what `agreement` wrote: all sites appear as one."""
-    values = json.loads(text)
-    everybody = _one_site(values, "all sites", "all sites", values["samples"], values["counts"])
-    return replace(everybody, name="flower", clients=tuple(map(str, range(values["clients"]))))
+    said = schema.read_text(schema.AgreementText, text)
+    images = {"train": list(said.counts)} if said.counts else {}
+    return Facts(
+        **_read(said),
+        name="flower",
+        sites=(SiteFacts("all sites", "all sites", images=images),),
+        clients=tuple(str(i) for i in range(said.clients)),
+        samples=said.samples,
+    )
 
 
 _SHARED = ("classes", "shape", "dtype", "preprocessing", "protocol")
@@ -94,5 +135,18 @@ def _shared(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one_site(shared: Mapping[str, Any], name: str, domain: str, train: int, counts: list[int]) -> Facts:
-    site = {"name": name, "domain": domain, "images": {"train": counts} if counts else {}}
-    return Facts.from_dict(_shared(shared) | {"name": name, "sites": [site], "clients": [name], "samples": train})
+    site = SiteFacts(name, domain, images={"train": list(counts)} if counts else {})
+    return Facts(**{k: shared[k] for k in _SHARED}, name=name, sites=(site,), clients=(name,), samples=train)
+
+
+def _read(said: schema.CardText | schema.AgreementText) -> dict[str, Any]:
+    try:
+        return {
+            "classes": tuple(said.classes),
+            "shape": said.shape,
+            "dtype": said.dtype,
+            "preprocessing": Preprocessing.from_dict(said.preprocessing.model_dump()),
+            "protocol": Protocol.from_dict(said.protocol.model_dump()),
+        }
+    except BadInput as error:
+        raise schema.BadMessage(schema.problem(error)) from None

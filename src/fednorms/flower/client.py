@@ -8,21 +8,24 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fednorms.core.errors import FednormsError
+from fednorms.core.errors import BadInput, FednormsError
 from fednorms.core.states import Broadcast
 from fednorms.core.tree import Tree
 from fednorms.data import Federation
 from fednorms.engines.devices import numerics, repeatable
 from fednorms.explain.deployable import refuse_obstacles
-from fednorms.flower import messages, settings
+from fednorms.flower import messages, schema, settings
 from fednorms.flower.agreement import Card, read_agreement
 from fednorms.flower.messages import ABOUT, FIXED
+from fednorms.flower.policy import Policy
+from fednorms.flower.schema import AskWords
+from fednorms.flower.settings import Deployment
 from fednorms.flower.site import SiteClient, open_site
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
 
 SiteSource = Callable[[Context, Recipe], Federation]
-Answer = Callable[[SiteClient, Broadcast, RecordDict], RecordDict]
+Answer = Callable[[SiteClient, Broadcast, AskWords], RecordDict]
 
 
 def client_app(
@@ -39,37 +42,40 @@ def client_app(
     """
     app = ClientApp()
 
-    def federation_of(context: Context) -> tuple[Recipe, Federation]:
+    def opened(context: Context) -> tuple[Recipe, Deployment, Federation]:
         recipe, deployment = settings.read(context.run_config)
         if "device" in context.node_config:
             recipe = recipe.model_copy(update={"device": str(context.node_config["device"])})
-        if site is not None:
-            return recipe, site(context, recipe)
-        return recipe, open_site(recipe, deployment, context.node_config)
+        found = open_site(recipe, deployment, context.node_config) if site is None else site(context, recipe)
+        return recipe, deployment, found
 
     def hello(message: Message, context: Context) -> RecordDict:
-        recipe, federation = federation_of(context)
+        policy = Policy.of(context.node_config)
+        policy.check(*settings.read(context.run_config), model=model() if model and not policy.statistics else None)
+        recipe, _, federation = opened(context)
         order = int(context.node_config.get("partition-id", 0))
         card = Card.of(federation, counts=recipe.class_weights == "balanced", order=order)
         return RecordDict({ABOUT: ConfigRecord({"card": card.to_json()})})
 
     def at_site(answer: Answer) -> Callable[[Message, Context], RecordDict]:
         def handle(message: Message, context: Context) -> RecordDict:
-            recipe, federation = federation_of(context)
-            words = messages.about(message.content)
+            policy = Policy.of(context.node_config)
+            recipe, deployment, federation = opened(context)
+            words = schema.read_values(schema.AskWords, messages.about(message.content))
+            facts = read_agreement(words.agreement)
             with numerics(recipe.precision, recipe.deterministic), repeatable(recipe.resolved().threads, recipe.seed):
                 start = model() if model else None
-                facts = read_agreement(str(words["agreement"]))
-                client = SiteClient(recipe, federation, context.node_config, facts, start, loss)
+                policy.check(recipe, deployment, len(facts.clients), start)
+                client = SiteClient(recipe, federation, context.node_config, facts, policy, start, loss)
                 refuse_obstacles(client.task.method)
-                accepted = int(str(words["accepted"]))
-                client.recall(accepted)
+                client.recall(words.accepted)
                 sent_once = message.content.array_records.get(FIXED)
                 fixed = client.fixed(Tree() if sent_once is None else messages.tree_of(sent_once, client.device))
                 names, parts = list(client.task.net.initial), [p.name for p in client.task.method.parts]
                 sent = messages.unpack_broadcast(message.content, fixed, names, parts, client.device)
-                content = answer(client, sent, message.content)
-                content.config_records[ABOUT]["kept"] = client.keep(accepted)  # on disk before the reply is sent
+                with client.counted(words.round):
+                    content = answer(client, sent, words)
+                    content.config_records[ABOUT]["kept"] = client.keep(words.accepted)  # on disk before it is sent
             return content
 
         return handle
@@ -81,27 +87,35 @@ def client_app(
     return app
 
 
-def _train(client: SiteClient, sent: Broadcast, content: RecordDict) -> RecordDict:
-    done = client.train(sent, score=bool(messages.about(content)["score"]))
+def _train(client: SiteClient, sent: Broadcast, words: AskWords) -> RecordDict:
+    if sent.round >= client.task.rounds:
+        raise BadInput(f"Round {sent.round + 1} is not one of the {client.task.rounds} rounds of this run.")
+    mechanism = client.mechanism
+    if mechanism is not None:
+        if (again := client.answer_again(sent)) is not None:
+            return messages.pack_upload(again, {"site": client.site.name}, with_metrics=False)
+        client.ledger.check_budget(mechanism, client.policy.epsilon, client.policy.delta)
+    done = client.train(sent, score=words.score and client.policy.scores)
+    if mechanism is not None:
+        client.write_down(sent, done.uploads[0], mechanism, words.accepted)
     private = client.task.method.privacy is not None  # send nothing that the accountant does not count
     reply = messages.pack_upload(done.uploads[0], {"site": client.site.name}, with_metrics=not private)
     for score in done.after_local.values():
-        reply["after_local"] = messages.pack_score(score)
+        reply["after_local"] = messages.pack_score(score, class_counts=client.policy.class_counts)
     return reply
 
 
-def _measure(client: SiteClient, sent: Broadcast, content: RecordDict) -> RecordDict:
-    words = messages.about(content)
-    up = client.measure(sent, str(words["part"]), str(words["when"]))
-    return RecordDict({ABOUT: ConfigRecord({"site": client.site.name}), "up": messages.array_record(up)})
+def _measure(client: SiteClient, sent: Broadcast, words: AskWords) -> RecordDict:
+    up = client.measure(sent, words.part, words.when)
+    return RecordDict({ABOUT: ConfigRecord({"site": client.site.name}), messages.UP: messages.array_record(up)})
 
 
-def _evaluate(client: SiteClient, sent: Broadcast, content: RecordDict) -> RecordDict:
+def _evaluate(client: SiteClient, sent: Broadcast, words: AskWords) -> RecordDict:
     reply = RecordDict({ABOUT: ConfigRecord({"site": client.site.name})})
-    for label in messages.about(content)["tests"]:  # type: ignore[attr-defined]
-        mode, _, split = str(label).rpartition("/")
+    for label in words.tests if client.policy.scores else ():
+        mode, _, split = label.rpartition("/")
         if (score := client.score(sent, mode, split)) is not None:
-            reply[str(label)] = messages.pack_score(score)
+            reply[label] = messages.pack_score(score, class_counts=client.policy.class_counts)
     return reply
 
 

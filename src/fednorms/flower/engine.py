@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
-from flwr.app import RecordDict
+from flwr.app import MetricRecord, RecordDict
 
+from fednorms.core import border
 from fednorms.core.errors import Diverged, RunFailed
 from fednorms.core.part import Part, Pass
+from fednorms.core.round import server_update
 from fednorms.core.states import Broadcast, ClientState, ServerState, Task, Upload
 from fednorms.core.tree import Tree
 from fednorms.engines.base import DEFAULTS, Engine, EngineSettings, SplitName, Trained
@@ -21,7 +22,10 @@ from fednorms.flower import messages
 from fednorms.flower.agreement import agreement
 from fednorms.flower.generations import NONE
 from fednorms.flower.roster import Answers, Roster
+from fednorms.flower.schema import BadMessage
 from fednorms.runs.store.clients import ClientStore
+
+AFTER_LOCAL = "after_local"  # the record of a score right after training
 
 
 class Remote(Engine):
@@ -46,6 +50,8 @@ class Remote(Engine):
         self._have_fixed: set[str] = set()  # sites that have received the tensors that are sent only once
         self._scores: dict[tuple[int, str], dict[str, SiteScore]] = {}  # of the last tested round, by "mode/split"
         self._cached_measures: dict[int, dict[str, Tree]] = {}  # of the last tested round
+        self._capped: set[str] = set()  # sites whose weight was noted to be limited
+        self._kept: dict[str, int] = {}  # the rounds of the states that sites keep, until `average` accepts them
 
     @property
     def clients(self) -> list[str]:
@@ -53,8 +59,8 @@ class Remote(Engine):
         return list(self.roster.names)
 
     def samples(self, name: str) -> int:
-        """Number of training images of a site, from its card."""
-        return self.roster.cards[name].facts.samples
+        """Number of training images of a site, from its card; at most the share `deploy.max_weight` of all sites'."""
+        return self.roster.samples[name]
 
     def tested(self, split: str, *, unseen: bool = False) -> dict[str, str]:
         """All sites with their domains; which of them have images in the split is known when they answer."""
@@ -77,17 +83,24 @@ class Remote(Engine):
         """Run an extra pass at sites; returns what each uploads, and nothing in place of what it keeps."""
         answers = self._ask("query.measure", sent, names, {"part": p.name, "when": job.when})
         found: dict[str, Tree] = {}
+        bad: dict[str, str] = {}
         for name, content in sorted(answers.contents.items()):
             try:
-                found[name] = messages.trees(content, self._device)["up"]
-            except Exception as error:  # a malformed message can raise anything
-                answers.lost[name] = _unreadable(error)
-        answers.lost |= {n: "sent values that are not finite" for n, up in found.items() if not up.finite()}
-        answers.lost |= {} if job.reduce in ("list", "grouped") else _odd_ones(found)
+                up = messages.unpack_measured(content, self._device)
+            except BadMessage as error:
+                bad[name] = _unreadable(error)
+                continue
+            if wrong := border.implausible_part(p, up):
+                bad[name] = wrong
+            else:
+                found[name] = up
+        bad |= border.odd_ones(found, job.reduce, {n: float(self.samples(n)) for n in found}, self.task.net.initial)
+        self.refused += len(bad)
+        why = {**answers.lost, **answers.diverged, **bad}
         when = f"after round {sent.round}" if sent.round else "before round 1"
-        self.notes += [f"{p.name}, {when}: {n} {why}" for n, why in sorted(answers.lost.items())]
-        good = {name: (Tree(), up) for name, up in found.items() if name not in answers.lost}
-        self._require(len(good), f"{p.name}, {when}", answers.lost)
+        self.notes += [f"{p.name}, {when}: {n} {reason}" for n, reason in sorted(why.items())]
+        good = {name: (Tree(), up) for name, up in found.items() if name not in bad}
+        self._require(len(good), f"{p.name}, {when}", why)
         return good
 
     def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
@@ -96,36 +109,88 @@ class Remote(Engine):
         answers = self._ask("train", sent, cohort, {"score": score})
         done = Trained([], diverged=answers.diverged, lost={**answers.lost, **self.roster.news()})
         uploads: dict[str, Upload] = {}
-        kept: dict[str, int] = {}
+        bad: dict[str, str] = {}
+        self._kept = {}
         for name, content in sorted(answers.contents.items()):
             try:
-                parts = [p.name for p in self.task.method.parts]
-                upload = messages.unpack_upload(content, name, float(self.samples(name)), parts, self._device)
-                kept[name] = int(str(messages.about(content)["kept"]))
-                if "after_local" in content:
-                    done.after_local[name] = messages.unpack_score(content.metric_records["after_local"])
-            except Exception as error:
-                done.lost[name] = _unreadable(error)
-                continue
-            if kept[name] not in (self._accepted(name), sent.round + 1):
-                done.lost[name] = f"says that it keeps the state after round {kept[name]}"
-            elif wrong := self._wrong(upload):
-                done.lost[name] = wrong
-            else:
-                uploads[name] = upload
-        for name, why in self._odd_parts(uploads).items():
-            done.lost[name] = why
-            del uploads[name]
-        if done.diverged and self.settings.on_divergence == "stop":
-            raise Diverged(min(done.diverged.items())[1])
+                uploads[name] = self._upload(name, content, sent)
+                if AFTER_LOCAL in content.metric_records:
+                    done.after_local[name] = self._score(name, content.metric_records[AFTER_LOCAL], "test")
+            except BadMessage as error:
+                bad[name] = str(error)
+        uploads = {n: u for n, u in uploads.items() if n not in bad}
+        bad |= border.odd_uploads(self.task, uploads)
+        self.refused += len(bad)
+        done.lost |= bad
+        uploads = {n: u for n, u in uploads.items() if n not in bad}
+        if len(done.diverged) > len(uploads) and self.settings.on_divergence == "stop":
+            raise Diverged(min(done.diverged.items())[1] + self._way_back(sent.round))
         self._require(len(uploads), f"Round {sent.round + 1}", done.lost | done.diverged)
         done.after_local = {n: score for n, score in done.after_local.items() if n in uploads}
-        for name in cohort:
-            if name in uploads:
-                done.uploads.append(uploads[name])
-                if kept[name] != NONE:
-                    self.store.put(name, ClientState(kept[name], Tree(), {}))
+        done.uploads = [uploads[name] for name in cohort if name in uploads]
         return done
+
+    def average(self, state: ServerState, done: Trained) -> ServerState:
+        """The server's next state. Uploads that would break the model are left out before anything is stored."""
+        after, why = self._tried(state, done.uploads)
+        if after is None:
+            guilty = {u.client: reason for u in done.uploads if (reason := self._tried(state, [u])[1])}
+            if isinstance(why, Exception) and len(guilty) == len(done.uploads):
+                raise why  # of a part, whatever sites send
+            done.lost |= {n: f"would break the model: {reason}" for n, reason in guilty.items()}
+            done.uploads = [u for u in done.uploads if u.client not in guilty]
+            self.refused += len(guilty)
+            self._require(len(done.uploads), f"Round {state.round + 1}", done.lost)
+            after, why = self._tried(state, done.uploads) if guilty else (None, why)
+            if after is None:
+                raise RunFailed(
+                    f"Round {state.round + 1}: the updates of {', '.join(u.client for u in done.uploads)} together "
+                    f"would break the model ({why}). The checkpoint of round {state.round} is the last good one: run "
+                    "again to continue from it, with a smaller training.lr or without one of these sites."
+                )
+        for upload in done.uploads:
+            if (kept := self._kept[upload.client]) != NONE:
+                self.store.put(upload.client, ClientState(kept, Tree(), {}))
+        return after
+
+    def _tried(self, state: ServerState, uploads: list[Upload]) -> tuple[ServerState | None, Exception | str]:
+        """The state after averaging these uploads, or None and why it must not be used."""
+        try:
+            after = server_update(self.task, state, uploads)
+        except Exception as error:  # a part's server step may raise anything on values that nobody expected
+            return None, error
+        wrong = border.exploded(state, after)
+        return (None, wrong) if wrong else (after, "")
+
+    def _upload(self, name: str, content: RecordDict, sent: Broadcast) -> Upload:
+        """A site's upload, after every check that needs no other site; raises BadMessage."""
+        parts = [p.name for p in self.task.method.parts]
+        try:
+            upload = messages.unpack_upload(content, name, float(self.samples(name)), parts, self._device)
+            kept = messages.unpack_kept(content)
+        except BadMessage as error:
+            raise BadMessage(_unreadable(error)) from None
+        if kept not in (self._accepted(name), sent.round + 1):
+            raise BadMessage(f"says that it keeps the state after round {kept}")
+        if wrong := border.misfit(self.task, upload) or border.implausible(self.task, sent.model, upload):
+            raise BadMessage(wrong)
+        self._kept[name] = kept
+        return upload
+
+    def _score(self, name: str, record: MetricRecord, split: str) -> SiteScore:
+        card = self.roster.cards[name]
+        try:
+            return messages.unpack_score(record, card.facts.num_classes, card.sizes[split])
+        except BadMessage as error:
+            raise BadMessage(f"sent a score that cannot be used ({error})") from None
+
+    def _way_back(self, accepted: int) -> str:
+        return (
+            f" If the model of round {accepted} is the cause, continue from the round before with "
+            f"deploy.restart = {accepted - 1}."
+            if accepted > 1
+            else ""
+        )
 
     def score_sites(self, jobs: Mapping[str, Broadcast], split: str, mode: Mode) -> dict[str, SiteScore]:
         """Test a mode at all sites that are connected; one message asks for all planned tests of a round."""
@@ -142,16 +207,18 @@ class Remote(Engine):
         self, sent: Broadcast, names: Sequence[str], tests: list[str]
     ) -> dict[tuple[int, str], dict[str, SiteScore]]:
         answers = self._ask("evaluate", sent, names, {"tests": tests})
-        self.notes += [f"test of round {sent.round}: {n} {why}" for n, why in sorted(answers.lost.items())]
+        lost = {**answers.lost, **answers.diverged}
+        self.notes += [f"test of round {sent.round}: {n} {why}" for n, why in sorted(lost.items())]
         scores: dict[tuple[int, str], dict[str, SiteScore]] = {(sent.round, label): {} for label in tests}
         for name in names:
             for label in tests if name in answers.contents else ():
                 if (record := answers.contents[name].metric_records.get(label)) is None:
                     continue  # it has no such data
                 try:
-                    scores[sent.round, label][name] = messages.unpack_score(record)
-                except Exception as error:
-                    self.notes.append(f"test of round {sent.round}: {name} {_unreadable(error)}")
+                    scores[sent.round, label][name] = self._score(name, record, label.rpartition("/")[2])
+                except BadMessage as error:
+                    self.refused += 1
+                    self.notes.append(f"test of round {sent.round}: {name} {error}")
         return scores
 
     def _measured(self, tested: ServerState, cohort: Sequence[str]) -> dict[str, Tree]:
@@ -167,6 +234,7 @@ class Remote(Engine):
         model = sent.model.pick(n for n in sent.model if n in travels)
         fixed = net.initial.pick(n for n in net.initial if n not in set(net.exchanged))
         agreed = agreement(self.roster.facts)
+        self._note_capped()
         contents: dict[str, RecordDict] = {}
         for name in names:
             about = {**words, "agreement": agreed, "accepted": self._accepted(name)}
@@ -177,6 +245,16 @@ class Remote(Engine):
         self._have_fixed -= {*answers.lost, *answers.diverged}
         return answers
 
+    def _note_capped(self) -> None:
+        most, counted = self.roster.deployment.max_weight, self.roster.samples
+        for name, card in self.roster.cards.items():
+            if counted[name] < card.facts.samples and name not in self._capped:
+                self._capped.add(name)
+                self.notes.append(
+                    f'"{name}" counts for {100 * most:g} % of all training images, the most that deploy.max_weight '
+                    f"allows; its card says {card.facts.samples:,}."
+                )
+
     def _accepted(self, name: str) -> int:
         state = self.store.get(name)
         return state.round if state else NONE
@@ -184,28 +262,6 @@ class Remote(Engine):
     @property
     def _device(self) -> torch.device:
         return self.task.like.device
-
-    # -- checks of what sites sent ------------------------------------------------------------------------------
-    def _wrong(self, upload: Upload) -> str:
-        """What is wrong with an upload (names, shapes, types, values that are not finite); empty if nothing."""
-        net = self.task.net
-        expected = {n: (tuple(net.initial[n].shape), net.initial[n].dtype) for n in net.exchanged}
-        found = {n: (tuple(t.shape), t.dtype) for n, t in upload.model.items()}
-        if differing := [n for n in {**expected, **found} if expected.get(n) != found.get(n)]:
-            name = differing[0]
-            return f"sent {name} as {_form(found.get(name))}, expected {_form(expected.get(name))}"
-        if infinite := [n for n, t in (*upload.model.items(), *_named(upload.parts)) if not Tree({n: t}).finite()]:
-            return f"sent {infinite[0]}, which is not finite"
-        return ""
-
-    def _odd_parts(self, uploads: dict[str, Upload]) -> dict[str, str]:
-        odd: dict[str, str] = {}
-        for p in self.task.method.parts:
-            jobs = [job for job in p.passes() if job.when in ("before", "after")]
-            how = jobs[0].reduce if jobs else p.reduction
-            if how not in ("list", "grouped"):
-                odd |= _odd_ones({n: u.parts.get(p.name, Tree()) for n, u in uploads.items()})
-        return odd
 
     def _require(self, answered: int, when: str, why: dict[str, str]) -> None:
         if answered < self.roster.deployment.minimum:
@@ -216,22 +272,5 @@ class Remote(Engine):
             )
 
 
-def _odd_ones(trees: dict[str, Tree]) -> dict[str, str]:
-    """Sites that sent tensors of other names or shapes than most sites, which cannot be averaged with theirs."""
-    forms = {n: tuple((k, tuple(t.shape), t.dtype) for k, t in sorted(tree.items())) for n, tree in trees.items()}
-    if len(set(forms.values())) < 2:
-        return {}
-    usual, _ = Counter(forms.values()).most_common(1)[0]
-    return {n: "sent other tensors than the other sites" for n, form in forms.items() if form != usual}
-
-
-def _unreadable(error: Exception) -> str:
-    return f"sent a message that cannot be read ({type(error).__name__}: {error})"
-
-
-def _named(parts: dict[str, Tree]) -> list[tuple[str, torch.Tensor]]:
-    return [(f"{part}/{k}", t) for part, tree in parts.items() for k, t in tree.items()]
-
-
-def _form(found: tuple[tuple[int, ...], torch.dtype] | None) -> str:
-    return "nothing" if found is None else f"{found[1]} of shape {found[0]}".removeprefix("torch.")
+def _unreadable(error: BadMessage) -> str:
+    return f"sent a message that cannot be read ({error})"

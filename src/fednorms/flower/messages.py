@@ -11,8 +11,9 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from fednorms.core.states import Broadcast, Upload
 from fednorms.core.tree import Tree
 from fednorms.evaluation.scores import SiteScore
+from fednorms.flower import schema
 
-ABOUT, MODEL, FIXED, PART, METRICS = "about", "model", "fixed", "part:", "metrics"
+ABOUT, MODEL, FIXED, PART, METRICS, UP = "about", "model", "fixed", "part:", "metrics", "up"
 NO_METRICS = {"loss": math.nan, "steps": 0.0, "dropped": 0.0}  # the metrics of a site that does not send any
 About = dict[str, str | int | float | bool | list[str]]
 
@@ -73,26 +74,54 @@ def unpack_upload(
     content: RecordDict, client: str, weight: float, parts: list[str], device: torch.device | str
 ) -> Upload:
     """The upload in a message; its sender and weight are what the server knows, not what the message claims."""
-    found = trees(content, device)
-    metrics = content.metric_records[METRICS]
+    known = {MODEL, *(PART + name for name in parts)}
+    if unknown := sorted(set(content.array_records) - known):
+        raise schema.BadMessage(f"unknown tensors {schema.printable(unknown[0])}")
+    if MODEL not in content.array_records or METRICS not in content.metric_records:
+        raise schema.BadMessage("no model or no metrics")
+    found = _decoded(content, device)
+    metrics = schema.read_values(schema.TrainMetrics, content.metric_records[METRICS])
     return Upload(
         client=client,
         weight=weight,
         model=found[MODEL],
         parts={name: found[PART + name] for name in parts if PART + name in found},
-        metrics={name: float(str(metrics.get(name, default))) for name, default in NO_METRICS.items()},
+        metrics={**NO_METRICS, **metrics.model_dump(exclude_none=True)},
     )
 
 
-def pack_score(score: SiteScore) -> MetricRecord:
-    """A site's scores as a MetricRecord."""
-    return MetricRecord(dict(vars(score)))
+def unpack_measured(content: RecordDict, device: torch.device | str) -> Tree:
+    """What a site uploads after an extra pass."""
+    if set(content.array_records) != {UP}:
+        raise schema.BadMessage(f'tensors "{UP}" expected, got {len(content.array_records)} records')
+    return _decoded(content, device)[UP]
 
 
-def unpack_score(record: MetricRecord) -> SiteScore:
-    """The inverse of `pack_score`."""
-    values = dict(record)
-    return SiteScore(**values)
+def unpack_kept(content: RecordDict) -> int:
+    """The round of the state that a site keeps after training."""
+    return schema.read_values(schema.TrainWords, about(content)).kept
+
+
+def refusal(content: RecordDict) -> tuple[str, str] | None:
+    """The name and the text of the error that a site answers with; None if it answers with a result."""
+    words = about(content)
+    return (schema.printable(words.get("error", "")), schema.printable(words["reason"])) if "reason" in words else None
+
+
+def pack_score(score: SiteScore, *, class_counts: bool) -> MetricRecord:
+    """A site's scores as a MetricRecord; recall per class tells class counts, so it is sent only where they may be."""
+    values = dict(vars(score))
+    return MetricRecord(values if class_counts else values | {"recall": []})
+
+
+def unpack_score(record: MetricRecord, classes: int, samples: int) -> SiteScore:
+    """The inverse of `pack_score`; `samples` is what the site's card says about the tested split."""
+    found = schema.read_values(schema.ScoreRecord, record)
+    if found.samples != samples:
+        raise schema.BadMessage(f"samples: {samples} expected, as on the site's card, got {found.samples}")
+    if found.recall and len(found.recall) != classes:
+        raise schema.BadMessage(f"recall: {classes} entries expected, got {len(found.recall)}")
+    return SiteScore(**found.model_dump())
 
 
 def nbytes(content: RecordDict) -> int:
@@ -105,3 +134,11 @@ def _with_parts(content: RecordDict, parts: Mapping[str, Tree]) -> RecordDict:
         if tree:
             content[PART + name] = array_record(tree)
     return content
+
+
+def _decoded(content: RecordDict, device: torch.device | str) -> dict[str, Tree]:
+    """All trees of a message; bytes from a stranger can make the decoder raise anything."""
+    try:
+        return trees(content, device)
+    except Exception as error:
+        raise schema.BadMessage(f"tensors cannot be read, {type(error).__name__}: {error}") from None

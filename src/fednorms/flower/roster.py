@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -18,8 +18,9 @@ from flwr.serverapp import Grid
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.data.facts import Facts
 from fednorms.flower import messages
-from fednorms.flower.agreement import Card
+from fednorms.flower.agreement import Card, capped, majority
 from fednorms.flower.keys import Watched
+from fednorms.flower.schema import BadMessage, printable
 from fednorms.flower.settings import Deployment
 
 POLL = 0.25  # seconds between two checks for replies
@@ -49,11 +50,18 @@ class Roster:
         self._public: dict[int, bytes] = {}  # the key of each node that was ever connected
         self._strangers: set[int] = set()  # nodes whose keys are not in the roster
         self._news: dict[str, str] = {}  # nodes refused since `news` was last called
+        self.usual: Card | None = None  # whose data all must fit; until the run has begun, most sites decide
 
     @property
     def facts(self) -> Facts:
-        """The facts of all sites, merged from their cards."""
-        return Facts.merged("flower", {name: card.facts for name, card in self.cards.items()}, self.names)
+        """The facts of all sites, merged from their cards; no site counts for more than `deploy.max_weight`."""
+        merged = Facts.merged("flower", {name: card.facts for name, card in self.cards.items()}, self.names)
+        return replace(merged, samples=sum(self.samples.values()))
+
+    @property
+    def samples(self) -> dict[str, int]:
+        """The training images that each site counts for."""
+        return capped(self.cards, self.deployment.max_weight)
 
     # -- who is there -------------------------------------------------------------------------------------------
     def gather(self) -> None:
@@ -61,8 +69,14 @@ class Roster:
         enough = max(self.deployment.minimum, len(self.names))
         self.wait_for(enough, self.names)
         if not self.names:
-            here = sorted({(card.order, card.site) for card in self._nodes.values()})
+            here = sorted({(self.cards[site].order, site) for site in self.here()})
             self.names = [site for _, site in here]
+        odd, self.usual = self._odd(), self.usual or self._majority()
+        for node, reason in odd.items():
+            self._refused[node] = self._news[f"node {node}"] = reason
+            card = self._nodes.pop(node)
+            if self.cards.get(card.site) is card:
+                del self.cards[card.site]
 
     def wait_for(self, count: int, names: list[str]) -> None:
         """Wait until this many of the named sites (or of any, if none are named) are connected."""
@@ -79,7 +93,7 @@ class Roster:
                 raise RunFailed(
                     f"Too few sites have joined within {self.deployment.wait:g} s: expected {count}, found {len(here)}"
                     + (f"; missing: {', '.join(missing)}" if missing else "")
-                    + "".join(f"; refused: {reason}" for reason in self._refused.values())
+                    + "".join(f"; refused: {reason}" for reason in (*self._refused.values(), *self._odd().values()))
                     + ". Start their nodes, and run again to continue from the last checkpoint."
                 )
             time.sleep(POLL)
@@ -87,10 +101,24 @@ class Roster:
     def here(self) -> dict[str, int]:
         """The connected sites, with their nodes."""
         found: dict[str, int] = {}
+        odd = self._odd()
         for node, card in self._nodes.items():
-            if node in self._online:
+            if node in self._online and node not in odd:
                 found.setdefault(card.site, node)
         return found
+
+    def _odd(self) -> dict[int, str]:
+        """The nodes whose data do not fit those of most sites, with the reason."""
+        usual = self.usual or self._majority()
+        wrong = {n: card.differs(usual) for n, card in self._nodes.items()} if usual is not None else {}
+        return {n: f'site "{self._nodes[n].site}" does not fit, {why}' for n, why in wrong.items() if why}
+
+    def _majority(self) -> Card | None:
+        first: dict[str, Card] = {}
+        for node, card in self._nodes.items():
+            if node in self._online:
+                first.setdefault(card.site, card)
+        return majority(first, self.deployment.class_names)
 
     def news(self) -> dict[str, str]:
         """Which nodes were refused since the last call, and why."""
@@ -149,18 +177,17 @@ class Roster:
         if reply.has_error():
             return f"its app failed: {reply.error.reason}"
         words = messages.about(reply.content)
-        if "reason" in words:
-            return str(words["reason"])
+        if (told := messages.refusal(reply.content)) is not None:
+            return told[1]
         try:
-            card = Card.from_json(str(words["card"]))
-        except (ValueError, KeyError, TypeError) as error:
+            card = Card.from_json(words.get("card"))
+        except BadMessage as error:
             return f"its card cannot be read ({error})"
         if self.keys is not None and self._owner(node) != card.site:
             return f'it calls itself "{card.site}", but its key belongs to site "{self._owner(node)}"'
         if self.names and card.site not in self.names:
             return f'site "{card.site}" is not one of {", ".join(self.names)}'
-        first = next((c for name, c in sorted(self.cards.items()) if name != card.site), None)
-        if first is not None and (wrong := card.differs(first)):
+        if self.usual is not None and (wrong := card.differs(self.usual)):
             return f'site "{card.site}" does not fit, {wrong}'
         if card.facts.samples < 1:
             return f'site "{card.site}" has no training images'
@@ -219,11 +246,11 @@ class Roster:
             answers.lost[name] = reply.error.reason or f"error {reply.error.code}"
             return
         words = messages.about(reply.content)
-        if "reason" in words:
-            where = answers.diverged if words.get("error") == "Diverged" else answers.lost
-            where[name] = str(words["reason"])
+        if (told := messages.refusal(reply.content)) is not None:
+            where = answers.diverged if told[0] == "Diverged" else answers.lost
+            where[name] = told[1]
         elif words.get("site") != name:
-            answers.lost[name] = f'answered as "{words.get("site")}"'
+            answers.lost[name] = f'answered as "{printable(words.get("site"))}"'
         else:
             answers.contents[name] = reply.content
 

@@ -11,11 +11,13 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
+from fednorms.core.errors import BadInput
 from fednorms.engines.base import EngineSettings, SplitName
 from fednorms.engines.devices import numerics, repeatable
 from fednorms.evaluation.modes import Mode
 from fednorms.explain.deployable import refuse_obstacles
 from fednorms.flower import settings
+from fednorms.flower.agreement import Card
 from fednorms.flower.engine import Remote
 from fednorms.flower.keys import Watched
 from fednorms.flower.roster import Roster
@@ -26,6 +28,7 @@ from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
 from fednorms.runs.session import Plan, Session
+from fednorms.runs.store.checkpoint import kept_rounds
 from fednorms.runs.store.directory import RunDirectory
 
 
@@ -57,7 +60,9 @@ def serve(
         directory.create(recipe.to_toml(), resume=True)
         with directory.lock():
             roster = Roster(grid, deployment, Watched.of_link())
-            roster.names = _names_of_run(directory) or roster.names
+            if (known := directory.read_facts()) is not None:  # a run that is continued has its sites, and its data
+                roster.names, roster.usual = list(known.clients) or roster.names, Card(known, {})
+            _go_back(directory, deployment.restart)
             roster.gather()
             session = open_session(recipe, roster, start, loss)
             directory.write_facts(session.facts)
@@ -79,10 +84,17 @@ def open_session(recipe: Recipe, roster: Roster, model: nn.Module | None = None,
     return Session(recipe, facts, None, task, engine, *plan)
 
 
-def _names_of_run(directory: RunDirectory) -> list[str]:
-    """The sites of a run that is continued, in their order."""
-    facts = directory.read_facts()
-    return list(facts.clients) if facts else []
+def _go_back(directory: RunDirectory, number: int) -> None:
+    """Drop the checkpoints after a round, so that the run continues from there; 0 drops none."""
+    kept = kept_rounds(directory.checkpoints)
+    if not number or (kept and max(kept) == number):
+        return
+    if number not in kept:
+        there = " and ".join(map(str, kept)) or "none"
+        raise BadInput(f"deploy.restart is {number}, but there is no checkpoint of that round. Kept rounds: {there}.")
+    for later in (n for n in kept if n > number):
+        (directory.checkpoints / f"round-{later:06d}" / "manifest.json").unlink()
+    log(INFO, "fednorms: continuing from round %d; later checkpoints were dropped", number)
 
 
 def _report(event: RoundEvent) -> None:

@@ -35,6 +35,10 @@ class Deployment:
     """Names of the classes in their order, separated by commas: the folder names at every site."""
     channels: int = 3
     """Channels of the images: 3 (RGB), 1 (gray) or 4 (RGBA)."""
+    max_weight: float = 0.9
+    """The largest share of all training images that one site can count for, whatever its card says; 1: no limit."""
+    restart: int = 0
+    """Continue from the checkpoint of this round and drop later ones, if the last one is no good; 0: the last one."""
 
     @property
     def site_names(self) -> list[str]:
@@ -106,6 +110,11 @@ def _deployment(own: Mapping[str, Scalar], where: str) -> Deployment:
             f"Wrong value in {where}: deploy.minimum must be at least 1, deploy.wait at least 0 and deploy.deadline "
             "above 0."
         )
+    if not 0 < found.max_weight <= 1 or found.restart < 0:
+        raise BadInput(
+            f"Wrong value in {where}: deploy.max_weight must be above 0 and at most 1, got {found.max_weight:g}, and "
+            f"deploy.restart at least 0, got {found.restart}."
+        )
     if len(set(found.site_names)) < len(found.site_names):
         raise BadInput(f'deploy.sites names a site twice in {where}: "{found.sites}".')
     return found
@@ -117,7 +126,7 @@ def flat(recipe: Recipe) -> dict[str, Any]:
     >>> flat(Recipe(rounds=3))["rounds"], flat(Recipe())["evaluate"]
     (3, '["auto"]')
     """
-    values = recipe.model_dump(mode="json") | {"training": dict(vars(recipe.training))}
+    values = recipe.to_dict()
 
     def plain(value: object) -> object:
         if isinstance(value, Mapping):

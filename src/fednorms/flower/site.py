@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from torch import nn
 
 from fednorms.core.errors import BadInput
 from fednorms.core.passes import passes
-from fednorms.core.states import Broadcast, ClientState
+from fednorms.core.states import Broadcast, ClientState, Upload
 from fednorms.core.tree import Tree
+from fednorms.core.views import Mechanism
 from fednorms.data import Federation, Preprocessing
 from fednorms.data.facts import Facts
 from fednorms.data.folders import site_from_folder
@@ -19,7 +21,9 @@ from fednorms.engines.base import EngineSettings, Trained
 from fednorms.engines.loop import Loop
 from fednorms.evaluation.modes import Mode
 from fednorms.evaluation.scores import SiteScore
-from fednorms.flower.generations import Generations, default_root
+from fednorms.flower.generations import NONE, Generations, default_root, file_name
+from fednorms.flower.ledger import NEW_RUN, Answer, Ledger, request_of
+from fednorms.flower.policy import Policy
 from fednorms.flower.settings import Deployment, Scalar, fingerprint
 from fednorms.runs.assemble import assemble
 from fednorms.runs.losses import Loss
@@ -86,18 +90,32 @@ class SiteClient:
         federation: Federation,
         node: Mapping[str, Scalar],
         facts: Facts,
+        policy: Policy,
         model: nn.Module | None = None,
         loss: Loss | None = None,
     ) -> None:
         self.site = federation.sites[0]
         root = Path(str(node["state"])) if "state" in node else default_root()
+        self.policy = policy
         self.generations = Generations(root.expanduser(), fingerprint(recipe), self.site.name)
+        self.ledger = Ledger(root.expanduser(), file_name(self.site.name))
         here = recipe.resolved().model_copy(update={"pretrained": False, "weights": ""})  # the server sends the weights
         self.task = assemble(here, facts, model, loss, deployed=True)
         self.engine = Loop(self.task, federation, federation, ClientStore(2**60), EngineSettings(here.threads))
         self.device = self.task.like.device
         for p in self.task.method.parts:
             p.arrange(federation)  # fails if a part needs attributes that this site lacks
+
+    @contextmanager
+    def counted(self, t: int) -> Iterator[None]:
+        """Count a message where the policy or the method needs it; meanwhile no other one is answered."""
+        if self.policy.messages_per_round is None and self.mechanism is None:
+            yield
+            return
+        with self.ledger.held():
+            if self.policy.messages_per_round is not None:
+                self.ledger.count(self.generations.recipe, t, self.policy.messages_per_round)
+            yield
 
     def recall(self, accepted: int) -> None:
         """Restore the state that the server accepted last."""
@@ -139,6 +157,34 @@ class SiteClient:
             if state is None or p.name not in state.parts:
                 self._put(p.name, self.engine.measure(p, job, sent, [self.site.name])[self.site.name][0])
         return self.engine.train(sent, [self.site.name], score=score)
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """The noise that this site adds to what it sends; None if it adds none."""
+        found = self.task.method.privacy
+        mechanism = found[1].mechanism if found else None
+        return mechanism if mechanism is not None and mechanism.where == "client" else None
+
+    def answer_again(self, sent: Broadcast) -> Upload | None:
+        """The noised answer that was given to this request before; None if there was none."""
+        given = self.ledger.find(self.generations.recipe, sent.round, request_of(sent))
+        if given is None:
+            return None
+        if not self.generations.has_answer(sent.round):
+            raise BadInput(f"This site has answered round {sent.round + 1} of this run. {NEW_RUN}")
+        if given.kept != NONE and (state := self.generations.load(given.kept, self.device)) is not None:
+            self.engine.store.put(self.site.name, state)
+        return Upload(self.site.name, 0.0, self.generations.load_answer(sent.round, self.device), {})
+
+    def write_down(self, sent: Broadcast, upload: Upload, mechanism: Mechanism, accepted: int) -> None:
+        """Store a noised answer with the state that belongs to it, and count it, before it is sent."""
+        kept = self.keep(accepted)
+        self.generations.save_answer(sent.round, upload.model)
+        run, request = self.generations.recipe, request_of(sent)
+        answer = Answer(
+            run=run, round=sent.round, request=request, clip=mechanism.clip, noise=mechanism.noise, kept=kept
+        )
+        self.ledger.record(answer)
 
     def score(self, sent: Broadcast, mode: str, split: str) -> SiteScore | None:
         """Test a mode on a split; None if the site has no such data."""

@@ -74,11 +74,12 @@ class LocalDP(Part):
     Paper: Federated Learning with Differential Privacy: Algorithms and Performance Analysis. Wei et al. IEEE
     Transactions on Information Forensics and Security 2020. https://arxiv.org/abs/1911.00222
 
-    Like `dpcentral`, but a client sends d_k min(1, C / |d_k|) + N(0, (z C)^2), so nobody has to be trusted. The price
-    is more noise in the mean of m clients: z C / sqrt(m) instead of z C / m. Two updates of one client differ by at
-    most 2 C, for which epsilon counts; it grows with the rounds in which a client takes part. Acts on what is sent,
+    Like `dpcentral`, but a client sends d_k min(1, C / |d_k|) + N(0, (z C)^2), so the server sees no exact update. The
+    price is more noise in the mean of m clients: z C / sqrt(m) instead of z C / m. Two updates of one client differ by
+    at most 2 C, for which epsilon counts; it grows with the rounds in which a client takes part. Acts on what is sent,
     after all other parts. No state, nothing more to send. In a simulation, noise is drawn from the run's seed; in a
-    deployment (draws="auto"), from the site's operating system.
+    deployment (draws="auto"), from the site's operating system, once per round. There a site need not trust the server
+    with its updates if its policy requires this part and limits clip, noise and epsilon.
 
     >>> LocalDP(noise=0.1)
     dplocal(noise=0.1)

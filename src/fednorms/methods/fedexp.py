@@ -30,6 +30,7 @@ class FedExP(Part):
 
     paper = "Jhunjhunwala et al. 2023"
     uploads = True
+    never_negative = ("sqnorm",)
     needs_plain_updates = True  # both norms are of the same d_k
 
     eps: float = option(0.001, at_least=0.0)

@@ -40,6 +40,7 @@ class FedFA(Part):
 
     paper = "Zhou and Konukoglu 2023"
     uploads = True
+    never_negative = ("*.std", "q/*")
     reduction = "uniform"
 
     p: float = option(0.5, at_least=0.0, at_most=1.0)

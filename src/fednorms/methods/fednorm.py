@@ -38,6 +38,7 @@ class FedNorm(Part):
 
     paper = "Bernecker et al. 2022"
     uploads = True
+    never_negative = ("*running_var@*",)
     reduction = "grouped"
 
     @override

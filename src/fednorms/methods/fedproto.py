@@ -44,6 +44,8 @@ class FedProto(Part):
 
     paper = "Tan et al. 2022"
     uploads = True
+    tells_class_counts = True
+    never_negative = ("count",)
     keeps_all_local = True
 
     lam: float = option(1.0, at_least=0.0)

@@ -31,6 +31,7 @@ class FedRDN(Part):
 
     paper = "Yan et al. 2025"
     uploads = True
+    never_negative = ("std",)
     normalizes_input = True
 
     variant: Literal["paper", "author"] = option("paper", choices=("paper", "author"))

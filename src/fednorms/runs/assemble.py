@@ -12,7 +12,7 @@ from fednorms.core.net import Net
 from fednorms.core.sampling import Participation
 from fednorms.core.states import Task
 from fednorms.data.facts import Facts
-from fednorms.engines.devices import dtype_of
+from fednorms.engines.devices import dtype_of, pick_device
 from fednorms.models import build, models
 from fednorms.models.custom import bare
 from fednorms.runs.losses import Loss, base_loss
@@ -77,7 +77,7 @@ def build_net(recipe: Recipe, classes: int, shape: tuple[int, int, int], model: 
         name=bare(recipe.model),
         dtype=dtype_of(recipe.precision),
         autocast=recipe.precision == "bfloat16",
-        device=recipe.device,
+        device=pick_device(recipe.device),
     )
 
 

@@ -44,11 +44,6 @@ class Averages(NamedTuple):
     pooled: float
     domain_mean: float
 
-    @classmethod
-    def of(cls, scores: Scores) -> Averages:
-        """The averages of a test's scores."""
-        return cls(scores.mean, scores.pooled, scores.domain_mean)
-
 
 @dataclass(frozen=True)
 class RoundSummary:
@@ -63,7 +58,7 @@ class RoundSummary:
     def of(cls, row: Mapping[str, Any], scores: Mapping[str, Scores]) -> RoundSummary:
         """Summarize a row of metrics and its scores."""
         sent = (row["bytes_up"] + row["bytes_down"]) / max(1, row["clients"])
-        tests = {name: Averages.of(s) for name, s in scores.items()}
+        tests = {name: Averages(s.mean, s.pooled, s.domain_mean) for name, s in scores.items()}
         return cls(int(row["round"]), float(row["seconds"]), sent, tests)
 
 
@@ -225,7 +220,7 @@ class _Pool:
                         self._next(worker, todo, cells)
         finally:
             for worker in self.workers:
-                worker.process.terminate()
+                worker.process.kill()
             for worker in self.workers:
                 worker.process.join()
         return [outcomes[i] for i in range(len(cells))]
@@ -242,7 +237,7 @@ class _Pool:
     def _next(self, worker: _Worker, todo: list[int], cells: Sequence[Cell]) -> None:
         if not todo or not worker.process.is_alive():
             self.workers.remove(worker)
-            worker.process.terminate()
+            worker.process.kill()
             worker.process.join()
             return
         worker.cell = todo.pop()
@@ -269,7 +264,8 @@ class _Pool:
 
 
 def _work(line: Connection, custom: Custom) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and then ends this process
+    for number in (signal.SIGINT, signal.SIGTERM):  # often sent to all processes: the parent handles it and ends them
+        signal.signal(number, signal.SIG_IGN)
     line.send(None)
     with suppress(EOFError, BrokenPipeError):
         while True:

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 from datetime import datetime
@@ -26,6 +26,7 @@ from fednorms.core.training import Training
 from fednorms.data import Federation
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.cells import Cell, Outcome, Watch, run_cells
+from fednorms.runs.device import device_of, unused_gpu
 from fednorms.runs.identity import Custom, recipe_keys
 from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
@@ -34,6 +35,10 @@ from fednorms.runs.session import Session, data_notes, open_federation
 from fednorms.runs.store.directory import RunDirectory
 
 MEAN, BALANCED = "mean", "balanced"
+_SAME_START = (
+    "first weights: those of your model in every seed; seeds vary only the order of images, who takes part in a round, "
+    "and what is drawn in training"
+)
 
 
 @dataclass(frozen=True)
@@ -182,9 +187,7 @@ class Comparison:
 
     def table(self) -> str:
         """The table as aligned text."""
-        table = self.cells()
-        widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-        return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table)
+        return "\n".join(aligned(self.cells()))
 
     def __repr__(self) -> str:
         return "\n".join([self.table(), "", *self.remarks()])
@@ -241,9 +244,10 @@ def compare(
 
     `seeds=3` means 0, 1, 2. `lr` may be a dictionary {method: rate}; methods that it leaves out keep the recipe's rate.
     What is not given comes from `recipe`, or from its defaults: cnn-small on digits-shift for 30 rounds. `device` is
-    cpu, cuda or auto. With `out`, every run is stored in OUT/METHOD-SEED, calling again continues where it stopped, and
-    the table is written as Markdown, CSV and JSON, with a picture of the learning curves. `jobs` is the number of runs
-    in parallel processes. A run uses one thread unless the recipe says otherwise, so results do not depend on `jobs`.
+    cpu, cuda or auto (a GPU if there is one). With `out`, every run is stored in OUT/METHOD-SEED, calling again
+    continues where it stopped, and the table is written as Markdown, CSV and JSON, with a picture of the learning
+    curves. `jobs` is the number of runs in parallel processes. A run uses one thread unless the recipe says otherwise,
+    so results do not depend on `jobs`.
 
     A custom model starts every seed from the weights it has, and the table says so. A custom loss is a function of
     logits and labels; with `jobs` it must be picklable.
@@ -271,26 +275,24 @@ def compare(
     root = Path(out) if out is not None else None
     if root is not None and (root / "recipe.toml").exists():
         raise BadInput(f"compare: {root} holds a run. Choose another directory for the comparison ({option('out')}).")
-    slugs = _slugs(list(chosen))
     cells = []
-    for label, text in chosen.items():
+    for (label, text), folder in zip(chosen.items(), _folders(chosen), strict=True):
         own = with_changes(settings, lr=rates.get(label, settings.lr))
         for seed in numbers:
             made = Recipe.make(shared | {"method": text, "seed": seed, "training": own})
-            cells.append(Cell(label, made, root / f"{slugs[label]}-{seed}" if root else None))
+            cells.append(Cell(label, made, root / f"{folder}-{seed}" if root else None))
+    asked = cells[0].recipe.device
+    device = device_of(asked, [RunDirectory(cell.path) for cell in cells if cell.path is not None])
+    cells = [with_changes(c, recipe=c.recipe.model_copy(update={"device": device})) for c in cells]
     data = custom.federation if custom.federation is not None else open_federation(cells[0].recipe)
     cells = _checked(cells, data, custom)
     if jobs == 1:  # worker processes open a named federation themselves
         custom = with_changes(custom, federation=data)
     outcomes = run_cells(cells, jobs, custom, watch)
     about = _about(cells, data, numbers)
-    comparison = Comparison(chosen, numbers, outcomes, about, root, metric=cells[0].recipe.metric)
-    if custom.model is not None and len(numbers) > 1:
-        comparison.notes.append(
-            "first weights: those of your model in every seed; seeds vary only the order of images, who takes part in "
-            "a round, and what is drawn in training"
-        )
-    comparison.notes += data_notes(data)
+    notes = [_SAME_START] * (custom.model is not None and len(numbers) > 1) + data_notes(data)
+    notes += [note] if (note := unused_gpu(asked)) else []
+    comparison = Comparison(chosen, numbers, outcomes, about, root, notes=notes, metric=cells[0].recipe.metric)
     if root is not None:
         comparison.notes += _replaced(root, chosen)
         from fednorms.runs.report import write
@@ -309,6 +311,16 @@ def _replaced(root: Path, chosen: Mapping[str, str]) -> list[str]:
     return [f"replaced an earlier table, which also had {', '.join(others)}; its runs are kept"] if others else []
 
 
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table whose columns are as wide as their widest cell.
+
+    >>> aligned([["", "mean"], ["fedavg", "0.5"]])
+    ['        mean', 'fedavg  0.5']
+    """
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
+
+
 def slug(text: str) -> str:
     """A method as a file name.
 
@@ -318,14 +330,15 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.+]+", "-", text.lower().replace(" ", "").replace("/", "-")).strip("-.") or "run"
 
 
-def _slugs(labels: list[str]) -> dict[str, str]:
-    named: dict[str, str] = {}
+def _folders(labels: Iterable[str]) -> list[str]:
+    """A folder name for each label; labels with the same slug are numbered."""
+    names: list[str] = []
     for label in labels:
         name, number = slug(label), 2
-        while name in named.values():
+        while name in names:
             name, number = f"{slug(label)}-v{number}", number + 1
-        named[label] = name
-    return named
+        names.append(name)
+    return names
 
 
 def _check_request(methods: Sequence[str], chosen: Mapping[str, str], seeds: Sequence[int], jobs: int) -> None:

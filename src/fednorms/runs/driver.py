@@ -14,19 +14,21 @@ from typing import Any
 from torch import nn
 
 from fednorms._version import __version__
-from fednorms.core.errors import BadInput
+from fednorms.core.errors import BadInput, RunFailed
 from fednorms.core.method import Method
 from fednorms.core.part import Part
-from fednorms.core.round import broadcast, initial_state, server_update
+from fednorms.core.round import broadcast, initial_state
 from fednorms.core.states import Broadcast, ServerState
 from fednorms.core.training import Training
 from fednorms.core.tree import Tree
 from fednorms.data import Federation
+from fednorms.data.facts import Facts
 from fednorms.engines.base import Trained
 from fednorms.engines.devices import numerics, repeatable
 from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.methods.registry import method as read_method
 from fednorms.models.custom import bare
+from fednorms.runs.device import device_of
 from fednorms.runs.identity import (
     Custom,
     custom_name,
@@ -94,9 +96,10 @@ def run(
     `fednorms.federation` is recorded by its name and options unless it was changed, so the command line can open it
     again.
 
-    `device` is cpu, cuda or auto. `engine` says how clients run on it ("loop", "graphs", "workers"). `head` names the
-    classifier's layers if they cannot be found. `on_divergence` is "stop" or "skip"; "skip" leaves clients whose update
-    is not finite out of the average. `weighting` of client models is "size", "uniform" or "auto" (the paper's choice).
+    `device` is cpu, cuda or auto (a GPU if there is one; a run that is continued stays on its device). `engine` says
+    how clients run on it ("loop", "graphs", "workers"). `head` names the classifier's layers if they cannot be found.
+    `on_divergence` is "stop" or "skip"; "skip" leaves clients whose update is not finite out of the average.
+    `weighting` of client models is "size", "uniform" or "auto" (the paper's choice).
 
     >>> result = run("fedbn", "digits-shift", model="cnn-small", rounds=1)
     >>> result.method, result.headline
@@ -205,6 +208,7 @@ def execute(
                 f"Continue it from Python with fednorms.resume(path, {what}=...)."
             )
     directory = RunDirectory(out) if out else None
+    recipe = recipe.model_copy(update={"device": device_of(recipe.device, [directory] if directory else [])})
     with numerics(recipe.precision, recipe.deterministic), repeatable(recipe.threads, recipe.seed):
         session = Session.open(recipe, federation, model, loss, spill=directory.spill if directory else None)
         with closing(session.engine):
@@ -221,13 +225,20 @@ def _in_directory(session: Session, directory: RunDirectory, callback: Callback 
     session.recipe = recipe.model_copy(update={"fingerprint": found})
     directory.create(session.recipe.to_toml(), resume=True)
     with directory.lock():
-        if not directory.facts_path.exists():
+        if not _has_facts(directory, session.facts):
             directory.write_facts(session.facts)
         try:
             return play(session, directory, callback)
         except Exception:
             directory.drop_if_empty()  # otherwise the corrected command would find another recipe here
             raise
+
+
+def _has_facts(directory: RunDirectory, facts: Facts) -> bool:
+    try:
+        return directory.read_facts() == facts
+    except RunFailed:  # damaged: they are written again
+        return False
 
 
 def play(session: Session, directory: RunDirectory | None, callback: Callback | None = None) -> Result:
@@ -250,6 +261,7 @@ class _Run:
     best: dict[str, Any] | None  # round and score of the best validation so far
     result: Result
     local: LocalScores
+    refused: int = 0  # messages of clients that could not be used, up to the last row
 
     @classmethod
     def starting(cls, session: Session, directory: RunDirectory | None) -> _Run:
@@ -260,8 +272,9 @@ class _Run:
         if found and directory:
             state, best = found.server, found.extra.get("best")
             engine.use(engine.store.starting_from(found.clients))
+            missing = directory.check_metrics(found.extra.get("metrics"))
             directory.cut_metrics(state.round)
-            history, notes = directory.metrics(), list(found.notes)
+            history, notes = directory.metrics(), [*found.notes, *([missing] if missing else [])]
             if session.recipe.version != __version__:
                 notes.append(f"started with fednorms {session.recipe.version}, continued with {__version__}")
         else:
@@ -278,7 +291,7 @@ class _Run:
         """Train, average, test, and store what came out."""
         started, session, task = time.perf_counter(), self.session, self.session.task
         t = self.state.round
-        cohort = session.participation.cohort(session.engine.clients, session.recipe.seed, t)
+        cohort = session.cohort(t)
         sent = broadcast(task, self.state)
         scored = bool(self.local.ends_here(t))
         done = session.engine.train(sent, cohort, score=scored) if cohort else Trained([])
@@ -306,7 +319,7 @@ class _Run:
     def _average(self, done: Trained) -> None:
         task = self.session.task
         if done.uploads or task.method.moves_without_clients:  # noise hides whether anybody took part
-            self.state = server_update(task, self.state, done.combined or done.uploads)
+            self.state = self.session.engine.average(self.state, done)
         else:
             self.state = replace(self.state, round=self.state.round + 1)
 
@@ -349,6 +362,7 @@ class _Run:
             "dropped": sum(int(u.metrics["dropped"]) for u in uploads),
             "diverged": done.diverged,
             **({"lost": done.lost} if done.lost else {}),
+            **({"refused": refused} if (refused := self._refused_since()) else {}),
             **({"epsilon": guarantee.epsilon(self.state.round)} if guarantee else {}),
             "bytes_down": len(cohort) * (sent.model.pick(task.net.exchanged).nbytes() + _bytes(sent.parts)),
             "bytes_up": sum(u.model.nbytes() + _bytes(u.parts) for u in uploads),
@@ -356,16 +370,22 @@ class _Run:
             **({"after_local": {k: s.to_dict() for k, s in between.items()}} if between else {}),
         }
 
+    def _refused_since(self) -> int:
+        """Messages that could not be used since the last row."""
+        new, self.refused = self.session.engine.refused - self.refused, self.session.engine.refused
+        return new
+
     def _store(self, directory: RunDirectory, row: dict[str, Any], cohort: list[str], better: bool) -> None:
         """Append the metrics; write the best model and the checkpoint where they are due."""
         recipe, engine, state = self.session.recipe, self.session.engine, self.state
-        last, extra = state.round == recipe.rounds, {"best": self.best}
+        last, extra = state.round == recipe.rounds, dict[str, Any](best=self.best)
         directory.append_metrics(row)
         kept = engine.with_measurements(state, cohort) if better or last else state
         if better:
             save_best(directory.checkpoints, kept, engine.store, extra)
         if last or state.round % recipe.checkpoint_every == 0:
             now, changed = kept if last else state, engine.store.changed
+            extra["metrics"] = directory.metrics_mark()
             save(directory.checkpoints, now, changed, extra, keep_all=recipe.keep_checkpoints == "all")
             engine.store.mark_clean()
 

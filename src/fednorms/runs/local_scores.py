@@ -40,13 +40,13 @@ class LocalScores:
         if self.mode is None:
             return set()
         if self._may_fail:
-            return set(self._cohort(t))
+            return set(self._session.cohort(t))
         if t not in self._window:
             end = t
             while not self.due(end):
                 end += 1
             self._window = range(t, end + 1)
-            self._last = {c: u for u in self._window for c in self._cohort(u)}
+            self._last = {c: u for u in self._window for c in self._session.cohort(u)}
         return {client for client, last in self._last.items() if last == t}
 
     def take(self, t: int, found: Mapping[str, SiteScore]) -> dict[str, SiteScore]:
@@ -55,10 +55,6 @@ class LocalScores:
         kept = {name: score for name, score in found.items() if name in ends}
         self.latest |= kept
         return {} if self.due(t) else kept
-
-    def _cohort(self, t: int) -> list[str]:
-        session = self._session
-        return session.participation.cohort(session.engine.clients, session.recipe.seed, t)
 
     def scores(self) -> Scores | None:
         """The scores over all clients that have trained so far."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -129,8 +129,8 @@ class Recipe(BaseModel):
     per core or GPU; auto: graphs on a GPU; on a CPU loop, or workers if threads=1 and they prove faster."""
     workers: int = Field(default=0, ge=0)
     """Worker processes (0: one per core or GPU)."""
-    device: str = "cpu"
-    """cpu, cuda, or auto."""
+    device: str = "auto"
+    """auto (a GPU if there is one), cpu or cuda."""
     precision: Precision = "float32"
     """float32, float64, tf32 (float32 with short products on a GPU) or bfloat16 (autocast)."""
     deterministic: bool = True
@@ -239,14 +239,21 @@ class Recipe(BaseModel):
             )
         return _method(f"augment(chain='{chain}')") + chosen
 
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return self.model_dump(mode="json") | {"training": dict(vars(self.training))}
+
     def to_toml(self) -> str:
         """The complete recipe as TOML."""
-        return dumps(self.model_dump(mode="json") | {"training": _plain(self.training)})
+        return dumps(self.to_dict())
 
     @classmethod
     def from_toml(cls, text: str, where: str = "the recipe") -> Recipe:
         """Read a recipe; every problem is reported at once, with the nearest known name for unknown ones."""
-        return cls.make(loads(text, where), where)
+        values = loads(text, where)
+        if "version" in values:  # recorded by a run; without a device by one of version 0.1, on the CPU
+            values.setdefault("device", "cpu")
+        return cls.make(values, where)
 
     @classmethod
     def make(cls, values: dict[str, object], where: str = "the recipe") -> Recipe:
@@ -274,10 +281,6 @@ def _method(text: str) -> Method:
     from fednorms.methods.registry import method
 
     return method(text)
-
-
-def _plain(training: Training) -> dict[str, object]:
-    return dict(vars(training))
 
 
 def _refuse_unwritable(value: object, where: str, key: str = "") -> None:

@@ -26,6 +26,12 @@ DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*"
 
 
+def line_style(i: int) -> dict[str, str]:
+    """How the i-th line of a picture looks."""
+    dashes = DASHES[i // len(COLORS) % len(DASHES)]
+    return {"color": COLORS[i % len(COLORS)], "linestyle": dashes, "marker": MARKERS[i % len(MARKERS)]}
+
+
 def markdown(comparison: Comparison) -> str:
     """The table as Markdown, with the best of each column in bold, and below it what was compared.
 
@@ -169,22 +175,13 @@ def _curves(axis: Axes, comparison: Comparison) -> None:
     for number, (label, curve) in enumerate(curves.items()):
         if not curve:
             continue
-        color = COLORS[number % len(COLORS)]
+        style: dict[str, Any] = line_style(number)
         t, mean = list(curve), [100 * e.mean for e in curve.values()]
-        axis.plot(
-            t,
-            mean,
-            color=color,
-            linestyle=DASHES[number // len(COLORS) % len(DASHES)],
-            linewidth=2,
-            marker=MARKERS[number % len(MARKERS)],
-            markersize=5,
-            markevery=max(1, len(t) // 6),
-            label=f"{label}  {100 * ends[label]:.0f} %",
-        )
+        style |= {"linewidth": 2, "markersize": 5, "markevery": max(1, len(t) // 6)}
+        axis.plot(t, mean, label=f"{label}  {100 * ends[label]:.0f} %", **style)
         low = [100 * (e.mean - (e.std or 0)) for e in curve.values()]
         high = [100 * (e.mean + (e.std or 0)) for e in curve.values()]
-        axis.fill_between(t, low, high, color=color, alpha=0.12, linewidth=0)
+        axis.fill_between(t, low, high, color=style["color"], alpha=0.12, linewidth=0)
     axis.set_xlabel("round")
     axis.set_ylabel("mean accuracy over domains (%)")
     spread = "mean ± std over seeds" if len(comparison.seeds) > 1 else f"seed {comparison.seeds[0]}"

@@ -128,7 +128,7 @@ class Result:
             "diverged": sum(len(r["diverged"]) for r in self.history),
             **({"privacy": self.privacy} if self.privacy else {}),
             "notes": self.notes,
-            "recipe": self.recipe.model_dump(mode="json") | {"training": dict(vars(self.recipe.training))},
+            "recipe": self.recipe.to_dict(),
         }
 
     def __repr__(self) -> str:
@@ -173,6 +173,5 @@ class Result:
 def site_model(session: Session, state: ServerState, site: str | None) -> nn.Module:
     """The server's model (site=None) or the model of one client, as a new module in eval mode."""
     task, engine = session.task, session.engine
-    cohort = session.participation.cohort(engine.clients, session.recipe.seed, max(state.round - 1, 0))
-    sent = engine.test_broadcast(state, cohort)
+    sent = engine.test_broadcast(state, session.cohort(max(state.round - 1, 0)))
     return task.net.plain(choose(task, session.facts, sent, engine.store, site).tensors)

@@ -21,6 +21,7 @@ from fednorms.engines.base import Engine, EngineSettings
 from fednorms.engines.open import open_engine
 from fednorms.evaluation.modes import Mode, headline
 from fednorms.runs.assemble import assemble, participation_of
+from fednorms.runs.device import unused_gpu
 from fednorms.runs.losses import Loss, base_loss
 from fednorms.runs.option_names import option
 from fednorms.runs.recipe import Recipe
@@ -61,6 +62,7 @@ class Session:
     modes: list[Mode]
     headline: Mode
     guarantee: Guarantee | None = None
+    unused_gpu: str = ""  # why "auto" became the CPU on a machine with a GPU
 
     @classmethod
     def open(
@@ -76,7 +78,7 @@ class Session:
 
         `known` is an assembled task with its facts. It is used again if the federation has the same facts.
         """
-        recipe = recipe.resolved()
+        note, recipe = unused_gpu(recipe.device), recipe.resolved()
         if recipe.data.partition and recipe.federation.startswith("custom:"):
             raise BadInput(
                 "data.partition cannot divide a custom federation. Leave it out, and divide the federation before the "
@@ -98,7 +100,11 @@ class Session:
         store = ClientStore(recipe.state_limit_mb * 2**20, spill)
         settings = EngineSettings(recipe.threads, recipe.on_divergence, recipe.workers)
         engine = open_engine(recipe.engine, task, training, given, store, settings)
-        return cls(recipe, facts, given, task, engine, *plan)
+        return cls(recipe, facts, given, task, engine, *plan, unused_gpu=note)
+
+    def cohort(self, t: int) -> list[str]:
+        """The clients that take part in round t, counted from 0."""
+        return self.participation.cohort(self.engine.clients, self.recipe.seed, t)
 
     @property
     def federation(self) -> Federation:
@@ -117,9 +123,8 @@ class Session:
             protocol.metric if recipe.metric == protocol.metric else "accuracy",
         )
         adopted = [f"from the data set's protocol: {', '.join(same.facts)}"] if same.facts else []
-        return (
-            adopted + recipe.training.without_effect + (data_notes(self.data) if self.data else _one_class(self.facts))
-        )
+        settings = adopted + recipe.training.without_effect + ([self.unused_gpu] if self.unused_gpu else [])
+        return settings + (data_notes(self.data) if self.data else _one_class(self.facts))
 
 
 def data_notes(federation: Federation) -> list[str]:

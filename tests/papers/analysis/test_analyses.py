@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +20,10 @@ from fednorms.core.errors import BadInput
 from fednorms.core.round import base_phases, begin, broadcast, draws, local_update, server_update, step
 from fednorms.core.sampling import Participation
 from fednorms.methods.registry import names
-from fednorms.papers.analysis.analyse import analyse
+from fednorms.papers.analysis.analyze import analyze
 from fednorms.papers.analysis.measures import ANALYSES
 from fednorms.papers.analysis.picture import png
-from fednorms.papers.analysis.stored_run import Kept
+from fednorms.papers.analysis.stored_run import StoredRun
 from fednorms.papers.analysis.subject import activated
 from fednorms.runs.store.directory import RunDirectory
 from tests.support.kept import SMALL, kept
@@ -71,11 +72,11 @@ def uploads_after(opened):
 @pytest.mark.parametrize("name", [n for n in ANALYSES if n != "drift-embedding"])
 def test_every_analysis_finds_something_draws_it_and_does_not_change_the_run(run, name):
     before = contents(run)
-    found = analyse(run, name)
+    found = analyze(run, name)
     assert contents(run) == before
     assert found.scalars or found.arrays
     assert all(math.isfinite(v) or name == "norms" for v in found.scalars.values())
-    assert analyse(run, name).plain() == found.plain()
+    assert analyze(run, name).plain() == found.plain()
     assert png(ANALYSES[name], {"FedAvg": [found, found], "again": [found]}, "A run").startswith(b"\x89PNG")
 
 
@@ -83,7 +84,7 @@ def test_four_factors_of_the_last_model(run):
     opened = fn.open_run(run)
     sites = [seen_by(opened, opened.state.model, s.name) for s in opened.session.federation.clients]
     f, y = torch.cat([s[0] for s in sites]), torch.cat([s[2] for s in sites])
-    found = analyse(run, "four-factors")
+    found = analyze(run, "four-factors")
     means = torch.stack([f[y == c].mean(0) for c in range(10)])
     expected = functional.cosine_similarity(means, opened.state.model["head.weight"])
     assert found.arrays["alignment"] == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-5)
@@ -99,7 +100,7 @@ def test_norms_are_those_of_clients_right_after_training_and_of_the_server_after
         mine = opened.local.data[u.client].y.unique()
         seen.append(rows[mine].mean())
         unseen.append(np.delete(rows.numpy(), mine.numpy()).mean())
-    found = analyse(path, "norms").series
+    found = analyze(path, "norms").series
     assert [t for t, _ in found["W seen"]] == [2, 3]
     assert found["W seen"][0][1] == pytest.approx(float(np.mean(seen)), rel=1e-5)
     assert found["W unseen"][0][1] == pytest.approx(float(np.mean(unseen)), rel=1e-5)
@@ -114,10 +115,10 @@ def test_norms_are_those_of_clients_right_after_training_and_of_the_server_after
 def test_variance_and_statistics_of_normalization_layers(run):
     opened = fn.open_run(run, which=2)
     means = torch.stack([u.model["norm1.running_mean"] for u in uploads_after(opened)])
-    found = analyse(run, "bn-variance")
+    found = analyze(run, "bn-variance")
     assert [t for t, _ in found.series["mean, norm1"]] == [2, 3]
     assert found.series["mean, norm1"][1][1] == pytest.approx(float(means.var(0, unbiased=False).mean()), rel=1e-5)
-    statistics = analyse(run, "bn-statistics")
+    statistics = analyze(run, "bn-statistics")
     last = fn.open_run(run)
     uploads = {u.client: u.model for u in uploads_after(last)}
     _, b, server = statistics.words["models"]
@@ -131,11 +132,16 @@ def test_the_gap_of_test_losses_is_that_of_the_metrics(run):
     rows = fn.open_run(run).directory.metrics()
     sites = {mode: rows[-1]["scores"][f"global/{mode}/test"]["sites"] for mode in ("global", "batch")}
     gaps = [sites["global"][s]["loss"] - sites["batch"][s]["loss"] for s in sites["batch"]]
-    assert analyse(run, "test-gap").series["global/batch"][-1] == (3, pytest.approx(sum(gaps) / len(gaps)))
+    assert analyze(run, "test-gap").series["global/batch"][-1] == (3, pytest.approx(sum(gaps) / len(gaps)))
+
+
+def test_the_gap_of_test_losses_needs_no_model(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    assert analyze(tmp_path / "run", "test-gap").series == analyze(run, "test-gap").series
 
 
 def test_the_repeated_training_sees_what_training_saw(run):
-    subject = Kept(run).at(2)
+    subject = StoredRun(run).at(2)
     opened = subject.run
     steps = list(subject.training())
     losses = {u.client: float(u.metrics["loss"]) for u in uploads_after(opened)}
@@ -149,7 +155,7 @@ def test_the_repeated_training_sees_what_training_saw(run):
     x = next(iter(opened.local.data[name].batches(1)))[0]
     assert by_server.shape == (len(y), 10)
     assert x.shape[1:] == opened.session.federation.shape
-    gap = analyse(run, "training-gap").series["gap"][-1]
+    gap = analyze(run, "training-gap").series["gap"][-1]
     means = []
     for client in opened.next_cohort:
         terms = [
@@ -160,20 +166,20 @@ def test_the_repeated_training_sees_what_training_saw(run):
         means.append(float(sum(t for t, _ in terms)) / sum(n for _, n in terms))
     assert gap == (3, pytest.approx(sum(means) / len(means), rel=1e-4))
     least = min(float(b.softmax(1).gather(1, y[:, None]).min()) for _, y, b, _ in steps)
-    assert analyse(run, "smallest-probability").series["batch statistics"][-1] == (3, pytest.approx(least, rel=1e-4))
+    assert analyze(run, "smallest-probability").series["batch statistics"][-1] == (3, pytest.approx(least, rel=1e-4))
 
 
 def test_a_model_without_batch_normalization_has_no_gap(tmp_path):
     path = kept(tmp_path / "run", "gn")
-    assert analyse(path, "training-gap").scalars["gap, last"] == pytest.approx(0, abs=1e-9)
+    assert analyze(path, "training-gap").scalars["gap, last"] == pytest.approx(0, abs=1e-9)
     with pytest.raises(BadInput, match="no layer with stored statistics"):
-        analyse(path, "bn-variance")
+        analyze(path, "bn-variance")
 
 
 def test_divergence_between_clients_test_images(run):
     opened = fn.open_run(run)
     names = [s.name for s in opened.session.federation.clients]
-    found = analyse(run, "divergence")
+    found = analyze(run, "divergence")
     assert found.words["clients"] == names
     a, b = (seen_by(opened, opened.state.model, n)[0].double() for n in names[:2])
     normals = [torch.distributions.Normal(x.mean(0), (x.var(0, unbiased=False) + 1e-5).sqrt()) for x in (a, b)]
@@ -206,9 +212,9 @@ def test_maps_are_taken_after_the_activation_and_before_pooling():
 
 
 def test_identical_models_have_identical_maps(run):
-    found = analyse(run, "feature-maps")
+    found = analyze(run, "feature-maps")
     assert all(0 < v < 1 for v in found.scalars.values())
-    still = Kept(run).last
+    still = StoredRun(run).last
     a, *others = still.sites  # each from its own domain
     server, one, two, *rest = found.words["lines"]
     clients = sorted(still.next_round.models)[:2]
@@ -221,7 +227,7 @@ def test_identical_models_have_identical_maps(run):
     assert (found.arrays[f"{last_layer}, {server}"] != found.arrays[f"{last_layer}, {rest[0]}"]).any()
     same = {name: still.tensors(still.server) for name in still.next_round.models}
     still.__dict__["next_round"] = replace(still.next_round, models=same, tested=still.server)
-    kept_run = Kept(run)
+    kept_run = StoredRun(run)
     kept_run.__dict__["last"] = still
     alike = ANALYSES["feature-maps"].measure(kept_run).scalars
     assert alike == {"server and clients": pytest.approx(1), "clients": pytest.approx(1)}
@@ -229,7 +235,7 @@ def test_identical_models_have_identical_maps(run):
 
 @pytest.mark.parametrize("text", ["fedavg", "nonorm", "fedwon", "gn"])
 def test_maps_are_taken_after_the_activation_whatever_comes_before_it(tmp_path, text):
-    last = Kept(kept(tmp_path / "run", text, rounds=1)).last
+    last = StoredRun(kept(tmp_path / "run", text, rounds=1)).last
     maps = last.first_maps(last.server, last.sites[0])
     assert list(maps) == [n for n, m in last.run.task.net.module.named_modules() if isinstance(m, nn.Conv2d)]
     assert all(m.min() >= 0 and m.max() > 0 for m in maps.values())
@@ -239,11 +245,11 @@ def test_maps_are_taken_after_the_activation_whatever_comes_before_it(tmp_path, 
 
 def test_maps_of_a_network_that_shares_its_activation(tmp_path):
     path = kept(tmp_path / "run", rounds=1, model="lenet", data={"size": 32, "val": 0.1, "test": 0.8})
-    assert 0 < analyse(path, "feature-maps").scalars["clients"] < 1
+    assert 0 < analyze(path, "feature-maps").scalars["clients"] < 1
 
 
 def test_an_embedding_has_the_same_number_of_images_from_every_site(run):
-    found = analyse(run, "embedding")
+    found = analyze(run, "embedding")
     sites, counts = np.unique(found.arrays["site"], return_counts=True)
     assert len(sites) == 5
     assert counts.max() <= 400
@@ -251,7 +257,7 @@ def test_an_embedding_has_the_same_number_of_images_from_every_site(run):
 
 
 def test_drift_is_that_of_round_ten(longer):
-    found = analyse(longer, "drift-embedding")
+    found = analyze(longer, "drift-embedding")
     server, client = found.words["models"]
     before = fn.open_run(longer, which=9)
     assert client.removeprefix("client ").removesuffix(" in round 10") == min(before.next_cohort)
@@ -265,13 +271,13 @@ def test_a_round_with_one_client_has_no_drift_and_the_next_with_several_is_used(
     cohorts = {seed: [len(often.cohort(clients, seed, t)) for t in (9, 10, 11)] for seed in range(99)}
     seed = next(s for s, (tenth, next_one, third) in cohorts.items() if tenth == 1 == next_one and third > 1)
     path = kept(tmp_path / "run", rounds=12, participation="bernoulli:0.3", seed=seed)
-    assert analyse(path, "drift-embedding").words["models"][1].endswith(" in round 12")
+    assert analyze(path, "drift-embedding").words["models"][1].endswith(" in round 12")
 
 
 def test_a_run_with_one_client_per_round_shows_no_drift(tmp_path):
     path = kept(tmp_path / "run", rounds=10, participation="fixed:1")
     with pytest.raises(BadInput, match="several clients trained"):
-        analyse(path, "drift-embedding")
+        analyze(path, "drift-embedding")
 
 
 INSTALLING = ["hbn", "fbn", "adabn", "fednn", "fedrdn", "fixbn"]  # methods that do not test the plain model
@@ -285,7 +291,7 @@ OTHERS = sorted(
 def test_the_servers_model_is_the_one_that_the_run_tested(tmp_path, text):
     """Losses of every site, from the analysis's logits, against the run's own metrics."""
     path = kept(tmp_path / "run", text, rounds=2, **({"evaluate": ["global"]} if text in INSTALLING else {}))
-    subject = Kept(path).last
+    subject = StoredRun(path).last
     scores = RunDirectory(path).metrics()[-1]["scores"]
     tested = next((s for name, s in scores.items() if name.startswith("global/") and name.endswith("/test")), None)
     if tested is None:
@@ -300,8 +306,8 @@ def test_the_servers_model_is_the_one_that_the_run_tested(tmp_path, text):
 
 
 def test_layers_that_clients_keep_are_their_mean_after_the_round(tmp_path):
-    subject = Kept(kept(tmp_path / "run", "fedbn")).at(2)
-    after = Kept(tmp_path / "run").at(3)
+    subject = StoredRun(kept(tmp_path / "run", "fedbn")).at(2)
+    after = StoredRun(tmp_path / "run").at(3)
     mean = sum(s.local["norm1.running_mean"] for s in after.run.clients.values()) / len(after.run.clients)
     assert torch.allclose(subject.tensors(subject.server_after)["norm1.running_mean"], mean, atol=1e-6)
     assert torch.allclose(after.tensors(after.server)["norm1.running_mean"], mean, atol=1e-6)
@@ -309,7 +315,7 @@ def test_layers_that_clients_keep_are_their_mean_after_the_round(tmp_path):
 
 def test_pooled_data_are_compared_with_running_statistics_of_the_moment(tmp_path):
     path = kept(tmp_path / "run", "centralised")
-    subject = Kept(path).at(1)
+    subject = StoredRun(path).at(1)
     task, engine = subject.run.task, subject.run.session.engine
     [name] = engine.clients
     carry, _ = begin(task, broadcast(task, subject.run.state), subject.run.local.client(name))
@@ -331,15 +337,15 @@ def test_custom_models_and_losses_must_be_passed(tmp_path):
     recipe = fn.Recipe.make(SMALL | {"method": "fedavg", "rounds": 2, "keep_checkpoints": "all"})
     fn.run(recipe=recipe, loss=odd, out=tmp_path / "loss")
     with pytest.raises(BadInput, match="the same as loss="):
-        analyse(tmp_path / "loss", "norms")
+        analyze(tmp_path / "loss", "norms")
     with pytest.raises(BadInput, match="the same as loss="):
-        analyse(tmp_path / "loss", "training-gap")
-    assert analyse(tmp_path / "loss", "norms", loss=odd).series
+        analyze(tmp_path / "loss", "training-gap")
+    assert analyze(tmp_path / "loss", "norms", loss=odd).series
     model = Own()
     fn.run(recipe=recipe.model_copy(update={"model": "custom:own"}), model=copy.deepcopy(model), out=tmp_path / "model")
     with pytest.raises(BadInput, match="pass the same model"):
-        analyse(tmp_path / "model", "divergence")
-    assert analyse(tmp_path / "model", "divergence", model=model).scalars["mean over pairs"] > 0
+        analyze(tmp_path / "model", "divergence")
+    assert analyze(tmp_path / "model", "divergence", model=model).scalars["mean over pairs"] > 0
 
 
 class Own(nn.Sequential):
@@ -359,29 +365,29 @@ class Own(nn.Sequential):
 def test_what_a_method_does_not_have_is_reported(tmp_path, text, name, said):
     path = kept(tmp_path / "run", text, rounds=2)
     with pytest.raises(BadInput, match=said):
-        analyse(path, name)
+        analyze(path, name)
 
 
 def test_gaps_of_several_models_stay_apart_and_without_statistics_there_is_none(tmp_path):
     modes = ["global", "personal", "global/batch", "personal/batch"]
-    found = analyse(kept(tmp_path / "ditto", "ditto", rounds=2, evaluate=modes), "test-gap").series
+    found = analyze(kept(tmp_path / "ditto", "ditto", rounds=2, evaluate=modes), "test-gap").series
     assert {name: [t for t, _ in s] for name, s in found.items()} == {"global/batch": [1, 2], "personal/batch": [1, 2]}
-    assert analyse(kept(tmp_path / "gn", "gn", rounds=1), "test-gap").scalars == {"no layer with statistics, last": 0.0}
+    assert analyze(kept(tmp_path / "gn", "gn", rounds=1), "test-gap").scalars == {"no layer with statistics, last": 0.0}
 
 
 @pytest.mark.parametrize("text", ["fedbn", "silobn", "scaffold", "hbn", "fedfn", "fedwon"])
 def test_analyses_of_methods_with_states_and_local_tensors(tmp_path, text):
     path = kept(tmp_path / "run", text, rounds=2)
     chosen = ["four-factors", "divergence", "norms", "feature-maps"]
-    assert all(np.isfinite(list(analyse(path, n).scalars.values())).any() for n in chosen)
+    assert all(np.isfinite(list(analyze(path, n).scalars.values())).any() for n in chosen)
 
 
 def test_what_cannot_be_analysed_is_reported(tmp_path):
     fn.run(recipe=fn.Recipe.make(SMALL | {"method": "fedavg", "rounds": 1}), out=tmp_path / "run")
     for name in BY_ROUND:
         with pytest.raises(BadInput, match="only its last round"):
-            analyse(tmp_path / "run", name)
+            analyze(tmp_path / "run", name)
     with pytest.raises(BadInput, match="not tested with both kinds of statistics"):
-        analyse(tmp_path / "run", "test-gap")
+        analyze(tmp_path / "run", "test-gap")
     with pytest.raises(BadInput, match=r'No analysis "t-sne"'):
-        analyse(tmp_path / "run", "t-sne")
+        analyze(tmp_path / "run", "t-sne")

@@ -18,7 +18,7 @@ from fednorms.methods.registry import method
 from fednorms.models import build
 from fednorms.papers.analysis.measures import ANALYSES
 from fednorms.papers.analysis.picture import png
-from fednorms.papers.analysis.stored_run import Kept
+from fednorms.papers.analysis.stored_run import StoredRun
 from fednorms.papers.tables.catalog import file_of, home, known
 from fednorms.papers.tables.plan import pairs, recipe_for
 from fednorms.papers.tables.record import plain, record, same_run
@@ -223,7 +223,7 @@ def _analysed(name, tiny, folder):
     rounds = 10 if table.analysis == "drift-embedding" else 2
     often = {"rounds": rounds, "checkpoint_every": 1, "keep_checkpoints": "all", "evaluate_every": 1}
     execute(small.model_copy(update=often), out=folder)
-    found = ANALYSES[table.analysis].measure(Kept(folder))
+    found = ANALYSES[table.analysis].measure(StoredRun(folder))
     assert found.scalars or found.arrays
     assert png(ANALYSES[table.analysis], {row.name: [found]}, table.title).startswith(b"\x89PNG")
 

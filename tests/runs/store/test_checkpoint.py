@@ -321,7 +321,7 @@ def test_a_newer_format_is_not_misread(two):
     body = json.loads(path.read_text())
     del body["hash"]
     body["version"] = 2
-    path.write_text(json.dumps({"hash": checkpoint._hash(json.dumps(body).encode()), **body}))
+    path.write_text(json.dumps({"hash": checkpoint.hash_of(json.dumps(body).encode()), **body}))
     assert "format 2, this version of fednorms reads 1" in load(two).notes[0]
 
 

@@ -314,7 +314,10 @@ def test_onnx_takes_bytes_and_agrees(method, runs, tmp_path):
 def test_damaged_exports_are_explained(runs, tmp_path):
     export(runs("fedavg"), tmp_path / "x")
     (tmp_path / "x" / "model.safetensors").write_bytes(b"no")
-    with pytest.raises(BadInput, match="Cannot read"):
+    with pytest.raises(BadInput, match=r"model\.safetensors is damaged"):
+        load_model(tmp_path / "x")
+    (tmp_path / "x" / "model.safetensors").unlink()
+    with pytest.raises(BadInput, match=r"Cannot read .*model\.safetensors"):
         load_model(tmp_path / "x")
     (tmp_path / "x" / "model.json").write_text('{"format": 99}')
     with pytest.raises(BadInput, match="format 99"):

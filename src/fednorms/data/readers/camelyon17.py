@@ -18,6 +18,7 @@ from fednorms.data.federation import Federation
 from fednorms.data.problems import raise_problems
 from fednorms.data.readers.divisions import greg
 from fednorms.data.readers.pictures import FEDBN, MEMORY, PLAIN, Cache, Member, Pictures, absent, built
+from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 from fednorms.data.readers.tables import read_table, whole_number
 from fednorms.data.splits import split
@@ -92,4 +93,10 @@ READER = Reader(
     layout,
     "ROOT/metadata.csv and ROOT/patches/patient_P_node_N/patch_patient_P_node_N_x_X_y_Y.png",
     ("camelyon17_v1.0", "camelyon17"),
+    Published(
+        "Patches of lymph node sections (96 x 96 pixels) from five hospitals: tumor in the central region or not.",
+        {"WILDS": "https://wilds.stanford.edu/datasets/", "slides": "https://camelyon17.grand-challenge.org/Data/"},
+        "CC0",
+        COUNTS,
+    ),
 )

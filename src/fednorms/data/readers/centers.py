@@ -18,6 +18,7 @@ from fednorms.data.federation import Federation
 from fednorms.data.folders import EXTENSIONS
 from fednorms.data.problems import raise_problems
 from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, absent, built
+from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, chosen
 from fednorms.data.readers.tables import columns_of, read_table, tables_in, with_suffix
 from fednorms.data.splits import split
@@ -116,4 +117,13 @@ def _near(folder: Path, entry: str) -> Path:
     return folder / relative
 
 
-READER = Reader("centres", "a table of images, labels and centers (FLamby's style)", centers, PROTOCOLS, layout)
+READER = Reader(
+    "centres",
+    "a table of images, labels and centers (FLamby's style)",
+    centers,
+    PROTOCOLS,
+    layout,
+    "ROOT/*.csv with columns image, label and center, and perhaps fold and patient; images next to it or one folder "
+    "below",
+    published=Published("Your own images, listed in one table. Labels may be words."),
+)

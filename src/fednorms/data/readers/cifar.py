@@ -27,6 +27,7 @@ from fednorms.data.protocol import Protocol
 from fednorms.data.readers.digits_five import as_rgb
 from fednorms.data.readers.divisions import stratified
 from fednorms.data.readers.pictures import FEDBN, Pictures, images_in
+from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -74,6 +75,7 @@ _CIFAR10 = _Edition(
 _CIFAR100 = _Edition(
     "cifar-100", 100, ("train",), ("test",), "fine_labels", _HUNDRED,
 )  # fmt: skip
+_PAGE = {"authors": "https://www.cs.toronto.edu/~kriz/cifar.html"}
 _EXPECTED = (
     "the python batches (data_batch_1 ... or train and test), the binary ones (.bin), or {train,test}/{class}/*.png"
 )
@@ -289,6 +291,9 @@ CIFAR10 = Reader(
     cifar10_layout,
     _EXPECTED,
     ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10", "CIFAR-10", "cifar-10"),
+    Published(
+        "Small photographs (32 x 32 pixels) of ten classes.", _PAGE, "none found", {"cifar-10": (50_000, 10_000)}
+    ),
 )
 CIFAR100 = Reader(
     "cifar-100",
@@ -298,6 +303,9 @@ CIFAR100 = Reader(
     cifar100_layout,
     _EXPECTED,
     ("cifar-100-python", "cifar-100-binary", "cifar100", "CIFAR-100", "cifar-100"),
+    Published(
+        "Small photographs (32 x 32 pixels) of 100 classes.", _PAGE, "none found", {"cifar-100": (50_000, 10_000)}
+    ),
 )
 CIFAR10C = Reader(
     "cifar-10-c",
@@ -307,4 +315,10 @@ CIFAR10C = Reader(
     corruptions_layout,
     "ROOT/gaussian_noise.npy, ..., labels.npy",
     ("CIFAR-10-C", "cifar-10-c"),
+    Published(
+        "The 10,000 test images of CIFAR-10 under nineteen corruptions, each at five severities.",
+        {"authors": "https://zenodo.org/records/2535967"},
+        "CC BY 4.0",
+        {"all": 950_000},
+    ),
 )

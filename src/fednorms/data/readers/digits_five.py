@@ -33,6 +33,7 @@ from fednorms.data.folders.decode import FORMATS
 from fednorms.data.pickles import load_pickle
 from fednorms.data.problems import raise_problems
 from fednorms.data.readers.divisions import even, sklearn_eighty_twenty
+from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 
 PROTOCOLS = {
@@ -364,4 +365,17 @@ READER = Reader(
     "test.npz, or the raw sources; or ROOT/{mnist,svhn,usps,synthdigits,mnist_m}_{train,test}.webp with "
     "..._labels.npy (sheets of 28-pixel tiles, 100 in a row)",
     ("digits-five", "digits_five", "digits", "data"),
+    Published(
+        "Ten digits in five domains: handwritten (MNIST, USPS), house numbers (SVHN), rendered (SynthDigits) and "
+        "blended into photographs (MNIST-M). FedBN's release has all five, prepared.",
+        {
+            "FedBN's release": "https://github.com/med-air/FedBN",
+            "MNIST": "http://yann.lecun.com/exdb/mnist/",
+            "SVHN": "http://ufldl.stanford.edu/housenumbers/",
+            "USPS": "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps",
+            "SynthDigits and MNIST-M": "http://yaroslav.ganin.net/",
+        },
+        "SVHN is for non-commercial use; none found for the others",
+        {domain.name: (domain.train, domain.test) for domain in _DOMAINS},
+    ),
 )

@@ -31,6 +31,7 @@ from fednorms.data.readers.pictures import (
     present,
     text_list,
 )
+from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 
 TEN_CLASSES = (
@@ -223,4 +224,11 @@ READER = Reader(
     "ROOT/{clipart,infograph,painting,quickdraw,real,sketch}/{class}/* with {domain}_{train,test}.pkl (ten classes) "
     "or {domain}_{train,test}.txt (official)",
     ("DomainNet", "domainnet", "domain_net"),
+    Published(
+        "345 classes in six styles, from clip art to photographs. Counts are those of the official lists; FedBN's "
+        "release has lists of ten classes.",
+        {"authors": "http://ai.bu.edu/M3SDA/", "FedBN's release": "https://github.com/med-air/FedBN"},
+        "non-commercial research only; the images belong to their owners",
+        FULL_LISTS,
+    ),
 )

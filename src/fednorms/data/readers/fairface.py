@@ -17,10 +17,12 @@ from fednorms.data.federation import Federation
 from fednorms.data.problems import raise_problems
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, absent, built, joined
+from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 from fednorms.data.readers.tables import read_table
 
 RACES = ("East Asian", "Indian", "Black", "White", "Middle Eastern", "Latino_Hispanic", "Southeast Asian")
+_ROWS = {"train": 86_744, "test": 10_954}
 PROTOCOLS = {"fednn": "FedNN: a client per race, target gender, official validation set for testing, 224 px"}
 
 
@@ -44,7 +46,7 @@ def fairface(
         part: read_table(place / f"fairface_label_{word}.csv", ("file", "gender", "race"))
         for part, word in (("train", "train"), ("test", "val"))
     }
-    problems = compared("rows", {p: len(t) for p, t in tables.items()}, {"train": 86_744, "test": 10_954})
+    problems = compared("rows", {p: len(t) for p, t in tables.items()}, _ROWS)
     genders, found, parts = {"Female": 0, "Male": 1}, {}, {}
     strange = {row["race"] for t in tables.values() for row in t} - set(RACES)
     strange |= {row["gender"] for t in tables.values() for row in t} - set(genders)
@@ -84,4 +86,10 @@ READER = Reader(
     layout,
     "ROOT/{train,val}/N.jpg and ROOT/fairface_label_{train,val}.csv",
     ("fairface", "FairFace"),
+    Published(
+        "Photographs of faces, labeled with race, gender and age. Sites are the seven races, classes the two genders.",
+        {"authors": "https://github.com/joojs/fairface"},
+        "CC BY 4.0",
+        {"all": (_ROWS["train"], _ROWS["test"])},
+    ),
 )

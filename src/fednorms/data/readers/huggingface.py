@@ -12,6 +12,7 @@ from fednorms.core.errors import BadInput
 from fednorms.data.arrays import from_arrays
 from fednorms.data.federation import Federation
 from fednorms.data.readers.npz import IMAGE_NAMES, LABEL_NAMES, with_source
+from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, chosen
 
 PROTOCOLS = {"own": "a custom dataset, divided into sites by a column; its splits, or drawn ones"}
@@ -100,4 +101,13 @@ def _pixels(image: Any, size: int | None) -> np.ndarray:  # noqa: ANN401
     return np.asarray(picture)
 
 
-READER = Reader("huggingface", "a Hugging Face dataset saved to disk (extra hf)", hugging_face, PROTOCOLS, layout)
+READER = Reader(
+    "huggingface",
+    "a Hugging Face dataset saved to disk (extra hf)",
+    hugging_face,
+    PROTOCOLS,
+    layout,
+    f"a folder that `save_to_disk` wrote, with a column of images ({', '.join(IMAGE_NAMES)}), one of labels "
+    f"({', '.join(LABEL_NAMES)}), and perhaps one of sites ({', '.join(_SITE)})",
+    published=Published("A Hugging Face dataset of your own, divided into sites by a column."),
+)

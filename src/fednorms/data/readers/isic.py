@@ -29,6 +29,7 @@ from fednorms.data.problems import raise_problems
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.divisions import fractions
 from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, absent, built
+from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 from fednorms.data.readers.tables import columns_of, read_table, tables_in, whole_number, with_suffix
 
@@ -187,4 +188,14 @@ READER = Reader(
     "ROOT/ISIC_2019_Training_Input*/*.jpg and a table (csv) with image, target, center and fold, or "
     f"{', '.join(_RAW)} and {_HAM[0]}",
     ("fed_isic2019", "ISIC_2019"),
+    Published(
+        "Dermoscopic images of eight kinds of skin lesions from six centers, as FLamby divides ISIC 2019.",
+        {
+            "ISIC 2019": "https://challenge.isic-archive.com/data/#2019",
+            "HAM10000": "https://doi.org/10.7910/DVN/DBW86T",
+            "FLamby": "https://github.com/owkin/FLamby",
+        },
+        "CC BY-NC 4.0",
+        dict(zip(CENTERS, COUNTS, strict=True)),
+    ),
 )

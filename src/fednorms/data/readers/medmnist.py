@@ -16,6 +16,7 @@ from fednorms.data.arrays import from_arrays
 from fednorms.data.federation import Federation
 from fednorms.data.problems import raise_problems
 from fednorms.data.readers.npz import array_files, arrays_in, is_medmnist, nchw, with_source
+from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, chosen
 
 PROTOCOLS = {"official": "the official train, validation and test splits; one site per file"}
@@ -69,4 +70,16 @@ def layout(root: Path) -> str | None:
     return f"MedMNIST files: {', '.join(files[:6])}" if files else None
 
 
-READER = Reader("medmnist", "MedMNIST .npz files, one site each", medmnist, PROTOCOLS, layout)
+READER = Reader(
+    "medmnist",
+    "MedMNIST .npz files, one site each",
+    medmnist,
+    PROTOCOLS,
+    layout,
+    "ROOT/*mnist*.npz with {train,val,test}_{images,labels}, or one such file",
+    published=Published(
+        "Biomedical images of many kinds, at 28 to 224 pixels. Files with the same classes become one site each.",
+        {"authors": "https://medmnist.com/"},
+        "CC BY 4.0; DermaMNIST CC BY-NC 4.0",
+    ),
+)

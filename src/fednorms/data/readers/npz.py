@@ -13,6 +13,7 @@ from fednorms.core.errors import BadInput
 from fednorms.data.arrays import from_arrays
 from fednorms.data.federation import Federation
 from fednorms.data.problems import raise_problems
+from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, chosen
 
 PROTOCOLS = {"own": "custom arrays, one .npz per site; their splits, or drawn ones"}
@@ -142,4 +143,14 @@ def with_source(made: Federation, spec: str, root: str | Path, protocol: str, op
     return replace(made, source=source)
 
 
-READER = Reader("npz", "custom arrays, one .npz per site", npz, PROTOCOLS, layout)
+READER = Reader(
+    "npz",
+    "custom arrays, one .npz per site",
+    npz,
+    PROTOCOLS,
+    layout,
+    "ROOT/SITE.npz with arrays x and y, or x_train, y_train, x_test and y_test, perhaps x_val and y_val; images of "
+    "shape N,H,W or N,H,W,C or N,C,H,W. Images may be called "
+    f"{', '.join(IMAGE_NAMES[1:4])}, and labels {', '.join(LABEL_NAMES[1:])}",
+    published=Published("Your own arrays, one file per site."),
+)

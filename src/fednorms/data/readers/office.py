@@ -31,6 +31,7 @@ from fednorms.data.readers.pictures import (
     has_domains,
     require_domains,
 )
+from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 
 CALTECH_CLASSES = (
@@ -196,6 +197,13 @@ CALTECH = Reader(
     caltech_layout,
     "ROOT/{amazon,caltech,dslr,webcam}/{back_pack,...}/*.jpg with {domain}_{train,test}.pkl",
     ("office_caltech_10", "office-caltech-10", "OfficeCaltech10"),
+    Published(
+        "Ten classes of objects that Office-31 and Caltech-256 share, in four domains. The reader follows the lists of "
+        "FedBN's release.",
+        {"FedBN's release": "https://github.com/med-air/FedBN", "Caltech-256": "https://doi.org/10.22002/D1.20087"},
+        "see the record of Caltech-256; none found for the Office images",
+        CALTECH_LISTS,
+    ),
 )
 HOME = Reader(
     "office-home",
@@ -205,6 +213,12 @@ HOME = Reader(
     home_layout,
     "ROOT/{Art,Clipart,Product,Real World}/{65 classes}/*.jpg",
     ("OfficeHomeDataset_10072016", "OfficeHome", "office_home", "office-home"),
+    Published(
+        "65 classes of everyday objects as paintings, clip art, product pictures and photographs.",
+        {"authors": "https://www.hemanthdv.org/officeHomeDataset.html"},
+        "non-commercial research only; the images belong to their owners",
+        HOME_COUNTS,
+    ),
 )
 OFFICE31 = Reader(
     "office-31",
@@ -214,4 +228,10 @@ OFFICE31 = Reader(
     office31_layout,
     "ROOT/{amazon,dslr,webcam}/[images/]{31 classes}/*.jpg",
     ("office31", "office-31", "Office31", "office_31"),
+    Published(
+        "31 classes of office objects as pictures from a shop, a DSLR camera and a webcam.",
+        {"authors": "https://faculty.cc.gatech.edu/~judy/domainadapt/"},
+        "none found",
+        OFFICE31_COUNTS,
+    ),
 )

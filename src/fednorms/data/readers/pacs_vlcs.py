@@ -42,6 +42,7 @@ from fednorms.data.readers.pictures import (
     require_domains,
     text_list,
 )
+from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, deviations, source_of
 
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -258,6 +259,12 @@ PACS = Reader(
     pacs_layout,
     "ROOT/{art_painting,...}/{dog,...}/*.jpg or ROOT/kfold",
     ("PACS", "pacs", "pacs_data"),
+    Published(
+        "Seven classes as art paintings, cartoons, photographs and sketches.",
+        {"authors": "https://domaingeneralization.github.io/"},
+        "none found",
+        {domain: sum(counts) for domain, counts in PACS_COUNTS.items()},
+    ),
 )
 VLCS = Reader(
     "vlcs",
@@ -267,4 +274,10 @@ VLCS = Reader(
     vlcs_layout,
     "ROOT/{Caltech101,...}/{bird,...}/*.jpg or ROOT/{CALTECH,...}/full/{0..4}/*.jpg",
     ("VLCS", "vlcs"),
+    Published(
+        "Five classes that four collections of photographs share: Caltech-101, LabelMe, SUN09 and PASCAL VOC 2007.",
+        {"folders as in JigenDG": "https://github.com/fmcarlucci/JigenDG#vlcs"},
+        "none found; each collection has its own terms",
+        {domain: sum(counts) for domain, counts in VLCS_COUNTS.items()},
+    ),
 )

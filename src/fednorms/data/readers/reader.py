@@ -20,6 +20,7 @@ from fednorms.core.options import nearest
 from fednorms.data.federation import Federation
 from fednorms.data.folders import counted_only
 from fednorms.data.problems import raise_problems
+from fednorms.data.readers.published import NOWHERE, Published
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Reader:
         layout: which of its layouts a folder has, in words, or None if the folder is not this data set.
         expected: the files that a folder of this data set has, for messages.
         folders: names of the folder that the data set's archive creates.
+        published: where to get it.
     """
 
     name: str
@@ -43,21 +45,29 @@ class Reader:
     layout: Callable[[Path], str | None]
     expected: str = ""
     folders: Sequence[str] = ()
+    published: Published = NOWHERE
+
+    def _with_where(self, text: str) -> str:
+        """A message that data are missing, with where to get them."""
+        return f"{text} {self.published.where}".rstrip()
 
     def find(self, root: str | Path, protocol: str) -> Path:
         """Check the protocol's name and find the data set's folder: `root` itself, or inside it the archive's."""
         chosen(self.name, protocol, self.protocols)
         root = Path(root).expanduser()
         if not root.is_dir():
-            raise BadInput(f'Federation "{self.name}": "{root}" is not a folder; expected {self.expected}.')
+            missing = f'Federation "{self.name}": "{root}" is not a folder; expected {self.expected}.'
+            raise BadInput(self._with_where(missing))
         for place in (root, *(root / name for name in self.folders)):
             if place.is_dir() and self.layout(place):
                 return place
         there = sorted(p.name + "/" * p.is_dir() for p in root.iterdir() if not p.name.startswith("."))
         holds = ", ".join(there[:6]) + (f" and {len(there) - 6} more" if len(there) > 6 else "") or "nothing"
         raise BadInput(
-            f'Federation "{self.name}": "{root}" does not hold this data set; expected {self.expected}. '
-            f"It holds {holds}."
+            self._with_where(
+                f'Federation "{self.name}": "{root}" does not hold this data set; expected {self.expected}. '
+                f"The folder holds {holds}."
+            )
         )
 
     def counted(self, root: str | Path, given: Mapping[str, Any]) -> Federation:
@@ -69,9 +79,8 @@ class Reader:
     def open(self, root: str | Path | None, given: Mapping[str, Any]) -> Federation:
         """Read the data set with the options that are not None; an unknown option is an error."""
         if root is None:
-            raise BadInput(
-                f'Federation "{self.name}" needs root=FOLDER, the folder of the data set; nothing is downloaded.'
-            )
+            missing = f'Federation "{self.name}" needs root=FOLDER, the folder of the data set; nothing is downloaded.'
+            raise BadInput(self._with_where(missing))
         options = {option: value for option, value in given.items() if value is not None}
         known = [option for option in inspect.signature(self.read).parameters if option != "root"]
         raise_problems(

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from fednorms.core.error_origin import note, place
 from fednorms.core.errors import FednormsError, RunFailed
-from fednorms.engines.workers.transport import Message, Receiver, Sender, clean_up
+from fednorms.engines.workers.transport import Message, Receiver, Sender, clean_up, remove_stale
 
 T = TypeVar("T")
 Call = tuple[Any, ...]  # the name of a method of the worker, and its arguments
@@ -52,6 +52,7 @@ class Pool:
     """
 
     def __init__(self, worker: Callable[[str], object], devices: Sequence[str], here: str = "cpu") -> None:
+        remove_stale()
         self.token = secrets.token_hex(6)
         self.sender, self.receiver = Sender(self.token, one_reader=False), Receiver(here)
         self.workers: list[_Handle] = []
@@ -158,7 +159,7 @@ class Pool:
         self.closed = True
         for worker in self.workers:
             worker.pipe.close()
-            worker.process.terminate()
+            worker.process.kill()  # it ignores SIGTERM, and keeps nothing on disk
         for worker in self.workers:
             worker.process.join()
             worker.process.close()
@@ -167,7 +168,8 @@ class Pool:
 
 
 def _serve(pipe: Connection, make_worker: Callable[[str], object], device: str, token: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and then ends this process
+    for number in (signal.SIGINT, signal.SIGTERM):  # often sent to all processes: the parent handles it and ends them
+        signal.signal(number, signal.SIG_IGN)
     receiver, sender, worker = Receiver(device), Sender(token), make_worker(device)
     with suppress(EOFError, ConnectionError):  # the parent is gone
         pipe.send(None)

@@ -16,7 +16,6 @@ from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
 from fednorms.core.tree import Tree
 from fednorms.data import Site
-from fednorms.evaluation.scores import Scores
 from fednorms.evaluation.statistics import statistics_layers, statistics_names
 from fednorms.papers.analysis.channels import variance_across
 from fednorms.papers.analysis.divergence import divergences
@@ -25,7 +24,7 @@ from fednorms.papers.analysis.feature_maps import drawn_maps, map_cosines
 from fednorms.papers.analysis.findings import Findings, Series
 from fednorms.papers.analysis.four_factors import four_factors
 from fednorms.papers.analysis.norms import seen_and_unseen
-from fednorms.papers.analysis.stored_run import Kept
+from fednorms.papers.analysis.stored_run import StoredRun
 from fednorms.papers.analysis.subject import Model, Outputs, Subject
 
 Picture = Literal["matrices", "curves", "channels", "points", "maps"]
@@ -39,11 +38,11 @@ class Analysis:
     figures: str
     says: str
     picture: Picture
-    measure: Callable[[Kept], Findings]
+    measure: Callable[[StoredRun], Findings]
 
 
 ANALYSES: dict[str, Analysis] = {}
-_Measure = Callable[[Kept], Findings]
+_Measure = Callable[[StoredRun], Findings]
 
 
 def _analysis(name: str, figures: str, picture: Picture) -> Callable[[_Measure], _Measure]:
@@ -68,9 +67,9 @@ def analysis_named(name: str) -> Analysis:
 
 
 @_analysis("four-factors", "FedFN Figures 1 and 5", "matrices")
-def _four_factors(kept: Kept) -> Findings:
+def _four_factors(stored: StoredRun) -> Findings:
     """Similarity of classifier rows, between and within classes, and of classes with their rows, on all test images."""
-    last = kept.last
+    last = stored.last
     seen = last.outputs(last.server)
     found = four_factors(seen.features, seen.labels, last.rows_of_classifier(last.server))
     arrays = {"weights": found.weights, "between": found.between, "within": found.within, "alignment": found.alignment}
@@ -78,10 +77,10 @@ def _four_factors(kept: Kept) -> Findings:
 
 
 @_analysis("norms", "FedFN Figures 2 to 4, appendix Figures 1 and 2", "curves")
-def _norms(kept: Kept) -> Findings:
+def _norms(stored: StoredRun) -> Findings:
     """Norms of classifier rows (W) and raw features (F): clients after training, seen and unseen classes; global."""
     series: dict[str, Series] = {}
-    for subject in kept.rounds():
+    for subject in stored.rounds():
         clients = [_client_norms(subject, name, model) for name, model in subject.next_round.models.items()]
         now = {k: float(np.nanmean(v)) if np.isfinite(v).any() else float("nan") for k, v in _columns(clients).items()}
         now["W global"] = float(subject.rows_of_classifier(subject.server_after).norm(dim=1).mean())
@@ -110,10 +109,10 @@ def _last(series: dict[str, Series]) -> dict[str, float]:
 
 
 @_analysis("bn-variance", "GReg Figure 1", "curves")
-def _bn_variance(kept: Kept) -> Findings:
+def _bn_variance(stored: StoredRun) -> Findings:
     """Variance across clients of the statistics of the first and the last normalization layer after local training."""
     series: dict[str, Series] = {}
-    for subject in kept.rounds():
+    for subject in stored.rounds():
         layers = _layers(subject)
         if len(subject.run.next_cohort) < 2:
             continue  # no variance over one client
@@ -123,14 +122,14 @@ def _bn_variance(kept: Kept) -> Findings:
                 value = variance_across([model[name] for model in models])
                 series.setdefault(f"{what}, {layer}", []).append((subject.round + 1, value))
     if not series:
-        raise BadInput(f"Run {kept.path} has no stored round after which two clients trained.")
+        raise BadInput(f"Run {stored.path} has no stored round after which two clients trained.")
     return Findings(_last(series), series)
 
 
 @_analysis("bn-statistics", "FedWon Figures 1b and 12", "channels")
-def _bn_statistics(kept: Kept) -> Findings:
+def _bn_statistics(stored: StoredRun) -> Findings:
     """Statistics per channel of every normalization layer: two clients after one more local round, and the server."""
-    last = kept.last
+    last = stored.last
     layers, clients = _layers(last), last.next_round.models
     models = {f"client {name}": clients[name] for name in sorted(clients)[:2]}
     models["server"] = last.tensors(last.server_after)
@@ -154,31 +153,30 @@ def _leaves(subject: Subject, layer: str) -> list[str]:
 
 
 @_analysis("test-gap", "GReg Figure 2", "curves")
-def _test_gap(kept: Kept) -> Findings:
+def _test_gap(stored: StoredRun) -> Findings:
     """Loss on test images with stored statistics minus loss with the test batch's, mean over clients; by round."""
     series: dict[str, Series] = {}
-    for row in kept.metrics:
-        tested = Scores.in_row(row, kept.last.run.facts.domain_of)
+    for t, tested in stored.scores.items():
         for other in (s for s in tested.values() if s.split == "test" and s.statistics.startswith("batch")):
-            stored = tested.get(f"{other.mode}/own/test", tested.get(f"{other.mode}/global/test"))
-            if stored is not None:
-                gaps = [stored.sites[name].loss - site.loss for name, site in other.sites.items()]
-                series.setdefault(other.label, []).append((int(row["round"]), fmean(gaps)))
-    if not series and not statistics_layers(kept.last.run.task.net):
-        series = {"no layer with statistics": [(int(row["round"]), 0.0) for row in kept.metrics if row["scores"]]}
+            usual = tested.get(f"{other.mode}/own/test", tested.get(f"{other.mode}/global/test"))
+            if usual is not None:
+                gaps = [usual.sites[name].loss - site.loss for name, site in other.sites.items()]
+                series.setdefault(other.label, []).append((t, fmean(gaps)))
+    if not series and not statistics_layers(stored.last.run.task.net):
+        series = {"no layer with statistics": [(t, 0.0) for t, tested in stored.scores.items() if tested]}
     if not series:
         raise BadInput(
-            f"Run {kept.path} was not tested with both kinds of statistics. Run it with "
+            f"Run {stored.path} was not tested with both kinds of statistics. Run it with "
             'evaluate = ["global", "global/batch"], or "personal" if clients keep their own layers.'
         )
     return Findings(_last(series), series)
 
 
 @_analysis("training-gap", "GReg Figure 3", "curves")
-def _training_gap(kept: Kept) -> Findings:
+def _training_gap(stored: StoredRun) -> Findings:
     """Loss on training batches with the received statistics minus loss with the batch's own, mean over a round."""
     series: Series = []
-    for subject in kept.rounds():
+    for subject in stored.rounds():
         loss = subject.run.task.loss
         clients: dict[str, list[tuple[float, int]]] = {}
         for name, y, by_batch, by_server in subject.training():
@@ -190,10 +188,10 @@ def _training_gap(kept: Kept) -> Findings:
 
 
 @_analysis("smallest-probability", "GReg Figure 7", "curves")
-def _smallest_probability(kept: Kept) -> Findings:
+def _smallest_probability(stored: StoredRun) -> Findings:
     """Smallest probability of the true class in a round of training, with the batch's and the server's statistics."""
     series: dict[str, Series] = {"batch statistics": [], "global statistics": []}
-    for subject in kept.rounds():
+    for subject in stored.rounds():
         least = [1.0, 1.0]
         for _, y, *both in subject.training():
             for which, logits in enumerate(both):
@@ -205,9 +203,9 @@ def _smallest_probability(kept: Kept) -> Findings:
 
 
 @_analysis("divergence", "GReg Figure 6", "matrices")
-def _divergence(kept: Kept) -> Findings:
+def _divergence(stored: StoredRun) -> Findings:
     """Symmetric KL divergence between clients' features of their test images under the server's model, per channel."""
-    last = kept.last
+    last = stored.last
     matrix = divergences([last.outputs(last.server, [site]).features for site in last.sites])
     pairs = matrix[np.triu_indices(len(matrix), 1)]
     names = [site.name for site in last.sites]
@@ -215,13 +213,13 @@ def _divergence(kept: Kept) -> Findings:
 
 
 @_analysis("feature-maps", "FedWon Figures 5 and 13", "maps")
-def _feature_maps(kept: Kept) -> Findings:
+def _feature_maps(stored: StoredRun) -> Findings:
     """Cosine of the last convolution's maps between clients after training, and with the server; and some maps.
 
     The drawn maps are those of one image: of the server and two clients at the first site, and of the server at one
     site of every other domain.
     """
-    last = kept.last
+    last = stored.last
     by_domain: dict[str, Site] = {}
     for site in last.sites:
         by_domain.setdefault(site.domain, site)
@@ -270,24 +268,24 @@ def _grey(x: Tensor) -> np.ndarray:
 
 
 @_analysis("embedding", "FedNN Figure 7", "points")
-def _embedding(kept: Kept) -> Findings:
+def _embedding(stored: StoredRun) -> Findings:
     """t-SNE of the server's features of 2,000 test images, equally many of every site."""
-    return _points(kept.last, {"server": kept.last.outputs(kept.last.server)})
+    return _points(stored.last, {"server": stored.last.outputs(stored.last.server)})
 
 
 @_analysis("drift-embedding", "FedNN Figure 6", "points")
-def _drift_embedding(kept: Kept) -> Findings:
+def _drift_embedding(stored: StoredRun) -> Findings:
     """t-SNE of the features of a client right after training in round 10 and of the server after it, together.
 
     If only one client trained in round 10, its model is the server's; then the next round with several clients is used.
     "Shift of features" is the mean over images of |client's - server's| / |server's|.
     """
-    for t in range(10, kept.last.run.recipe.rounds + 1):
-        before = kept.at(t - 1)
+    for t in range(10, stored.last.run.recipe.rounds + 1):
+        before = stored.at(t - 1)
         if len(before.run.next_cohort) > 1:
             break
     else:
-        raise BadInput(f"Run {kept.path} has no round from 10 on in which several clients trained.")
+        raise BadInput(f"Run {stored.path} has no round from 10 on in which several clients trained.")
     models = before.next_round.models
     client = min(models)
     server, moved = before.outputs(before.server_after), before.outputs(models[client])

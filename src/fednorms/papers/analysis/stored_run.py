@@ -1,4 +1,4 @@
-"""A run's directory as analyses read it: its last state, its stored rounds, its metrics."""
+"""A run's directory as analyses read it: its last state, its stored rounds, its scores."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from fednorms.core.errors import BadInput
 from fednorms.data import Federation
+from fednorms.evaluation.scores import Scores
 from fednorms.papers.analysis.subject import Subject
 from fednorms.runs.losses import Loss
 from fednorms.runs.store.checkpoint import kept_rounds
@@ -20,7 +20,7 @@ from fednorms.runs.use.open import Which, open_run
 
 
 @dataclass
-class Kept:
+class StoredRun:
     """A finished run on disk."""
 
     path: Path
@@ -52,6 +52,9 @@ class Kept:
         return map(self.at, usable)
 
     @cached_property
-    def metrics(self) -> list[dict[str, Any]]:
-        """The run's metrics, one row per round."""
-        return RunDirectory(self.path).metrics()
+    def scores(self) -> dict[int, dict[str, Scores]]:
+        """The recorded scores of every round, by mode and split ("global/batch/test"); models are not needed."""
+        directory = RunDirectory(self.path)
+        facts = directory.read_facts()
+        domain_of = facts.domain_of if facts else {}  # a run of an early version does not say
+        return {int(row["round"]): Scores.in_row(row, domain_of) for row in directory.metrics()}

@@ -201,8 +201,4 @@ def activated(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Ten
 
 
 _ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Hardswish)
-_NOTHING = (
-    nn.Identity,
-    nn.Dropout,
-    nn.Dropout2d,
-)  # replacements of removed normalizations, and dropout
+_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout2d)  # replacements of removed normalizations, and dropout

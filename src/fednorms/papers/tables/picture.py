@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fednorms.papers.analysis.picture import head, png_of
 from fednorms.papers.tables.cell import NOT_COMPARABLE, TableCell, mark, ours_text, published_text
 from fednorms.papers.tables.summary import Section, Summary, axis_lines, axis_steps
-from fednorms.runs.report import COLORS, DASHES, MARKERS
+from fednorms.runs.report import COLORS, line_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,13 +57,7 @@ def figure(summary: Summary) -> Figure:
 
 def _style(i: int) -> dict[str, Any]:
     """How the i-th line looks."""
-    return {
-        "color": COLORS[i % len(COLORS)],
-        "linestyle": DASHES[i // len(COLORS) % len(DASHES)],
-        "marker": MARKERS[i % len(MARKERS)],
-        "markersize": 4,
-        "linewidth": 1.6,
-    }
+    return {**line_style(i), "markersize": 4, "linewidth": 1.6}
 
 
 def _draw_axis(plot: Axes, summary: Summary) -> None:

@@ -181,5 +181,5 @@ def _light(recipe: Recipe) -> Recipe:
 
 
 def _essence(recipe: Recipe) -> str:
-    values = recipe.model_dump(mode="json", exclude={"training"}) | {"training": dict(vars(recipe.training))}
+    values = recipe.to_dict()
     return repr(values | {"seed": 0, "training": values["training"] | {"lr": 0.0}})

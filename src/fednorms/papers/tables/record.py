@@ -86,7 +86,7 @@ def _essence(recipe: Recipe) -> Values:
 
 def plain(recipe: Recipe) -> Values:
     """A recipe as plain values, without the folder of its data."""
-    values = recipe.model_dump(mode="json") | {"training": dict(vars(recipe.training))}
+    values = recipe.to_dict()
     values["data"] = {k: v for k, v in values["data"].items() if k != "root"}
     return values
 

@@ -13,8 +13,9 @@ from fednorms.core.errors import BadInput, FednormsError
 from fednorms.core.options import few
 from fednorms.engines.devices import pick_device
 from fednorms.papers.analysis.measures import ANALYSES
-from fednorms.papers.analysis.stored_run import Kept
+from fednorms.papers.analysis.stored_run import StoredRun
 from fednorms.papers.tables.catalog import default_out, open_table
+from fednorms.papers.tables.dry_run import Planned, PlannedSetting
 from fednorms.papers.tables.plan import (
     Found,
     Job,
@@ -41,6 +42,7 @@ from fednorms.papers.tables.sources import Source, check_columns, find_root, loo
 from fednorms.papers.tables.store import ResultStore, remove
 from fednorms.papers.tables.summary import Summary, summarize
 from fednorms.papers.tables.table import Row, Setting, Table, as_recipe
+from fednorms.papers.tables.trial import rounds_of_trial, trial, trial_folder
 from fednorms.runs.cells import Cell, CellEvent, Outcome, run_cells
 from fednorms.runs.compare import hardware as hardware_of
 from fednorms.runs.recipe import Recipe
@@ -84,6 +86,7 @@ class Reproduction:
     skipped: dict[str, str] = field(default_factory=dict)  # by setting, the data it needs
     failed: dict[str, str] = field(default_factory=dict)  # by run, why
     files: list[Path] = field(default_factory=list)
+    planned: Planned | None = None  # of a dry run
 
     def __repr__(self) -> str:
         return self.summary.text()
@@ -116,6 +119,9 @@ def reproduce(
     allow_pickle: bool = False,
     incomplete: bool = False,
     observer: Observer | None = None,
+    rounds: int | None = None,
+    quick: bool = False,
+    dry_run: bool = False,
 ) -> Reproduction:
     """Run what is left of a published table, and write RESULTS.md, results.csv and results.png into `out`.
 
@@ -135,6 +141,9 @@ def reproduce(
         allow_pickle: Open pickled archives of NumPy arrays.
         incomplete: Accept data sets whose image counts differ from the published ones; the report says how.
         observer: Receives remarks and progress.
+        rounds: The rounds of a trial (2); only with `quick`.
+        quick: A trial of a few rounds and one seed in a folder of its own: marked, and never judged.
+        dry_run: Run and write nothing; `planned` of the result says what would run, on which data, and how long.
 
     >>> reproduce("no-such-table")
     Traceback (most recent call last):
@@ -146,6 +155,8 @@ def reproduce(
             raise BadInput(f"reproduce: {what} must be an integer >= 1, got {number}.")
     given = [data] if isinstance(data, str | Path) else list(data)
     folder = Path(out) if out is not None else default_out(table)
+    if few_rounds := rounds_of_trial(rounds, quick):
+        table, folder = trial(table, few_rounds), trial_folder(table, few_rounds, out)
     check_folder(folder)
     work = _Work(
         table=table,
@@ -159,6 +170,8 @@ def reproduce(
         reading={"allow_pickle": allow_pickle, "complete": not incomplete},
         observer=observer or Observer(),
     )
+    if dry_run:
+        return work.dry_run()
     try:
         return work.carry_out(search_only=search, report_only=report)
     except KeyboardInterrupt:
@@ -212,6 +225,45 @@ class _Work:
         self.store.fold()
         return self.report()
 
+    def dry_run(self) -> Reproduction:
+        """Say what would run; stored runs are counted without opening the data."""
+        searches = self._searches()
+        chosen = self._chosen(searches)
+        found = found_in(self.store, self.table, chosen)
+        self._look_for_data()
+        entries: list[PlannedSetting] = []
+        here: list[Job] = []
+        elsewhere: list[Job] = []
+        for setting in self.settings:
+            rows = [row for row in self.rows if row.runs_in(setting)]
+            missing = {row.name: s.missing for row in rows if (s := searches.get((setting.name, row.name)))}
+            jobs: list[Job] = []
+            finished = 0
+            for row in rows:
+                done = self._done(found, setting, row) & set(self.seeds)
+                finished += len(done)
+                first = {k: grid[0] for k, grid in row.search.items()}  # as good as any for an estimate
+                best = chosen.get((setting.name, row.name), as_recipe(first))
+                recipes = [searches[setting.name, row.name].recipe(*t) for t in missing.get(row.name, [])]
+                recipes += [recipe_for(self.table, setting, row, s, best) for s in self.seeds if s not in done]
+                jobs += [Job(setting, row, recipe) for recipe in recipes]
+            name = needs(setting, self.table) or ""
+            tries = sum(map(len, missing.values()))
+            rounds = sorted({self.table.recipe_of(setting, row, {}).rounds for row in rows})
+            counts = (len(rows), rounds, finished, len(jobs) - tries, tries)
+            entries.append(PlannedSetting(setting.name, name, self.roots.get(name, ""), *counts))
+            if setting.name in self.skipped:
+                elsewhere += jobs
+            else:
+                here += [Job(j.setting, j.row, self._here(setting, j.recipe)) for j in jobs]
+        records = found.every
+        if self.table.results is not None and self.table.results != self.store.out:
+            records += found_in(ResultStore(self.table.results), self.table, {}).every
+        measure = self.observer.wants_estimate and bool(here)
+        time = estimate(here or elsewhere, records, self.hardware, self.jobs, measure=measure)
+        planned = Planned(self.table.heading, str(self.store.out), entries, self.hardware, self.jobs, time)
+        return Reproduction(self.table, self.store.out, summarize(self.table, found, []), planned=planned)
+
     # -- data and stored results ---------------------------------------------------------------------------------------
     @property
     def hardware(self) -> str:
@@ -230,8 +282,8 @@ class _Work:
     def _chosen(self, searches: dict[tuple[str, str], Search]) -> Choices:
         return {key: as_recipe(s.chosen) for key, s in searches.items() if s.chosen is not None}
 
-    def _find_data(self, found: Found) -> None:
-        """Skip settings without data; raise an error if nothing is left to run or to show."""
+    def _look_for_data(self) -> None:
+        """Find the data sets, and skip settings without theirs."""
         wanted = list(dict.fromkeys(name for s in self.settings if (name := needs(s, self.table))))
         for name in wanted:
             root = find_root(name, self.given)
@@ -242,6 +294,10 @@ class _Work:
         for setting in self.settings:
             if (name := needs(setting, self.table)) and name not in self.roots:
                 self.skipped[setting.name] = name
+
+    def _find_data(self, found: Found) -> None:
+        """Look for the data; raise an error if nothing is left to run or to show."""
+        self._look_for_data()
         if len(self.skipped) == len(self.settings):
             if not found.done:
                 raise missing_data(self.table, self.settings, self.given)
@@ -404,16 +460,13 @@ class _Work:
         assert cell.path is not None
         self.observer.say(f"{cell.label}, seed {cell.recipe.seed}: {self.table.analysis}.")
         try:
-            return stored(self.table.analysis, ANALYSES[self.table.analysis].measure(Kept(cell.path)))
+            return stored(self.table.analysis, ANALYSES[self.table.analysis].measure(StoredRun(cell.path)))
         except Exception as error:
             if not isinstance(error, FednormsError):  # an unexpected error: show where it came from
                 self.observer.say(traceback.format_exc().rstrip())
             why = f"the run is finished, but its analysis failed: {error or type(error).__name__}"
             self.observer.say(f"{cell.label}, seed {cell.recipe.seed}: {why}")
-            return {
-                "status": "failed",
-                "error": why.replace(str(cell.path), "RUN"),
-            }  # results hold no path of the machine
+            return {"status": "failed", "error": why.replace(str(cell.path), "RUN")}  # no path of this machine
 
     def _reused(self, job: Job, others: OtherTables) -> bool:
         """Reuse a run of another table; a model that is kept or analyzed must be trained here."""

@@ -111,9 +111,12 @@ def check_columns(setting: Setting, source: Source) -> list[str]:
 
 def missing_data(table: Table, settings: Sequence[Setting], given: Sequence[Path]) -> BadInput:
     """The error if no setting has its data."""
-    wanted = {name: READERS[name].description for s in settings if (name := needs(s, table))}
+    wanted = [READERS[name] for name in dict.fromkeys(needs(s, table) for s in settings) if name]
     where = ", ".join(map(str, given)) or "no --data given"
-    lines = [f"  {name}: {what}" for name, what in wanted.items()]
+    lines = [
+        f"  {reader.name}: {reader.description}. {reader.published.where} Expected: {reader.expected}."
+        for reader in wanted
+    ]
     return BadInput(
         f"{table.heading.partition(':')[0]} needs data that were not found ({where}):\n" + "\n".join(lines) + "\n"
         "Give the folder of a data set, or a folder with several, as --data ROOT. `fednorms data check ROOT` says "

@@ -27,6 +27,7 @@ from fednorms.papers.tables.plan import Found
 from fednorms.papers.tables.record import Values
 from fednorms.papers.tables.selectors import Selector
 from fednorms.papers.tables.table import Row, Setting, Table
+from fednorms.runs.compare import aligned
 
 
 @dataclass(frozen=True)
@@ -151,9 +152,7 @@ class Summary:
                 [name, *(cell_text(section.rows[row][c], section.selectors[c]) for c in section.columns)]
                 for row, name in section.names.items()
             ]
-            widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-            lines += [section.title]
-            lines += ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
+            lines += [section.title, *aligned(table)]
             lines += [winners_of(section)] if section.setting.ranked else []
             lines += [*([order_of(section)] if section.order else []), ""]
         return "\n".join([*lines, self.verdict])

@@ -11,7 +11,6 @@ including the files of clients that have not changed since an earlier round. Thr
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,6 +28,7 @@ from fednorms.core.tree import Tree
 from fednorms.runs.option_names import option
 from fednorms.runs.store.atomic import clear_errors, sync_directory, write_atomic
 from fednorms.runs.store.packing import pack_client, pack_server, unpack_client, unpack_server
+from fednorms.runs.store.seal import hash_of, hash_of_file
 
 FORMAT = 1
 
@@ -275,13 +275,13 @@ def _commit(
         for folder in {path.parent, root / "clients", root}:
             sync_directory(folder)
     write_atomic(path, text.encode())
-    _trusted.add((path.resolve(), _hash(text.encode())))
+    _trusted.add((path.resolve(), hash_of(text.encode())))
     return manifest
 
 
 def _place(root: Path, stem: str, data: bytes, before: _File | _Bare | None = None) -> _File:
     """Write `data` under a name that no manifest uses for anything else."""
-    content = _hash(data)
+    content = hash_of(data)
     if isinstance(before, _File) and before.hash == content:
         return before
     for version in itertools.count():
@@ -291,7 +291,7 @@ def _place(root: Path, stem: str, data: bytes, before: _File | _Bare | None = No
             if not path.exists():
                 write_atomic(path, data, sync=False)
                 break
-            if _hash(path.read_bytes()) == content:  # a round repeated after a crash writes the same bytes
+            if hash_of(path.read_bytes()) == content:  # a round repeated after a crash writes the same bytes
                 break
     return _File(name, len(data), content)
 
@@ -318,7 +318,7 @@ def _newest_sound(root: Path, last: int) -> _Manifest | None:
 def _checked(root: Path, path: Path, trust: bool = False) -> _Manifest:
     """Read a manifest and check every file it names."""
     manifest = _read_manifest(path)
-    mark = path.resolve(), _hash(_text(manifest).encode())
+    mark = path.resolve(), hash_of(_text(manifest).encode())
     if not (trust and mark in _trusted):
         _trusted.discard(mark)
         for file in manifest.files():
@@ -333,8 +333,7 @@ def _check(root: Path, file: _File) -> None:
         size = path.stat().st_size
         if size != file.size:
             raise _Damaged(f"{path.name}: {size} bytes instead of {file.size}")
-        with path.open("rb") as stream:
-            found = hashlib.file_digest(stream, _hasher).hexdigest()  # in chunks, not all in memory
+        found = hash_of_file(path)
     except FileNotFoundError as error:
         raise _Damaged(f"{path.name}: missing") from error
     except OSError as error:
@@ -348,7 +347,7 @@ def _read(root: Path, file: _File) -> bytes:
         data = (root / file.path).read_bytes()
     except OSError as error:
         raise RunFailed(f"Cannot read {root / file.path}: {error.strerror or error}.") from error
-    if _hash(data) != file.hash:
+    if hash_of(data) != file.hash:
         raise RunFailed(
             f"{root / file.path} has changed since the checkpoint was opened. Is another process writing it?"
         )
@@ -362,14 +361,14 @@ def _opened(root: Path, manifest: _Manifest, notes: list[str], device: torch.dev
 
 def _text(manifest: _Manifest) -> str:
     body = manifest.to_json()
-    return json.dumps({"hash": _hash(json.dumps(body).encode()), **body}, indent=1) + "\n"
+    return json.dumps({"hash": hash_of(json.dumps(body).encode()), **body}, indent=1) + "\n"
 
 
 def _read_manifest(path: Path) -> _Manifest:
     try:
         body = json.loads(path.read_bytes())
         claimed = body.pop("hash")
-        if _hash(json.dumps(body).encode()) != claimed:
+        if hash_of(json.dumps(body).encode()) != claimed:
             raise _Damaged(f"{path.name}: hash differs")
         if body["version"] != FORMAT:
             raise _Damaged(f"{path.name}: format {body['version']}, this version of fednorms reads {FORMAT}")
@@ -388,17 +387,7 @@ def _remove(paths: Iterable[Path]) -> None:
             path.unlink()
 
 
-def _hasher() -> hashlib.blake2b:
-    return hashlib.blake2b(digest_size=20)
-
-
-def _hash(data: bytes) -> str:
-    hasher = _hasher()
-    hasher.update(data)
-    return hasher.hexdigest()
-
-
 def _safe(name: str) -> str:
     """A file name for a client with any name: readable, short, and unique even if case is ignored."""
     encoded = name.encode("utf-8", "surrogatepass")
-    return f"{quote(encoded, safe='')[:60]}-{_hash(encoded)[:10]}"
+    return f"{quote(encoded, safe='')[:60]}-{hash_of(encoded)[:10]}"

@@ -17,6 +17,7 @@ from fednorms.core.tree import Tree
 from fednorms.engines.states import ClientStates
 from fednorms.runs.store.atomic import clear_errors
 from fednorms.runs.store.packing import pack_client, unpack_client
+from fednorms.runs.store.seal import hash_of
 
 
 class ClientStore(ClientStates):
@@ -44,7 +45,7 @@ class ClientStore(ClientStates):
         self._live: OrderedDict[str, ClientState] = OrderedDict()  # least recently used first
         self._bytes = 0
         self._own: set[str] = set()  # put here: the source's state is out of date
-        self._files: dict[str, tuple[Path, torch.device]] = {}  # spilled and still up to date
+        self._files: dict[str, tuple[Path, torch.device, str]] = {}  # spilled and still up to date; with its hash
         self._changed: set[str] = set()
         self._folder: Path | None = None
         self._written = 0
@@ -156,7 +157,7 @@ class ClientStore(ClientStates):
                 del self._live[oldest]
                 self._bytes -= size
 
-    def _write(self, state: ClientState) -> tuple[Path, torch.device]:
+    def _write(self, state: ClientState) -> tuple[Path, torch.device, str]:
         with clear_errors(self.spill or Path(tempfile.gettempdir())):
             if self._folder is None:
                 if self.spill is not None:
@@ -165,19 +166,23 @@ class ClientStore(ClientStates):
                 self._end = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
             self._written += 1
             path = self._folder / f"{self._written}.safetensors"
-            path.write_bytes(pack_client(state))
+            data = pack_client(state)
+            path.write_bytes(data)
         device = next((t.device for tree in _trees(state) for t in tree.values()), torch.device("cpu"))
-        return path, device
+        return path, device, hash_of(data)
 
     def _reload(self, name: str) -> ClientState:
-        path, device = self._files[name]
+        path, device, written = self._files[name]
         try:
-            return unpack_client(path.read_bytes(), device)
+            data = path.read_bytes()
+            if hash_of(data) != written:
+                raise OSError("its content has changed since it was written")
         except OSError as error:
             raise RunFailed(
                 f'Cannot read the state of client "{name}" back from {path}: {error.strerror or error}. '
                 "Continue from the last checkpoint with `fednorms resume RUN`."
             ) from error
+        return unpack_client(data, device)
 
 
 class _Some(Mapping[str, ClientState]):

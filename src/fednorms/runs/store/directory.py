@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from numbers import Integral, Real
@@ -28,6 +28,7 @@ from fednorms.runs.store.atomic import (
     write_atomic,
 )
 from fednorms.runs.store.links import refuse_links
+from fednorms.runs.store.seal import hash_of, sealed, unsealed
 
 try:
     import fcntl
@@ -55,6 +56,7 @@ class RunDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._mark: tuple[int, str] | None = None  # rows and hash of the metrics, once they are known
 
     def __repr__(self) -> str:
         return f"RunDirectory({str(self.path)!r})"
@@ -229,6 +231,8 @@ class RunDirectory:
                     raise
             finally:
                 os.close(handle)
+        if self._mark is not None:
+            self._mark = _mark_of([json.loads(line)], self._mark)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Read all rows; a last line that a crash left unfinished is ignored.
@@ -237,6 +241,38 @@ class RunDirectory:
         []
         """
         return [row for _, row in self._lines()]
+
+    def metrics_mark(self) -> dict[str, Any]:
+        """How many rows the metrics have, and their hash, after putting them on disk for good; for a checkpoint.
+
+        >>> RunDirectory("nowhere").metrics_mark()["rows"]
+        0
+        """
+        if self._mark is None:
+            self._mark = _mark_of(self.metrics())
+        with clear_errors(self.metrics_path), suppress(FileNotFoundError):
+            handle = os.open(self.metrics_path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        return {"rows": self._mark[0], "hash": self._mark[1]}
+
+    def check_metrics(self, mark: Mapping[str, Any] | None) -> str:
+        """Compare the metrics with what a checkpoint says of them; returns a note if they were removed.
+
+        Rows after the checkpoint do not count: a resumed run writes them again.
+        """
+        if not mark or not mark["rows"]:
+            return ""
+        if not self.metrics_path.exists():
+            return f"{self.metrics_path} is missing: the result lacks the rounds before the last checkpoint"
+        if _mark_of(self.metrics()[: mark["rows"]]) != (mark["rows"], mark["hash"]):
+            raise RunFailed(
+                f"{self.metrics_path} is damaged: its rows are not those that the last checkpoint was made with. "
+                "Restore it from a copy, or delete it to continue without these rows."
+            )
+        return ""
 
     def cut_metrics(self, round: int) -> int:
         """Drop the rows of rounds after `round`, which a resumed run writes again; returns how many were dropped.
@@ -251,6 +287,7 @@ class RunDirectory:
         """
         lines = self._lines()
         kept = [line for line, row in lines if row.get("round", round) <= round]
+        self._mark = None
         if self.metrics_path.exists():
             write_atomic(self.metrics_path, b"".join(kept))
         return len(lines) - len(kept)
@@ -280,7 +317,7 @@ class RunDirectory:
 
     def write_facts(self, facts: Facts) -> None:
         """Write federation.json."""
-        write_atomic(self.facts_path, (json.dumps(facts.to_dict(), indent=1) + "\n").encode())
+        write_atomic(self.facts_path, (json.dumps(sealed(facts.to_dict()), indent=1) + "\n").encode())
 
     def read_facts(self) -> Facts | None:
         """Read federation.json; None if there is none.
@@ -289,10 +326,10 @@ class RunDirectory:
         True
         """
         try:
-            return Facts.from_dict(json.loads(self.facts_path.read_bytes()))
+            return Facts.from_dict(unsealed(json.loads(self.facts_path.read_bytes())))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RunFailed(
                 f"Cannot read {self.facts_path} ({error}). Remove it and run `{self.resume_command}` to write it again."
             ) from error
@@ -306,8 +343,9 @@ class RunDirectory:
         ...     RunDirectory(folder).summary()
         {'accuracy': 0.5}
         """
-        text = json.dumps(_finite(summary), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-        write_atomic(self.summary_path, text.encode("utf-8", "replace"))
+        body = json.loads(json.dumps(_finite(summary), allow_nan=False, ensure_ascii=False).encode("utf-8", "replace"))
+        text = json.dumps(sealed(body), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+        write_atomic(self.summary_path, text.encode())
 
     def summary(self) -> dict[str, Any] | None:
         """Read the summary; None while the run has not ended.
@@ -316,10 +354,10 @@ class RunDirectory:
         True
         """
         try:
-            return json.loads(self.summary_path.read_bytes())
+            return unsealed(json.loads(self.summary_path.read_bytes()))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise RunFailed(
                 f"Cannot read {self.summary_path} ({error}). `{self.resume_command}` writes it again."
             ) from error
@@ -338,6 +376,15 @@ def _finite(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, Real):
         return float(value) if math.isfinite(value) else None
     return value
+
+
+def _mark_of(rows: Sequence[Mapping[str, Any]], before: tuple[int, str] = (0, "")) -> tuple[int, str]:
+    """The number of rows and their hash, continued from `before`; times are left out: equal runs differ there."""
+    count, found = before
+    for row in rows:
+        count += 1
+        found = hash_of(json.dumps([found, {**row, "seconds": None}], sort_keys=True).encode())
+    return count, found
 
 
 def _end_of_whole_lines(handle: int) -> int:

@@ -62,6 +62,18 @@ class Adapted:
         return "\n".join([*lines, *([f"  saved in {self.path}"] if self.path else [])])
 
 
+def _check_request(epochs: int, lr: float | None, test: float, size: int | None) -> None:
+    if epochs < 0 or (lr is not None and not 0 <= lr < math.inf) or not 0 <= test < 1:
+        raise BadInput(
+            f"adapt: epochs and lr must be at least 0 and test a fraction below 1. Got epochs {epochs}, lr {lr} and "
+            f"test {test}."
+        )
+    if lr is not None and not epochs:
+        raise BadInput(f"adapt: lr {lr:g} is for fine-tuning, but epochs is 0. Give {option('epochs')} as well.")
+    if size is not None and size < 1:
+        raise BadInput(f"adapt: size must be at least 1 pixel, got {size}.")
+
+
 def adapt(
     path: str | Path,
     folder: str | Path,
@@ -74,6 +86,7 @@ def adapt(
     group: str | None = None,
     model: nn.Module | None = None,
     loss: Loss | None = None,
+    device: str = "auto",
 ) -> Adapted:
     """Adapt a run's model to a new site with images in folder/class/image, and test it on a held-out part.
 
@@ -84,24 +97,17 @@ def adapt(
 
     `test` is the fraction held out; a folder may have its own train/ and test/ instead. `group` is a regular expression
     that finds in a file's name what stays together, such as a patient, so no patient is both adapted to and tested. By
-    default it is the run's own; "" is none. With `out`, the final model is saved as by `export`.
+    default it is the run's own; "" is none. With `out`, the final model is saved as by `export`. `device` is cpu, cuda
+    or auto (the run's own, or the CPU if that is not here).
 
     >>> adapt("nowhere", "folder")
     Traceback (most recent call last):
     fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory).
     """
-    if epochs < 0 or (lr is not None and not 0 <= lr < math.inf) or not 0 <= test < 1:
-        raise BadInput(
-            f"adapt: epochs and lr must be at least 0 and test a fraction below 1. Got epochs {epochs}, lr {lr} and "
-            f"test {test}."
-        )
-    if lr is not None and not epochs:
-        raise BadInput(f"adapt: lr {lr:g} is for fine-tuning, but epochs is 0. Give {option('epochs')} as well.")
-    if size is not None and size < 1:
-        raise BadInput(f"adapt: size must be at least 1 pixel, got {size}.")
+    _check_request(epochs, lr, test, size)
     if out is not None:
         check_target(Path(out))
-    opened = open_run(path, which, model=model, loss=loss)
+    opened = open_run(path, which, model=model, loss=loss, device=device)
     task, facts = opened.task, opened.facts
     shape = (facts.shape[0], size, size) if size else facts.shape
     stored = shape if size else facts.stored_shape

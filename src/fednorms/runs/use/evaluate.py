@@ -26,11 +26,13 @@ def evaluate_run(
     federation: Federation | None = None,
     model: nn.Module | None = None,
     loss: Loss | None = None,
+    device: str = "auto",
 ) -> dict[str, Scores]:
     """Evaluate a run's models in the given modes ("personal", "global/batch", ...; default: those of its recipe).
 
     The keys are "mode/statistics/split". The run's data must be available; `federation` evaluates on other data with
     the same classes. "after_local" scores are those that the run recorded, because these models are gone.
+    `device` is cpu, cuda or auto (the run's own, or the CPU if that is not here).
 
     >>> import tempfile
     >>> from fednorms.runs.driver import run
@@ -42,7 +44,7 @@ def evaluate_run(
     """
     if split not in ("test", "val", "train"):
         raise BadInput(f'Unknown split "{split}". Expected "test", "val" or "train".')
-    opened = open_run(path, which, federation, model, loss)
+    opened = open_run(path, which, federation, model, loss, device)
     for note in opened.notes:
         warnings.warn(note, stacklevel=2)
     session = opened.session

@@ -24,6 +24,7 @@ from fednorms.engines.devices import repeatable
 from fednorms.layers import KeyedDropout, KeyedDropout2d, KeyedStochasticDepth
 from fednorms.runs.identity import custom_name
 from fednorms.runs.store.atomic import check_folder
+from fednorms.runs.store.seal import hash_of_file, sealed
 from fednorms.runs.use.choose import Chosen, averaged_statistics, input_normalizers
 from fednorms.runs.use.load import ABOUT, FORMAT, TENSORS, load_model, site_preprocessing
 from fednorms.runs.use.open import OpenRun, Which, open_run
@@ -120,10 +121,12 @@ def write_model(
     try:
         temporary.mkdir(parents=True)
         save_file({k: v.detach().clone().contiguous() for k, v in module.state_dict().items()}, temporary / TENSORS)
-        (temporary / ABOUT).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         (temporary / README).write_text(_readme(about), encoding="utf-8")
         if onnx:
             _write_onnx(temporary / ONNX, module, None if measure else preprocessing, _example(about))
+        about["files"] = {p.name: hash_of_file(p) for p in sorted(temporary.iterdir())}
+        text = json.dumps(sealed(about), indent=2, ensure_ascii=False) + "\n"
+        (temporary / ABOUT).write_text(text, encoding="utf-8")
         _verify(temporary, task, chosen, model, shape)
         if out.exists():
             out.rmdir()  # it is empty

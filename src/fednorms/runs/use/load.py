@@ -17,8 +17,10 @@ from fednorms.core.errors import BadInput
 from fednorms.core.part import Part
 from fednorms.core.views import Local
 from fednorms.data import Preprocessing
+from fednorms.models.weights import plain
 from fednorms.runs.assemble import build_net
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.store.seal import hash_of_file, unsealed
 
 TENSORS, ABOUT, FORMAT = "model.safetensors", "model.json", 1
 
@@ -111,7 +113,10 @@ def load_model(folder: str | Path, model: nn.Module | None = None) -> LoadedMode
     net = build_net(recipe, len(about["classes"]), (shape[0], made["size"], made["size"]), model)
     module = net.plain(net.initial)
     try:
-        module.load_state_dict(load_file(folder / TENSORS))
+        known = about.get("files", {}).get(TENSORS)  # version 0.1 wrote no hashes
+        if known is not None and hash_of_file(folder / TENSORS) != known:
+            raise BadInput(f"{folder / TENSORS} is damaged: its content hash differs. Copy or export the model again.")
+        module.load_state_dict(plain(load_file(folder / TENSORS), str(folder / TENSORS)))
     except (OSError, SafetensorError) as error:
         raise BadInput(f"Cannot read {folder / TENSORS}: {error}.") from error
     except RuntimeError as error:
@@ -143,11 +148,17 @@ class _Images:
 
 def _about(folder: Path) -> dict[str, Any]:
     try:
-        about: dict[str, Any] = json.loads((folder / ABOUT).read_bytes())
-        version = about["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        stored = json.loads((folder / ABOUT).read_bytes())
+        version = stored["format"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise BadInput(f"{folder} is not an exported model: it has no readable {ABOUT} ({reason}).") from error
     if version != FORMAT:
         raise BadInput(f"{folder / ABOUT} has format {version}; this version of fednorms reads {FORMAT}.")
-    return about
+    try:
+        return unsealed(stored)
+    except ValueError:
+        raise BadInput(
+            f"{folder / ABOUT} is damaged: its content hash differs. Copy or export the model again; if you have "
+            'changed the file yourself, remove its entry "hash".'
+        ) from None

@@ -8,20 +8,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-import torch
 from torch import nn
 
-from fednorms.core.errors import BadInput
+from fednorms.core.errors import BadInput, RunFailed
 from fednorms.core.passes import passes
 from fednorms.core.round import broadcast, server_update
 from fednorms.core.states import Broadcast, ClientState, ServerState, Task
 from fednorms.core.tree import Tree
 from fednorms.data import Federation, Split
 from fednorms.data.facts import Facts
-from fednorms.engines.devices import pick_device
 from fednorms.engines.local import LocalClients, LocalEngine
 from fednorms.evaluation.modes import MEASURED, tested_state, unseen_broadcast
 from fednorms.runs.assemble import assemble
+from fednorms.runs.device import own_device
 from fednorms.runs.identity import custom_name
 from fednorms.runs.losses import LOSSES, Loss, cross_entropy
 from fednorms.runs.recipe import Recipe
@@ -101,15 +100,12 @@ class OpenRun:
     @cached_property
     def cohort(self) -> list[str]:
         """The clients of the round that led to `state`."""
-        return self._cohort(max(self.state.round - 1, 0))
+        return self.session.cohort(max(self.state.round - 1, 0))
 
     @cached_property
     def next_cohort(self) -> list[str]:
         """The clients of the round after `state`."""
-        return self._cohort(self.state.round)
-
-    def _cohort(self, t: int) -> list[str]:
-        return self.session.participation.cohort(self.session.engine.clients, self.recipe.seed, t)
+        return self.session.cohort(self.state.round)
 
     def next_round(self) -> NextRound:
         """Repeat the round after `state`: the clients' models, with the tensors they keep, and the new server.
@@ -169,20 +165,21 @@ def open_run(
     federation: Federation | None = None,
     model: nn.Module | None = None,
     loss: Loss | None = None,
-    device: str | None = None,
+    device: str | None = "auto",
 ) -> OpenRun:
     """Open a run's directory at its last checkpoint, at its best validation round (which="best"), or after a round.
 
     which=12 is the state after round 12; its checkpoint must have been kept (keep_checkpoints of the recipe).
 
-    A run with a custom model needs the same model again. The data are only needed for `session`.
+    A run with a custom model needs the same model again. The data are only needed for `session`. `device` is cpu, cuda
+    or auto (the run's own, or the CPU if that is not here).
 
     >>> open_run("nowhere")
     Traceback (most recent call last):
     fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory).
     """
     directory = RunDirectory(path)
-    recipe = _portable(Recipe.from_toml(directory.read_recipe(), str(directory.recipe)), device)
+    recipe = _portable(Recipe.from_toml(directory.read_recipe(), str(directory.recipe)), device or "auto")
     if recipe.model.startswith("custom:") and model is None:
         raise BadInput(
             f"Run {path} was made with a custom model ({custom_name(recipe.model)}). "
@@ -200,10 +197,9 @@ def open_run(
     return OpenRun(directory, recipe, facts, task, *states, which, list(found.notes), federation, model, lost)
 
 
-def _portable(recipe: Recipe, device: str | None) -> Recipe:
+def _portable(recipe: Recipe, device: str) -> Recipe:
     """The recipe for this machine: all weights come from the checkpoint, and there may be no GPU."""
-    gpu = recipe.device.startswith("cuda") and torch.cuda.is_available()
-    chosen = pick_device(device or ("cuda" if gpu else "cpu"))
+    chosen = own_device(device, recipe.device)
     here = {"engine": "loop", "device": chosen, "pretrained": False, "weights": ""}
     return recipe.model_copy(update=here)
 
@@ -216,13 +212,24 @@ def _checkpoint(directory: RunDirectory, recipe: Recipe, which: Which) -> Checkp
     if which == "best":
         if (best := load_best(directory.checkpoints, recipe.device)) is not None:
             return best
-        if load(directory.checkpoints) is not None:
+        if (last := load(directory.checkpoints)) is not None and last.extra.get("best"):
+            raise RunFailed(
+                f"Run {directory.path} has lost its best model: {directory.checkpoints / 'best'} has no manifest. "
+                "Restore it from a copy, or use the last round."
+            )
+        if last is not None:
             raise BadInput(
                 f"Run {directory.path} has no best round, because none of its sites has validation data. "
                 'Use the last round (which="last"), or run again with data.val above 0.'
             )
     if (last := load(directory.checkpoints, recipe.device)) is None:
         raise BadInput(f"Run {directory.path} has no checkpoint yet. Continue it with `{directory.resume_command}`.")
+    ended = directory.summary()
+    if ended is not None and not last.notes and last.server.round < int(ended.get("rounds", 0)):
+        raise RunFailed(
+            f"Run {directory.path} ended after round {ended['rounds']}, but its newest checkpoint is of round "
+            f"{last.server.round}: its manifest is missing. `{directory.resume_command}` makes it again."
+        )
     return last
 
 

@@ -20,7 +20,7 @@ from fednorms.data import Split
 from fednorms.data.folders import EXTENSIONS, read_image
 from fednorms.engines.devices import repeatable
 from fednorms.evaluation.modes import answer
-from fednorms.runs.option_names import flag
+from fednorms.runs.option_names import flag, option
 from fednorms.runs.use.choose import Chosen, averaged_statistics
 from fednorms.runs.use.load import ABOUT, LoadedModel, load_model
 from fednorms.runs.use.open import OpenRun, Which, open_run
@@ -57,12 +57,14 @@ def predict(
     which: Which = "last",
     model: nn.Module | None = None,
     skip_broken: bool = False,
+    device: str = "auto",
 ) -> list[Prediction]:
     """Classify image files, and all images in folders and below, with a run's global model or a site's own.
 
     Images are decoded, resized and normalized as the training images were. The run's data are not needed. `path` may
     also be a model that `export` or `adapt` wrote; it holds one model, so there is no site or round to choose. If
     images cannot be read, one error names them all; with `skip_broken` they are skipped and named in a note.
+    `device` is cpu, cuda or auto (the run's own, or the CPU if that is not here). An exported model runs on the CPU.
 
     >>> predict("nowhere", ["rex.png"])
     Traceback (most recent call last):
@@ -72,8 +74,10 @@ def predict(
         if site is not None or which != "last":
             asked = f'site "{site}"' if site is not None else f'round "{which}"'
             raise BadInput(f"{path} is one exported model and has no {asked}. Leave that out, or name the run.")
+        if device not in ("auto", "cpu"):
+            raise BadInput(f"{path} is an exported model, which runs on the CPU. Leave out {option('device')}.")
         return _predict_exported(load_model(path, model), _Images(image_files(inputs), skip_broken))
-    opened = open_run(path, which, model=model)
+    opened = open_run(path, which, model=model, device=device)
     facts = opened.facts
     images = _Images(image_files(inputs), skip_broken)
     chosen = opened.choose(site)

@@ -1,4 +1,4 @@
-"""`fednorms analyse`: measure in any run what the papers' figures show."""
+"""`fednorms analyze`: measure in any run what the papers' figures show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from fednorms.cli.output import grid, print_json, stderr, stdout
-from fednorms.cli.parsing import parse
+from fednorms.cli.parsing import Flag, parse
 from fednorms.core.errors import BadInput
 from fednorms.runs.store.atomic import check_folder, clear_errors, write_atomic
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Analyse:
+class Analyze:
     """Measure in a run what a figure of the papers shows; `fednorms list analyses` lists all analyses.
 
     The run is not changed, and its data must be available. Analyses by round have a point per stored round
@@ -34,16 +34,16 @@ class Analyse:
     """What to measure, such as "four-factors" or "embedding"."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: numbers only)")] = None
     """Folder for all findings (JSON) and a picture."""
-    device: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: the run's, if available)")] = None
-    """The device that runs the models."""
-    json: bool = False
+    device: str = "auto"
+    """cpu, cuda, or auto (the run's own, or the CPU if that is not here)."""
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 
-def analyse(args: Sequence[str]) -> int:
+def analyze(args: Sequence[str]) -> int:
     """Run the command."""
-    given = parse(Analyse, "analyse", args)
-    from fednorms.papers.analysis.analyse import analyse as measured
+    given = parse(Analyze, "analyze", args)
+    from fednorms.papers.analysis.analyze import analyze as measured
     from fednorms.papers.analysis.measures import ANALYSES, analysis_named
 
     if not given.names:

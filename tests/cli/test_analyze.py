@@ -1,4 +1,4 @@
-"""`fednorms analyse` and `list analyses`."""
+"""`fednorms analyze` and `list analyses`."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from tests.support.kept import SMALL
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    path = tmp_path_factory.mktemp("analyse") / "run"
+    path = tmp_path_factory.mktemp("analyze") / "run"
     fn.run(recipe=fn.Recipe.make(SMALL | {"method": "fedavg", "rounds": 1}), out=path)
     return path
 
 
 def test_numbers_are_printed_and_files_written(run, tmp_path, capsys):
-    assert main(["analyse", str(run), "divergence", "four-factors", "--out", str(tmp_path / "out")]) == 0
+    assert main(["analyze", str(run), "divergence", "four-factors", "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "mean over pairs" in said
     assert "alignment of weights" in said
     names = {p.name for p in (tmp_path / "out").iterdir()}
     assert names == {"divergence.json", "divergence.png", "four-factors.json", "four-factors.png"}
     stored = json.loads((tmp_path / "out" / "divergence.json").read_text())
-    assert stored == fn.analyse(run, "divergence").plain()
+    assert stored == fn.analyze(run, "divergence").plain()
 
 
 def test_json(run, capsys):
-    assert main(["analyse", str(run), "divergence", "--json"]) == 0
+    assert main(["analyze", str(run), "divergence", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["analyses"]["divergence"]["scalars"]["mean over pairs"] > 0
 
@@ -46,20 +46,20 @@ def test_json(run, capsys):
     ],
 )
 def test_mistakes_are_exit_code_2_and_nothing_is_written(run, tmp_path, capsys, args, words):
-    assert main(["analyse", str(run), *args, "--out", str(tmp_path / "out")]) == 2
+    assert main(["analyze", str(run), *args, "--out", str(tmp_path / "out")]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU that is not there")
 def test_a_missing_device(run, capsys):
-    assert main(["analyse", str(run), "divergence", "--device", "cuda"]) == 2
+    assert main(["analyze", str(run), "divergence", "--device", "cuda"]) == 2
     assert "cuda" in capsys.readouterr().err
 
 
 def test_a_file_in_place_of_the_folder_is_refused_before_the_analysis(run, tmp_path, capsys):
     (tmp_path / "out").write_text("mine")
-    assert main(["analyse", str(run), "divergence", "--out", str(tmp_path / "out")]) == 2
+    assert main(["analyze", str(run), "divergence", "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr()
     assert "is a file. Choose another folder" in said.err
     assert "mean over pairs" not in said.out
@@ -67,23 +67,23 @@ def test_a_file_in_place_of_the_folder_is_refused_before_the_analysis(run, tmp_p
 
 
 def test_finished_analyses_are_kept_when_the_next_one_fails(run, tmp_path, capsys):
-    assert main(["analyse", str(run), "divergence", "norms", "--out", str(tmp_path / "out")]) == 2
+    assert main(["analyze", str(run), "divergence", "norms", "--out", str(tmp_path / "out")]) == 2
     assert "mean over pairs" in capsys.readouterr().out
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"divergence.json", "divergence.png"}
 
 
 def test_without_a_name_all_analyses_are_listed(run, capsys):
-    assert main(["analyse", str(run)]) == 2
+    assert main(["analyze", str(run)]) == 2
     assert "four-factors" in capsys.readouterr().err
 
 
 def test_an_analysis_without_a_single_number_says_so(run, capsys):
-    assert main(["analyse", str(run), "bn-statistics"]) == 0
+    assert main(["analyze", str(run), "bn-statistics"]) == 0
     assert "--out DIR writes" in capsys.readouterr().out
 
 
 def test_a_missing_run(tmp_path, capsys):
-    assert main(["analyse", str(tmp_path / "nowhere"), "divergence"]) == 2
+    assert main(["analyze", str(tmp_path / "nowhere"), "divergence"]) == 2
     assert "is not a run" in capsys.readouterr().err
 
 

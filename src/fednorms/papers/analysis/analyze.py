@@ -9,11 +9,11 @@ from torch import nn
 from fednorms.data import Federation
 from fednorms.papers.analysis.findings import Findings
 from fednorms.papers.analysis.measures import analysis_named
-from fednorms.papers.analysis.stored_run import Kept
+from fednorms.papers.analysis.stored_run import StoredRun
 from fednorms.runs.losses import Loss
 
 
-def analyse(
+def analyze(
     path: str | Path,
     name: str,
     federation: Federation | None = None,
@@ -31,8 +31,8 @@ def analyse(
     >>> from fednorms.runs.driver import run
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     result = run("fedavg", rounds=1, out=folder + "/run")
-    ...     found = analyse(folder + "/run", "divergence")
+    ...     found = analyze(folder + "/run", "divergence")
     >>> list(found.scalars), found.arrays["divergence"].shape
     (['mean over pairs'], (5, 5))
     """
-    return analysis_named(name).measure(Kept(Path(path), federation, model, loss, device))
+    return analysis_named(name).measure(StoredRun(Path(path), federation, model, loss, device))

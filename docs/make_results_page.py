@@ -1,0 +1,94 @@
+"""Write the tables of docs/results/index.md from the stored runs in recipes/results.
+
+python docs/make_results_page.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fednorms.papers.tables.catalog import Listed, listing, open_table
+from fednorms.papers.tables.plan import found_in, pairs
+from fednorms.papers.tables.search import open_search
+from fednorms.papers.tables.store import ResultStore
+from fednorms.papers.tables.summary import Summary, summarize
+from fednorms.papers.tables.table import as_recipe
+
+PAGE = Path(__file__).with_name("results") / "index.md"
+OURS = "beyond"  # tables that no paper has
+
+
+def summary(name: str) -> Summary:
+    """A table with its stored runs."""
+    table = open_table(name)
+    assert table.results is not None
+    store = ResultStore(table.results)
+    searches = {(s.name, r.name): open_search(store, table, s, r) for s, r in pairs(table) if r.search}
+    chosen = {key: as_recipe(search.chosen) for key, search in searches.items() if search.chosen is not None}
+    return summarize(table, found_in(store, table, chosen))
+
+
+def reproduced(tables: Sequence[Listed]) -> str:
+    """The table over all tables that have run."""
+    lines = [
+        "| table | cells within tolerance | order of rows | runs | not run |",
+        "| --- | ---: | ---: | ---: | --- |",
+    ]
+    for entry in sorted((entry for entry in tables if stored(entry)), key=lambda entry: entry.name.startswith(OURS)):
+        found = summary(entry.name)
+        report = f"[{found.table.label}](../../recipes/results/{entry.name}/RESULTS.md)"
+        title = report if entry.name.startswith(OURS) else f"{entry.paper} {report}"
+        row = [title, _score(found), _order(found), f"{entry.done} of {entry.runs}", _left(found)]
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def missing(tables: Sequence[Listed]) -> str:
+    """The table of papers and of the data sets that tables without any run need."""
+    lines = ["| paper | tables and figures without a run | data sets that they need |", "| --- | ---: | --- |"]
+    for paper in dict.fromkeys(entry.paper for entry in tables):
+        mine = [entry for entry in tables if entry.paper == paper]
+        if left := [entry for entry in mine if not stored(entry)]:
+            data = sorted({name for entry in left for name in entry.data if name != "none"})
+            lines.append(f"| {paper} | {len(left)} of {len(mine)} | {', '.join(data)} |")
+    return "\n".join(lines)
+
+
+def stored(entry: Listed) -> bool:
+    """Whether the repository has runs of a table."""
+    return entry.where == "recipes"
+
+
+def page(text: str) -> str:
+    r"""The text of the page with its tables made anew.
+
+    >>> page("a <!-- missing --> old <!-- end --> b").partition("| paper |")[0]
+    'a <!-- missing -->\n'
+    """
+    tables = listing()
+    for name, make in (("reproduced", reproduced), ("missing", missing)):
+        before, mark, rest = text.partition(f"<!-- {name} -->")
+        if mark:
+            text = f"{before}{mark}\n{make(tables)}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+    return text
+
+
+def _score(found: Summary) -> str:
+    good, judged = found.score
+    return f"{good} of {judged}" if judged else "not judged"
+
+
+def _order(found: Summary) -> str:
+    """Pairs of rows in the published order, over all settings."""
+    pairs = [section.order for section in found.sections if section.order]
+    return f"{sum(same for same, _ in pairs)} of {sum(every for _, every in pairs)}" if pairs else ""
+
+
+def _left(found: Summary) -> str:
+    left = [section.title.partition(",")[0] for section in found.sections if not section.shown]
+    return ", ".join(dict.fromkeys(left))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

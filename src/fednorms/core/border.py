@@ -1,0 +1,186 @@
+"""The border: what the server accepts of what clients send, by the same rules in a simulation and across machines.
+
+Every function returns reasons in words. It never raises on what a client sent: the caller decides whether the client is
+left out or the run stops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from fednorms.core.part import Part, Reduction
+from fednorms.core.protection import is_variance
+from fednorms.core.reductions import reductions
+from fednorms.core.states import ServerState, Task, Upload
+from fednorms.core.tree import Tree
+
+EXPLODED = 1000.0  # an update so many times as long as one plus the model is not training
+APART = 1e6  # a part's upload so many times as long as one plus that of the median client is not a measurement
+LARGEST_COUNT = 2**53  # a counter of batches stays far below it
+
+Form = tuple[tuple[int, ...], torch.dtype]
+
+
+def misfit(task: Task, upload: Upload) -> str:
+    """How an upload's model differs from the net in names, shapes and dtypes; empty if it does not.
+
+    Only the form is read, so this costs microseconds.
+    """
+    net = task.net
+    expected = {n: _form(net.initial[n]) for n in net.exchanged}
+    found = {n: _form(t) for n, t in upload.model.items()}
+    if differing := [n for n in {**expected, **found} if expected.get(n) != found.get(n)]:
+        name = differing[0]
+        return f"sent {name} as {_words(found.get(name))}, expected {_words(expected.get(name))}"
+    parts = {p.name for p in task.method.parts}
+    if unknown := sorted(set(upload.parts) - parts):
+        return f'sent an upload of "{unknown[0]}", which is not a part of the method'
+    return ""
+
+
+def implausible(task: Task, sent: Tree, upload: Upload) -> str:
+    """What is wrong with the values of an upload that fits: empty if nothing. `sent` is the model it started from."""
+    if wrong := _not_numbers(upload.model):
+        return wrong
+    for name, t in upload.model.items():
+        if is_variance(task.net.slots[name]) and bool((t < 0).any()):
+            return f"sent {name}, a variance, with negative entries"
+        if not t.is_floating_point() and bool((t < 0).any()) and not bool((sent[name] < 0).any()):
+            return f"sent {name}, a counter, with negative entries"
+    for p in task.method.parts:
+        if wrong := implausible_part(p, upload.parts.get(p.name, Tree())):
+            return wrong
+    moved, most = _distance(sent, upload.model), _longest(task, sent)
+    if moved > most:
+        return f"sent an update of length {moved:.3g}, more than {most:.3g}"
+    return ""
+
+
+def implausible_part(p: Part, up: Tree) -> str:
+    """The same for what a client sent for one part, which may declare what is never negative."""
+    if wrong := _not_numbers(up, f"{p.name}/"):
+        return wrong
+    declared = (k for k in up if any(fnmatchcase(k, pattern) for pattern in p.never_negative))
+    negative = next((k for k in declared if bool((up[k] < 0).any())), "")
+    return f"sent {p.name}/{negative} with negative entries" if negative else ""
+
+
+def odd_uploads(task: Task, uploads: Mapping[str, Upload]) -> dict[str, str]:
+    """Which clients sent uploads of parts that do not fit those of most clients, and why."""
+    odd: dict[str, str] = {}
+    for p in task.method.parts:
+        trees = {n: u.parts.get(p.name, Tree()) for n, u in uploads.items()}
+        samples = {n: u.weight for n, u in uploads.items()}
+        odd = {**odd_ones(trees, reductions(task)[p.name], samples, task.net.initial), **odd}
+    return odd
+
+
+def odd_ones(
+    trees: Mapping[str, Tree], how: Reduction, samples: Mapping[str, float], net: Tree | None = None
+) -> dict[str, str]:
+    """Which trees do not fit most of them, in names, shapes, dtypes or length; ties favor the first name.
+
+    The rows of a "list" may differ in number, up to one per training image. The entries of "grouped" are compared with
+    those of the same name; an entry NAME@GROUP has the form of the tensor NAME of the net.
+
+    >>> rows = {"a": Tree(m=torch.ones(3)), "b": Tree(m=torch.ones(2)), "c": Tree(m=torch.ones(2))}
+    >>> odd_ones(rows, "sum", {"a": 5, "b": 5, "c": 5})
+    {'a': 'sent m as float32 of shape (3,), most sites send float32 of shape (2,)'}
+    """
+    odd: dict[str, str] = {}
+    if how == "grouped":
+        for name, tree in trees.items():
+            like = {k: (net or Tree()).get(k.rpartition("@")[0]) for k in tree}
+            if differing := [k for k, t in like.items() if t is not None and _form(t) != _form(tree[k])]:
+                entry = differing[0]
+                expected = _words(_form((net or Tree())[entry.rpartition("@")[0]]))
+                odd[name] = f"sent {entry} as {_words(_form(tree[entry]))}, expected {expected}"
+        for entry in sorted({k for tree in trees.values() for k in tree}):
+            alike = {n: t.pick([entry]) for n, t in trees.items() if entry in t and n not in odd}
+            odd = {**odd_ones(alike, "weighted", samples), **odd}
+        return odd
+    skip = 1 if how == "list" else 0
+    forms = {n: {k: _form(t, skip) for k, t in sorted(tree.items())} for n, tree in sorted(trees.items())}
+    counted = Counter(tuple(form.items()) for form in forms.values())
+    usual = dict(counted.most_common(1)[0][0]) if counted else {}
+    for name, form in forms.items():
+        if form != usual:
+            entry = next(k for k in {**usual, **form} if usual.get(k) != form.get(k))
+            said, most = _words(form.get(entry)), _words(usual.get(entry))
+            odd[name] = f"sent {entry} as {said}, most sites send {most}"
+        elif how == "list" and (wrong := _rows(trees[name], samples[name])):
+            odd[name] = wrong
+    lengths = {n: _length(t) for n, t in trees.items() if n not in odd}
+    middle = sorted(lengths.values())[(len(lengths) - 1) // 2] if lengths else 0.0
+    for name, length in lengths.items():
+        if not length <= APART * (1 + middle):
+            odd[name] = f"sent values of length {length:.3g}, of which half of the sites send at most {middle:.3g}"
+    return odd
+
+
+def exploded(before: ServerState, after: ServerState) -> str:
+    """Why a new state of the server must not be used: empty if it may be."""
+    for name, t in (*after.model.items(), *_named(after.parts)):
+        if not Tree({name: t}).finite():
+            return f"{name} would not be finite"
+    moved, most = _distance(before.model, after.model), EXPLODED * (1 + _length(before.model))
+    return f"the model would move by {moved:.3g}, more than {most:.3g}" if moved > most else ""
+
+
+def _longest(task: Task, sent: Tree) -> float:
+    """The largest length of an update: what a privacy mechanism declares, or what is not an explosion."""
+    reference = sent.pick(task.net.exchanged)
+    most = EXPLODED * (1 + _length(reference))
+    mechanism = task.method.privacy[1].mechanism if task.method.privacy else None
+    if mechanism is None or math.isinf(mechanism.clip):
+        return most
+    size = sum(t.numel() for t in reference.values() if t.is_floating_point())
+    noise = mechanism.noise * (math.sqrt(size) + 10) if mechanism.where == "client" else 0.0  # beyond 1e-20 unlikely
+    return 1.01 * mechanism.clip * (1 + noise) + 1e-5 * (1 + _length(reference))  # the last term is rounding
+
+
+def _not_numbers(tree: Tree, prefix: str = "") -> str:
+    for name, t in tree.items():
+        if t.is_complex():
+            return f"sent {prefix}{name} as complex numbers"
+        if not Tree({name: t}).finite():
+            return f"sent {prefix}{name}, which is not finite"
+        if not t.is_floating_point() and bool((t.to(torch.float64).abs() > LARGEST_COUNT).any()):
+            return f"sent {prefix}{name} with a count of more than {LARGEST_COUNT}"
+    return ""
+
+
+def _rows(tree: Tree, samples: float) -> str:
+    rows = {t.shape[0] if t.dim() else 0 for t in tree.values()}
+    if len(rows) > 1:
+        return f"sent a list whose entries have {' and '.join(map(str, sorted(rows)))} rows"
+    most = max(rows, default=1)
+    return "" if 1 <= most <= samples else f"sent a list of {most} rows for {samples:g} training images"
+
+
+def _distance(a: Tree, b: Tree) -> float:
+    floats = [n for n, t in b.items() if t.is_floating_point() and n in a]
+    return _length(b.pick(floats).to(torch.float64) - a.pick(floats).to(torch.float64))
+
+
+def _length(tree: Tree) -> float:
+    floats = Tree({k: t.detach() for k, t in tree.items() if t.is_floating_point() and t.numel()})
+    return math.sqrt(sum(float(t.to(torch.float64).square().sum()) for t in floats.values()))
+
+
+def _named(parts: Mapping[str, Tree]) -> list[tuple[str, Tensor]]:
+    return [(f"{part}/{k}", t) for part, tree in parts.items() for k, t in tree.items()]
+
+
+def _form(t: Tensor, skip: int = 0) -> Form:
+    return tuple(t.shape)[skip:], t.dtype
+
+
+def _words(form: Form | None) -> str:
+    return "nothing" if form is None else f"{form[1]} of shape {form[0]}".removeprefix("torch.")

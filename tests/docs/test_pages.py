@@ -1,0 +1,134 @@
+"""The pages say what the code does: generated pages are current, and what the README claims holds."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import fednorms
+from docs import griffe_doctests, make_api_pages, make_cli_page, make_data_page, make_recipe_page, make_results_page
+from fednorms.core.training import Training
+from fednorms.data.readers import READERS
+from fednorms.methods.registry import load_all, names
+from fednorms.papers.tables.catalog import known
+from fednorms.runs.recipe import Data
+
+ROOT = Path(make_data_page.__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+# -- pages in the repository ----------------------------------------------------------------------------------------
+def test_the_page_of_data_sets_is_current():
+    page = make_data_page.page()
+    assert page == make_data_page.PAGE.read_text(encoding="utf-8"), "run: python docs/make_data_page.py"
+    for reader in READERS.values():
+        assert f"\n## {reader.name}\n" in page
+        assert all(f"`{protocol}`" in page for protocol in reader.protocols)
+
+
+def test_the_tables_of_results_are_current():
+    text = make_results_page.PAGE.read_text(encoding="utf-8")
+    assert make_results_page.page(text) == text, "run: python docs/make_results_page.py"
+
+
+@pytest.mark.parametrize("report", sorted((ROOT / "recipes/results").glob("*/RESULTS.md")), ids=lambda p: p.parent.name)
+def test_the_page_of_results_agrees_with_each_report(report):
+    """The report was written by `reproduce`, the page by its own command: both count the same cells and pairs."""
+    text = report.read_text(encoding="utf-8")
+    score = re.search(r"\*\*(\d+ of \d+) published cells", text)
+    orders = [tuple(map(int, found)) for found in re.findall(r"(\d+) of (\d+) pairs as published", text)]
+    order = " of ".join(str(sum(column)) for column in zip(*orders, strict=True)) if orders else ""
+    row = _results()[report.parent.name]
+    assert row[:2] == [score[1] if score else "not judged", order]
+
+
+# -- pages of the site ----------------------------------------------------------------------------------------------
+def test_every_public_name_has_a_page():
+    text = "".join(make_api_pages.pages().values())
+    for name in fednorms.__all__:
+        assert len(re.findall(rf"^::: fednorms\.{name}$", text, re.MULTILINE)) == 1, name
+    for part in fednorms.methods.__all__:
+        assert re.search(rf"^::: fednorms\.methods\.\w+\.{part}$", text, re.MULTILINE), part
+
+
+def test_every_recipe_key_is_explained():
+    page = make_recipe_page.page()
+    keys = [*fednorms.Recipe.model_fields, *Data.model_fields, *vars(Training())]
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", page, re.MULTILINE))
+    for key in set(keys) - {"training", "data"}:
+        assert rows[key].strip(), key
+
+
+def test_every_command_and_its_subcommands_are_shown():
+    page = make_cli_page.page()
+    for command in ("run", "compare", "reproduce", "data check", "deploy init"):
+        assert re.search(rf"^#+ fednorms {command}$", page, re.MULTILINE), command
+    assert "\x1b" not in page
+    assert "--rounds" in page
+
+
+def test_examples_in_docstrings_become_code():
+    text = "Add.\n\nArgs:\n    x: one.\n\n>>> add(1)\n2\n>>> add(2)\n3"
+    assert griffe_doctests.fenced(text) == text.replace(">>> add(1)", "```pycon\n>>> add(1)") + "\n```"
+    assert griffe_doctests.fenced("No example.") == "No example."
+
+
+# -- the README -----------------------------------------------------------------------------------------------------
+def _results():
+    """The rows of the page of results, by table: cells, pairs, runs and what has not run."""
+    rows = re.findall(
+        r"recipes/results/([\w-]+)/RESULTS\.md\) \|(.*)\|$", make_results_page.PAGE.read_text("utf-8"), re.M
+    )
+    return {name: [cell.strip() for cell in cells.split("|")] for name, cells in rows}
+
+
+def test_the_readme_counts_as_the_pages_do():
+    load_all()
+    results = _results()
+    assert f"implements {len(names())} published" in README
+    assert f"{sum(not name.startswith('beyond') for name in known())} tables and figures" in README
+    assert f"Table 1: {results['fedwon-table-1'][0]} cells" in README
+    assert results["fedwon-table-3"][0] == "16 of 16"
+    assert results["fedwon-table-16"][0] == "8 of 8"
+    assert "all 24 cells" in README
+    assert f"Table 21: {results['fedwon-table-21'][0]}," in README
+    orders = [row[1].split(" of ") for name, row in results.items() if name.startswith("fednn-table")]
+    assert f"{sum(int(a) for a, _ in orders)} of {sum(int(b) for _, b in orders)} pairs" in README
+
+
+def test_the_readme_fits_two_screens():
+    assert len(README.splitlines()) <= 100
+    assert len(README.split()) <= 900
+
+
+@pytest.mark.slow
+def test_the_code_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    [code] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    names = {}
+    exec(code.replace("rounds=20", "rounds=1").replace("seeds=3", "seeds=1"), names)
+    assert names["result"].rounds == 1
+    assert "scaffold + fedfn" in capsys.readouterr().out
+
+
+def test_the_arrays_of_the_page_on_own_data_train(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/own-data.md").read_text(encoding="utf-8")
+    code = next(code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "from_arrays" in code)
+    names = {}
+    exec(code, names)
+    assert names["result"].rounds == 2
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*/*.md"))], ids=lambda p: p.stem)
+def test_links_lead_to_files_of_the_repository(page):
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_citation_names_the_version():
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == fednorms.__version__
+    assert citation["license"] == "Apache-2.0"

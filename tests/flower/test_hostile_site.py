@@ -1,0 +1,328 @@
+"""One of three sites sends crafted replies: the server never raises, and the honest sites finish their run."""
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is an optional extra: pip install 'fednorms[flower]'")
+
+import json
+import math
+
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from fednorms.core import border
+from fednorms.core.errors import BadInput, Diverged, RunFailed
+from fednorms.core.states import ServerState
+from fednorms.core.tree import Tree
+from fednorms.flower import schema
+from fednorms.flower.agreement import Card
+from fednorms.flower.server import serve
+from tests.flower.test_faults import loop_with_cohorts
+from tests.support import hostile
+from tests.support.flower_in_process import LocalGrid, config_of, nodes_for
+from tests.support.hostile import HONEST, HOSTILE, INF, NAN, QUICK, SITES, run_against
+from tests.support.tiny import same
+
+CARDS = {
+    "train as text": hostile.card(train="5"),
+    "train null": hostile.card(train=None),
+    "train a list": hostile.card(train=[1]),
+    "train NaN": hostile.card(train=NAN),
+    "train infinite": hostile.card(train=INF),
+    "train true": hostile.card(train=True),
+    "train 10^400": hostile.card(train=10**400),
+    "train 10^15": hostile.card(train=10**15),
+    "train negative": hostile.card(train=-3),
+    "test negative": hostile.card(test=-1),
+    "counts of one class": hostile.card(counts=[3]),
+    "counts of other images": hostile.card(counts=[10**6] * 10),
+    "shape of two": hostile.card(shape=[8, 8]),
+    "shape of texts": hostile.card(shape=["3", "8", "8"]),
+    "shape of 10^6": hostile.card(shape=[3, 10**6, 10**6]),
+    "shape of zeros": hostile.card(shape=[0, 8, 8]),
+    "another shape": hostile.card(shape=[3, 9, 8]),
+    "another dtype": hostile.card(dtype="float32"),
+    "dtype of objects": hostile.card(dtype="object"),
+    "other classes": hostile.card(classes=list("abcdefghij")),
+    "classes twice": hostile.card(classes=["a"] * 10),
+    "no classes": hostile.card(classes=[]),
+    "std of zero": hostile.card(preprocessing={"mean": [0.5], "std": [0.0]}),
+    "unknown protocol": hostile.card(protocol={"metric": "luck"}),
+    "order as text": hostile.card(order="first"),
+    "nested 10^5 deep": hostile.card_text("[" * 10**5 + "]" * 10**5),
+    "nested objects": hostile.card_text('{"site":' * 10**5 + "1" + "}" * 10**5),
+    "no JSON": hostile.card_text("clean"),
+    "no card": hostile.about_nothing,
+    "a card that is a number": hostile.words(card=5),
+}
+
+
+@pytest.mark.parametrize("case", CARDS)
+def test_a_card_that_cannot_be_used_costs_its_site_the_run(case, tmp_path):
+    ours, _ = run_against(CARDS[case], "hello", tmp_path)
+    assert set(ours.history[0]["scores"]["global/global/test"]["sites"]) == set(HONEST)
+    assert HOSTILE in ours.history[0]["lost"]
+    assert any(name.startswith("node") for name in ours.history[0]["lost"])
+    config = config_of("fedavg", tmp_path, deploy__sites=SITES, **QUICK)
+    assert same(ours._state.model, loop_with_cohorts(config, [list(HONEST)]).model)
+
+
+UPLOADS = {
+    "not a number": (hostile.tensor(lambda t: t * NAN), "not finite"),
+    "infinite": (hostile.tensor(lambda t: t + INF), "not finite"),
+    "another shape": (hostile.tensor(lambda t: t[:1]), "expected float32 of shape"),
+    "10^7 numbers": (hostile.tensor(lambda t: torch.zeros(10**7)), "expected float32 of shape"),
+    "doubles": (hostile.tensor(torch.Tensor.double), "expected float32 of shape"),
+    "complex": (hostile.tensor(lambda t: t + 0j), "expected float32 of shape"),
+    "missing": (hostile.tensor(lambda t: None), "as nothing"),
+    "1e30": (hostile.tensor(lambda t: t + 1e30), "sent an update of length"),
+    "negative variance": (hostile.tensor(lambda t: t - 5, "norm1.running_var"), "a variance, with negative"),
+    "negative counter": (hostile.tensor(lambda t: t - 99, "norm1.num_batches_tracked"), "a counter, with negative"),
+    "large counter": (hostile.tensor(lambda t: t + 2**60, "norm1.num_batches_tracked"), "a count of more than"),
+    "dropped NaN": (hostile.metric(dropped=NAN), "dropped"),
+    "dropped a list": (hostile.metric(dropped=[1.0]), "dropped"),
+    "loss infinite": (hostile.metric(loss=INF), "loss"),
+    "loss a list": (hostile.metric(loss=[1.0, 2.0]), "loss"),
+    "kept as text": (hostile.words(kept="one"), "kept"),
+    "kept of another round": (hostile.words(kept=77), "keeps the state after round 77"),
+    "another name": (hostile.words(site="faint"), 'answered as "faint"'),
+    "no name": (hostile.about_nothing, "answered as"),
+    "no model": (hostile.without("model"), "no model or no metrics"),
+    "no metrics": (hostile.without("metrics"), "no model or no metrics"),
+    "an unknown part": (lambda reply: reply.content.__setitem__("part:evil", reply.content["model"]), "part:evil"),
+    "says that it diverged": (hostile.words(error="Diverged", reason="so there"), None),
+    "escape codes": (hostile.words(error="BadInput", reason="\x1b[2J" + "x" * 10**6), "?[2J"),
+}
+
+
+@pytest.mark.parametrize("case", UPLOADS)
+def test_an_upload_that_cannot_be_used_is_left_out_named_and_counted(case, tmp_path):
+    craft, said = UPLOADS[case]
+    ours, _ = run_against(craft, "train", tmp_path)
+    row = ours.history[0]
+    if said is None:
+        assert row["diverged"] == {HOSTILE: "so there"}
+    else:
+        assert said in row["lost"][HOSTILE]
+        assert len(row["lost"][HOSTILE]) < 1000
+    config = config_of("fedavg", tmp_path, deploy__sites=SITES, **QUICK)
+    assert same(ours._state.model, loop_with_cohorts(config, [list(HONEST)]).model)
+    other = ("another name", "no name", "says that it diverged", "escape codes")  # counted as lost or diverged only
+    assert row.get("refused", 0) == (0 if case in other else 1)
+
+
+SCORES = {
+    "no samples": hostile.score(samples=0),
+    "more samples than it has": hostile.score(samples=10**6),
+    "accuracy a list": hostile.score(accuracy=[0.5]),
+    "accuracy 1e9": hostile.score(accuracy=1e9),
+    "accuracy NaN": hostile.score(accuracy=NAN),
+    "accuracy negative": hostile.score(accuracy=-0.1),
+    "balanced accuracy 2": hostile.score(balanced_accuracy=2.0),
+    "loss infinite": hostile.score(loss=INF),
+    "recall a number": hostile.score(recall=1.0),
+    "recall of two classes": hostile.score(recall=[1.0, 1.0]),
+    "recall above one": hostile.score(recall=[7.0] * 10),
+}
+
+
+@pytest.mark.parametrize("case", SCORES)
+def test_a_score_that_cannot_be_used_does_not_enter_the_mean(case, tmp_path):
+    ours, _ = run_against(SCORES[case], "evaluate", tmp_path)
+    for row in ours.history:
+        scores = row["scores"]["global/global/test"]
+        assert set(scores["sites"]) == set(HONEST)
+        assert scores["mean"] == pytest.approx(sum(s["accuracy"] for s in scores["sites"].values()) / 2)
+        assert row["refused"] == 2  # the test and the validation
+    assert any("clean sent a score that cannot be used" in note for note in ours.notes)
+
+
+def test_scores_after_training_are_checked_too(tmp_path):
+    ours, _ = run_against(hostile.score(accuracy=1e9), "train", tmp_path, evaluate='["after_local"]')
+    assert all(set(row["scores"]["after_local/own/test"]["sites"]) == set(HONEST) for row in ours.history)
+
+
+PARTS = {
+    "fedplvm": hostile.tensor(lambda t: t[:, :3], "prototype", "part:fedplvm"),
+    "fedplvm as vectors": hostile.tensor(lambda t: t.sum(), "prototype", "part:fedplvm"),
+    "fedplvm without rows": hostile.tensor(lambda t: t[:0], "prototype", "part:fedplvm"),
+    "fedplvm with too many rows": hostile.rows(2000, "part:fedplvm"),
+    "fedproto": hostile.tensor(lambda t: -t, "count", "part:fedproto"),
+    "hbn": hostile.tensor(lambda t: t - 9, "moments/var/norm1", "part:hbn"),
+    "hbn counts": hostile.tensor(lambda t: t - 1e6, "count/images", "part:hbn"),
+    "scaffold": hostile.tensor(lambda t: t + 1e9, "conv1.weight", "part:scaffold"),
+    "fednova": hostile.tensor(lambda t: -t, "a", "part:fednova"),
+    "fedexp": hostile.tensor(lambda t: t - 1e3, "sqnorm", "part:fedexp"),
+    "fednorm": hostile.tensor(lambda t: t[:1], "norm1.weight@clean", "part:fednorm"),
+    "fbn": hostile.tensor(lambda t: -t - 1, "n/norm1", "part:fbn"),
+}
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_a_parts_upload_that_fits_no_other_is_left_out(case, tmp_path):
+    method = case.split()[0]
+    ours, _ = run_against(PARTS[case], "train", tmp_path, method, rounds=2)
+    assert [row["refused"] for row in ours.history] == [1, 1]
+    assert all(row["lost"][HOSTILE].startswith("sent ") for row in ours.history)
+    config = config_of(method, tmp_path, deploy__sites=SITES, **QUICK | {"rounds": 2})
+    if method != "fednorm":  # whose modalities the loop does not know here
+        assert same(ours._state.model, loop_with_cohorts(config, [list(HONEST)] * 2).model)
+
+
+@pytest.mark.parametrize(
+    ("method", "craft"),
+    [
+        ("fedrdn", hostile.tensor(lambda t: -t, "std", "up")),
+        ("fedrdn", hostile.tensor(lambda t: t[:1], "std", "up")),
+        ("fedrdn", hostile.tensor(lambda t: t + 1e20, "mean", "up")),
+        ("hbn", hostile.tensor(lambda t: t * NAN, "moments/mean/norm1", "up")),
+        ("hbn", hostile.without("up")),
+    ],
+)
+def test_a_measurement_that_cannot_be_used_is_left_out(method, craft, tmp_path):
+    ours, _ = run_against(craft, "measure", tmp_path, method)
+    assert ours.history[0]["refused"] >= 1
+    assert any(f"{HOSTILE} sent" in note for note in ours.notes)
+    assert ours._state.model.finite()
+    assert all(tree.finite() for tree in ours._state.parts.values())
+
+
+# -- who decides what fits ------------------------------------------------------------------------------------------
+def test_most_sites_decide_what_fits_and_the_reason_names_one_of_them(tmp_path):
+    ours, _ = run_against(hostile.card(dtype="float32"), "hello", tmp_path, rounds=1)
+    said = ours.history[0]["lost"]["node 100"]
+    assert said == 'site "clean" does not fit, pixels: float32, but "faint" has uint8'
+
+
+def test_a_tie_is_decided_by_the_classes_of_the_deployment(tmp_path):
+    digits = json.dumps([str(i) for i in range(10)])
+    craft = hostile.card(classes=list("abcdefghij"))
+    true = ",".join(json.loads(digits))
+    ours, _ = run_against(craft, "hello", tmp_path, sites="clean,faint", rounds=1, deploy__classes=true)
+    assert set(ours.history[0]["lost"]) == {"clean", "node 100"}
+
+
+def test_a_continued_run_keeps_to_its_own_data(tmp_path):
+    config = config_of("fedavg", tmp_path, deploy__sites=SITES, **QUICK | {"rounds": 2})
+
+    def stop(site, message, reply):
+        if message.metadata.message_type == "train" and message.content["about"]["round"] == 1:
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        serve(LocalGrid(config, tmp_path, nodes_for(SITES), stop), config)
+
+    def now(site, message, reply):
+        if message.metadata.message_type == "query.hello" and site != "foggy":
+            hostile.card(dtype="float32")(reply)
+        return reply
+
+    ours = serve(LocalGrid(config, tmp_path, nodes_for(SITES), now), config)
+    assert set(ours.history[1]["lost"]) == {"clean", "faint", "node 100", "node 101"}
+
+
+# -- weights --------------------------------------------------------------------------------------------------------
+def weights_seen(folder, **changes):
+    seen = []
+
+    class Watching(LocalGrid):
+        def push_messages(self, sent):
+            sent = list(sent)
+            seen.extend(json.loads(m.content["about"]["agreement"]) for m in sent if "round" in m.content["about"])
+            return super().push_messages(sent)
+
+    def fault(site, message, reply):
+        if site == HOSTILE and message.metadata.message_type == "query.hello":
+            hostile.card(train=10**8)(reply)
+        return reply
+
+    config = config_of("fedavg", folder, deploy__sites=SITES, **QUICK, **changes)
+    ours = serve(Watching(config, folder, nodes_for(SITES), fault), config)
+    return ours, seen[0]["samples"]
+
+
+def test_no_site_counts_for_more_than_the_largest_weight(tmp_path):
+    _, samples = weights_seen(tmp_path / "a", deploy__max_weight=0.5)
+    _, unlimited = weights_seen(tmp_path / "b", deploy__max_weight=1.0)
+    honest = unlimited - 10**8
+    assert samples == 2 * honest  # the hostile site has half of it
+    ours, samples = weights_seen(tmp_path / "c")
+    assert samples == pytest.approx(10 * honest, abs=1)
+    assert any('"clean" counts for 90 % of all training images' in note for note in ours.notes)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.5])
+def test_a_wrong_largest_weight_is_refused(value, tmp_path):
+    with pytest.raises(BadInput, match=r"deploy\.max_weight must be above 0 and at most 1"):
+        run_against(hostile.about_nothing, "nothing", tmp_path, deploy__max_weight=value)
+
+
+# -- the server's own state -----------------------------------------------------------------------------------------
+def test_an_exploding_state_is_recognized():
+    before = ServerState(3, Tree(w=torch.ones(4)), {"p": Tree(c=torch.ones(1))}, 0)
+    fine = ServerState(4, Tree(w=torch.full((4,), 900.0)), before.parts, 0)
+    assert border.exploded(before, fine) == ""
+    far = ServerState(4, Tree(w=torch.full((4,), 1e30)), before.parts, 0)
+    assert "would move by 2e+30" in border.exploded(before, far)
+    lost = ServerState(4, before.model, {"p": Tree(c=torch.tensor([math.nan]))}, 0)
+    assert border.exploded(before, lost) == "p/c would not be finite"
+
+
+def test_a_round_that_would_break_the_model_is_not_stored(tmp_path, monkeypatch):
+    """Both sites send plausible updates, but the server's step explodes: the last good round stays the last."""
+    config = config_of("fedavg", tmp_path, **QUICK)
+    monkeypatch.setattr(border, "EXPLODED", 1e-6)
+    monkeypatch.setattr(border, "implausible", lambda *given: "")
+    with pytest.raises(RunFailed, match=r"Round 1: 0 usable answers .* would break the model: the model would move by"):
+        serve(LocalGrid(config, tmp_path, nodes_for()), config)
+    assert not list((tmp_path / "run" / "checkpoints").glob("round-*/manifest.json"))
+    monkeypatch.undo()
+    ours = serve(LocalGrid(config, tmp_path, nodes_for()), config)
+    assert same(ours._state.model, loop_with_cohorts(config, [["clean", "faint"]]).model)
+
+
+def test_a_part_whose_server_step_fails_on_one_upload_leaves_that_site_out(tmp_path, monkeypatch):
+    from fednorms.flower.engine import server_update
+
+    def picky(task, state, uploads):
+        if any(u.client == HOSTILE for u in uploads):
+            raise IndexError("row 7")
+        return server_update(task, state, uploads)
+
+    monkeypatch.setattr("fednorms.flower.engine.server_update", picky)
+    ours, _ = run_against(lambda reply: None, "train", tmp_path)
+    assert ours.history[0]["lost"] == {HOSTILE: "would break the model: row 7"}
+    config = config_of("fedavg", tmp_path, deploy__sites=SITES, **QUICK)
+    assert same(ours._state.model, loop_with_cohorts(config, [list(HONEST)]).model)
+
+
+def test_the_round_before_can_be_continued(tmp_path):
+    """Most sites diverge: the error names the setting that goes one round back, and it works, states included."""
+    config = config_of("scaffold + fedbn", tmp_path, **QUICK | {"rounds": 3})
+
+    grid = LocalGrid(config, tmp_path, nodes_for())
+    healthy = grid.app
+
+    def ill(message, context):
+        if message.metadata.message_type == "train" and message.content["about"]["round"] == 2:
+            words = {"error": "Diverged", "reason": "The loss is not finite."}
+            return Message(RecordDict({"about": ConfigRecord(words)}), reply_to=message)
+        return healthy(message, context)
+
+    grid.app = ill
+    with pytest.raises(Diverged, match=r"continue from the round before with deploy\.restart = 1"):
+        serve(grid, config)
+    with pytest.raises(BadInput, match=r"no checkpoint of that round\. Kept rounds: 1 and 2"):
+        serve(LocalGrid(config, tmp_path, nodes_for()), config | {"deploy.restart": 7})
+    ours = serve(LocalGrid(config, tmp_path, nodes_for()), config | {"deploy.restart": 1})
+    assert [row["round"] for row in ours.history] == [1, 2, 3]
+    assert same(ours._state.model, loop_with_cohorts(config, [["clean", "faint"]] * 3).model)
+
+
+# -- texts ----------------------------------------------------------------------------------------------------------
+def test_bounds_of_texts():
+    with pytest.raises(schema.BadMessage, match="characters, more than"):
+        Card.from_json(" " * (schema.LONGEST_TEXT + 1))
+    assert schema.printable("a\x07b\n" + "c" * 600).startswith("a?b\ncc")
+    assert len(schema.printable("c" * 10**6)) < 510

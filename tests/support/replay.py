@@ -1,0 +1,83 @@
+"""A Grid that answers with recorded replies: the server's work alone, thousands of times faster than training."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from flwr.app import Message, RecordDict
+
+from fednorms.engines.devices import numerics, repeatable
+from fednorms.flower.roster import Roster
+from fednorms.flower.server import open_session
+from fednorms.flower.settings import read
+from fednorms.runs.driver import play
+from fednorms.runs.result import Result
+from tests.support.flower_in_process import config_of, nodes_for, run, travelled
+
+SITES = "clean,faint,foggy"
+SHORT = {"rounds": 2, "training__steps": 2, "evaluate_every": 1, "deploy__wait": 1.0, "deploy__deadline": 1.0}
+Key = tuple[str, str, object, object]  # site, kind, round, pass
+Change = Callable[[str, RecordDict], RecordDict]  # (kind, true reply) -> what the hostile site sends
+
+
+def _key(site: str, message: Message) -> Key:
+    words = message.content["about"]
+    return site, message.metadata.message_type.removeprefix("query."), words.get("round"), words.get("when")
+
+
+@cache
+def recorded(method: str) -> dict[Key, RecordDict]:
+    """All replies of an honest run of three sites."""
+    found: dict[Key, RecordDict] = {}
+
+    def keep(site: str, message: Message, reply: Message) -> Message:
+        found[_key(site, message)] = travelled(reply).content
+        return reply
+
+    with TemporaryDirectory() as folder:
+        run(method, Path(folder), nodes=nodes_for(SITES), fault=keep, deploy__sites=SITES, **SHORT)
+    return found
+
+
+class Replay:
+    """Three nodes whose replies are recorded; `change` decides what one of them sends instead."""
+
+    def __init__(self, method: str, hostile: str, change: Change) -> None:
+        self.replies_of, self.hostile, self.change = recorded(method), hostile, change
+        self.nodes = {100 + i: site for i, site in enumerate(SITES.split(","))}
+        self.waiting: dict[str, Message] = {}
+        self.numbers = itertools.count(1)
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def push_messages(self, messages):
+        ids = []
+        for message in messages:
+            number = f"message {next(self.numbers)}"
+            message.metadata.__dict__["_message_id"] = number
+            site = self.nodes[message.metadata.dst_node_id]
+            key = _key(site, message)
+            content = self.replies_of[key]
+            if site == self.hostile:
+                content = self.change(key[1], content)
+            self.waiting[number] = Message(content, reply_to=message)
+            ids.append(number)
+        return ids
+
+    def pull_messages(self, message_ids):
+        return [self.waiting.pop(m) for m in list(message_ids) if m in self.waiting]
+
+
+def served(method: str, hostile: str, change: Change) -> Result:
+    """The rounds of a run over recorded replies; nothing is written, because a disk would take most of the time."""
+    recipe, deployment = read(config_of(method, Path("nowhere"), deploy__sites=SITES, **SHORT))
+    recipe = recipe.resolved()
+    with numerics(recipe.precision, recipe.deterministic), repeatable(recipe.threads, recipe.seed):
+        roster = Roster(Replay(method, hostile, change), deployment)
+        roster.gather()
+        return play(open_session(recipe, roster), None)
