@@ -650,6 +650,7 @@ VIEWS = {
     "Begin": "context down mine owned received",
     "End": "params start delta mean_grad buffers steps gradient context down mine model owned",
     "Round": "model up mine sampled total context even",
+    "Received": "clients samples losses models weights ups model mine total context",
     "Mechanism": "clip noise delta where",
     "Phase": "epochs steps train norm lr factor draws weight_decay plain",
     "Pass": "when client server reduce",
@@ -660,11 +661,11 @@ VIEWS = {
 
 def test_hooks_and_what_they_see():
     assert sorted(HOOKS) == words("""
-        arrange batch begin decay down evaluation finish grad init loss missing objective oracle passes path plan
-        privacy route send server settled stats surgery twin
+        aggregate arrange batch begin decay down evaluation finish grad init loss missing objective oracle passes path
+        plan privacy receive route send server settled stats surgery twin weigh
     """)
-    seen = [*(getattr(views, n) for n in ("Context", "Step", "Begin", "End", "Round", "Mechanism")), fn.Phase, fn.Pass]
-    seen += [fn.Eval, Slot]
+    seen = [*(getattr(views, n) for n in ("Context", "Step", "Begin", "End", "Round", "Received", "Mechanism"))]
+    seen += [fn.Phase, fn.Pass, fn.Eval, Slot]
     assert {cls.__name__: " ".join(f.name for f in dataclasses.fields(cls)) for cls in seen} == VIEWS
     assert {r.name: int(r) for r in fn.Route} == {"SHARED": 0, "SENT": 1, "OWNED": 2, "LOCAL": 3, "FROZEN": 4}
 

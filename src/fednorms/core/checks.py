@@ -6,6 +6,7 @@ server's step, once a round.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
@@ -40,6 +41,15 @@ _RETURNS = {
     "privacy": ("a Privacy, or None", "Return fn.Privacy(protect=...)"),
     "protect": ("the update, a Tree", "Return update if nothing changes"),
     "release": ("the update, a Tree", "Return update if nothing changes"),
+    "receive": ("an update for each client, and the new state", "Return r.updates, r.mine if nothing changes"),
+    "weigh": (
+        "one number >= 0 for each client, and the new state",
+        "Return [1.0] * len(r.clients), r.mine if nothing changes",
+    ),
+    "aggregate": (
+        "two Trees, the model in place of the mean and the new state",
+        "Return fn.Tree({name: ... for name in r.model}), r.mine",
+    ),
     "server": ("two Trees, the update and the new state", "Return delta, r.mine if nothing changes"),
     "stats": ("the update of the statistics, a Tree", "Return delta if nothing changes"),
     "passes": ("a list of Passes", "Return [fn.Pass(...)], also for a single one"),
@@ -134,6 +144,44 @@ def model(p: Part, given: object, like: Tree) -> Tree:
     if missing := [name for name in like if name not in found]:
         raise wrong(p, "begin", f"a Tree without {few(missing)}")
     return found
+
+
+def aggregated(p: Part, given: object, like: Tree) -> tuple[Tree, Tree]:
+    """What `aggregate` returned: all that the mean would have, and the new state."""
+    found, mine = two_trees(p, "aggregate", given)
+    update(p, "aggregate", found, like)
+    if missing := [name for name in like if name not in found]:
+        raise wrong(p, "aggregate", f"a Tree without {few(missing)}")
+    return found.pick(like), mine
+
+
+def updates(p: Part, given: object, clients: int, like: Tree) -> tuple[list[Tree], Tree]:
+    """What `receive` returned: an update for each client, and the new state."""
+    if not (isinstance(given, (tuple, list)) and len(given) == 2 and isinstance(given[0], (tuple, list))):
+        raise wrong(p, "receive", kind(given))
+    if len(given[0]) != clients:
+        raise wrong(p, "receive", f"{len(given[0])} updates of {clients} clients")
+    return [update(p, "receive", one, like) for one in given[0]], tree(p, "receive", given[1])
+
+
+def factors(p: Part, given: object, clients: int, t: int) -> tuple[list[float], Tree]:
+    """What `weigh` returned: a number for each client, and the new state."""
+    if not (isinstance(given, (tuple, list)) and len(given) == 2 and isinstance(given[0], (tuple, list, Tensor))):
+        raise wrong(p, "weigh", kind(given))
+    found = [float(one) for one in given[0].flatten().tolist()] if isinstance(given[0], Tensor) else list(given[0])
+    if any(not isinstance(one, (int, float)) and not (isinstance(one, Tensor) and not one.dim()) for one in found):
+        raise wrong(p, "weigh", kind(given[0]))
+    if len(found) != clients:
+        raise wrong(p, "weigh", f"{len(found)} numbers for {clients} clients")
+    found = [float(one) for one in found]
+    if not all(math.isfinite(one) for one in found):
+        raise Diverged(
+            f"The clients' weights of round {t + 1} are not finite: {p.name} (weigh) computed {found}. Look for a "
+            "division by zero there."
+        )
+    if any(one < 0 for one in found):
+        raise wrong(p, "weigh", f"{min(found):g}", "Return 0 to leave a client out")
+    return found, tree(p, "weigh", given[1])
 
 
 def still_finite(p: Part, hook: str, changed: Tree, t: int) -> None:

@@ -56,6 +56,8 @@ class Method:
             "train a second model per client": self.having("twin"),
             "normalize the input": [p for p in self.parts if p.normalizes_input],
             "protect what is sent": [p for p in self.parts if p.privacy()],
+            "replace the mean of models": self.having("aggregate"),
+            "set the clients' weights": [p for p in self.parts if p.sets_weights],
         }
         return {what: [p.name for p in parts] for what, parts in doing.items() if len(parts) > 1}
 
@@ -77,6 +79,11 @@ class Method:
             for q in self.parts
             if q.uploads or any(job.when in ("setup", "evaluate") for job in q.passes())
         ]
+        if privacy.release is not None:
+            found += [
+                f"{name} treats clients differently, while {p.name} adds noise for their plain mean: keep one of them"
+                for name in self.individual
+            ]
         mechanism = privacy.mechanism
         if mechanism and mechanism.noise and math.isinf(mechanism.clip):
             found.append(f"{p.name} needs a finite clip for its noise, or noise=0")
@@ -100,6 +107,16 @@ class Method:
         (['fednova'], [])
         """
         return [p.name for p in self.having("send")] + [p.name for p in self.parts if p.privacy()]
+
+    @property
+    def individual(self) -> list[str]:
+        """The parts for which the server must see each client's update, not only their mean.
+
+        >>> from fednorms.methods.registry import method
+        >>> method("fedbn + scaffold").individual
+        []
+        """
+        return [p.name for p in self.parts if any(overrides(p, hook) for hook in ("receive", "weigh", "aggregate"))]
 
     @property
     def privacy(self) -> tuple[Part, Privacy] | None:

@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar, dataclass_transform, get_args
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from fednorms.core.errors import BadInput
 from fednorms.core.options import did_you_mean, text_of, with_options
 from fednorms.core.options import option as option
-from fednorms.core.tree import Tree
-from fednorms.core.views import Begin, Context, End, Gradient, Local, Privacy, Round, Step, Weights
+from fednorms.core.tree import Tree, mean
+from fednorms.core.views import Begin, Context, End, Gradient, Local, Privacy, Received, Round, Step, Weights
 
 if TYPE_CHECKING:
     from fednorms.core.method import Method
@@ -136,6 +136,7 @@ class Part:
     divides_updates: ClassVar[bool] = False  # by the weight of a round's gradients, which only SGD has
     proximal: ClassVar[float] = 0.0  # mu, if `loss` adds mu/2 |w - w_t|^2 in every step
     uploads: ClassVar[bool] = False  # sends more than the model's update
+    sets_weights: ClassVar[bool] = False  # `weigh` returns the weights themselves, not factors of the usual ones
     tells_class_counts: ClassVar[bool] = False  # its uploads tell how many images of each class a client has
     never_negative: ClassVar[tuple[str, ...]] = ()  # patterns of uploaded entries, such as "count/*"; the server checks
 
@@ -227,6 +228,18 @@ class Part:
         return None
 
     # -- server -----------------------------------------------------------------------------------------------
+    def receive(self, r: Received) -> tuple[Sequence[Tree], Tree]:
+        """Change the updates that clients sent (`r.updates`), and the own state; a chain in order."""
+        return r.updates, r.mine
+
+    def weigh(self, r: Received) -> tuple[Sequence[float] | Tensor, Tree]:
+        """One factor per client for its weight, and the own state; factors multiply, 0 leaves an upload out."""
+        return [1.0] * len(r.clients), r.mine
+
+    def aggregate(self, r: Received) -> tuple[Tree, Tree]:
+        """Combine `r.models` in another way than by their weighted mean, and the own state; at most one part."""
+        return mean(list(r.models), list(r.weights)), r.mine
+
     def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
         """Transform the mean update of the parameters and the own state; a chain in order."""
         return delta, r.mine

@@ -29,33 +29,34 @@ def protected(
             "refused before training starts."
         )
     received = carry.broadcast.model  # not the client's start: of tensors that it keeps, that is its own secret
-    start = received.pick(_floats(task))
+    start = received.pick(floats(task))
     update = model.pick(start) - start
     changed = checks.update(p, "protect", privacy.protect(update, e), start)
     if changed is update:
         return model
     counters = received.pick(n for n in model if n not in start)
-    return Tree({**model, **counters, **_possible(task, start + changed)})
+    return Tree({**model, **counters, **possible(task, start + changed)})
 
 
 def released(task: Task, state: ServerState, got: Combined, p: Part, privacy: Privacy, r: Round) -> Combined:
     """What the server continues with: the mean update after `release`; without any client the update is zero."""
     if privacy.release is None:
         return got
-    before = state.model.pick(_floats(task))
+    before = state.model.pick(floats(task))
     update = got.model.pick(before) - before if got.sampled else before.zeros()
     changed = checks.update(p, "release", privacy.release(update, r), before)
     if changed is update and got.sampled:
         return got
     checks.still_finite(p, "release", changed, state.round)
-    return replace(got, model=Tree({**got.model, **_possible(task, before + changed)}))
+    return replace(got, model=Tree({**got.model, **possible(task, before + changed)}))
 
 
-def _floats(task: Task) -> list[str]:
+def floats(task: Task) -> list[str]:
+    """The floating tensors that are sent: parameters and running statistics."""
     return [*task.net.sent_params, *task.net.statistics]
 
 
-def _possible(task: Task, model: Tree) -> Tree:
+def possible(task: Task, model: Tree) -> Tree:
     """Noise may make a variance negative; correcting what is known to be impossible costs no privacy."""
     variances = [n for n in task.net.statistics if is_variance(task.net.slots[n])]
     return Tree({**model, **{n: model[n].clamp(min=0) for n in variances}})

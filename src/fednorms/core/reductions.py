@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -82,17 +82,28 @@ def upload_weights(task: Task, uploads: list[Upload]) -> list[float]:
     return [1.0 if uniform else u.weight for u in uploads]
 
 
-def combine(task: Task, uploads: list[Upload]) -> Combined:
-    """Combine uploads in the order of client names, so no sum depends on arrival."""
+def combine(
+    task: Task,
+    uploads: list[Upload],
+    weights: list[float] | None = None,
+    average: Callable[[list[Tree], list[float]], Tree] = mean,
+) -> Combined:
+    """Combine uploads in the order of client names, so no sum depends on arrival.
+
+    `weights` are by default those of `upload_weights`; with weights, uploads are in the order of client names already.
+    `average` combines models.
+    """
     if not uploads:  # a round without clients, which only a part that adds noise to it goes through
         return Combined(Tree(), {p.name: Tree() for p in task.method.parts}, 0, Tree())
-    uploads = sorted(uploads, key=lambda u: u.client)
-    weights, models = upload_weights(task, uploads), [u.model for u in uploads]
+    if weights is None:
+        uploads = sorted(uploads, key=lambda u: u.client)
+        weights = upload_weights(task, uploads)
+    models = [u.model for u in uploads]
     parts = {}
     for name, how in reductions(task).items():
         try:
             parts[name] = reduce_uploads([u.parts.get(name, Tree()) for u in uploads], weights, how)
         except BadInput as error:
             raise BadInput(f"{name}: {error}") from None
-    even = mean(models, [1.0] * len(models)) if any(p.uses_even_mean for p in task.method.parts) else Tree()
-    return Combined(mean(models, weights), parts, len(uploads), even)
+    even = average(models, [1.0] * len(models)) if any(p.uses_even_mean for p in task.method.parts) else Tree()
+    return Combined(average(models, weights), parts, len(uploads), even)

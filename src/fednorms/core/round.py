@@ -15,6 +15,7 @@ from torch import Tensor
 from fednorms.core import checks, noise
 from fednorms.core.batches import batch_plan
 from fednorms.core.errors import BadInput, Diverged
+from fednorms.core.individual import combine_individually
 from fednorms.core.optim import Optimizer, clipped
 from fednorms.core.part import Part, Phase
 from fednorms.core.passes import LocalView, passes
@@ -376,9 +377,15 @@ def server_update(task: Task, state: ServerState, uploads: list[Upload] | Combin
     """Average the models, then let parts change the mean update: parameters and statistics on separate chains.
 
     If no part changes the update, the mean itself is the new model: one participant gives back its model bit for bit.
+    Parts that look at each client's upload come first (`core/individual.py`).
     """
-    got = uploads if isinstance(uploads, Combined) else combine(task, uploads)
     parts = dict(state.parts)
+    if isinstance(uploads, Combined):
+        got = uploads
+    elif task.method.individual:
+        got, parts = combine_individually(task, state, uploads)
+    else:
+        got = combine(task, uploads)
     riding = dict([*passes(task, "before"), *passes(task, "after")])
     views = {}
     for p in task.method.parts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -204,6 +205,31 @@ class Round(_OnRequest):
     context: Context
     even: Tree = field(default_factory=lambda: NOT_ASKED_FOR, repr=False)
     """The unweighted mean update, for parts with `uses_even_mean`."""
+
+
+@dataclass(frozen=True)
+class Received:
+    """What a part sees of each client's upload, before they are combined: one entry per client, ordered by name.
+
+    `models` and `updates` hold the floating tensors that are sent: parameters and running statistics. `weights` are
+    p_k before the division by their sum, after the parts that come earlier.
+    """
+
+    clients: tuple[str, ...]
+    samples: tuple[float, ...]  # n_k
+    losses: tuple[float, ...]  # mean training loss of the round
+    models: tuple[Tree, ...]
+    weights: tuple[float, ...]
+    ups: tuple[Tree, ...]  # what clients sent for this part
+    model: Tree  # the server's before the round
+    mine: Tree
+    total: int
+    context: Context
+
+    @cached_property
+    def updates(self) -> tuple[Tree, ...]:
+        """Each client's model minus the server's."""
+        return tuple(model - self.model for model in self.models)
 
 
 @dataclass(frozen=True)

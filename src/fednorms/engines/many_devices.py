@@ -54,7 +54,7 @@ def gpus(count: int = 0) -> list[str]:
 class Report:
     """The result of a device's share of a cohort; `whole` has the tensors that are not summed, by client."""
 
-    done: Trained  # with shapes in place of tensors
+    done: Trained  # with shapes in place of tensors that are summed
     states: States
     whole: dict[str, Upload]
 
@@ -84,6 +84,8 @@ class Rank(Worker):
         """Train a share of the cohort; what is to be summed stays here until `add_up`."""
         self._load_states(states)
         done = self.engine.train(self.broadcasts[0], names, score=score)
+        if self.engine.task.method.individual:  # the server looks at each upload: nothing is summed here
+            return Report(done, dict(self.engine.store.changed), {})
         self.uploads, summed = done.uploads, _summed(self.engine.task)
         first = min((u.client for u in self.uploads), default="")
         whole = {}
@@ -179,11 +181,12 @@ class Devices(Workers):
             for name, state in report.states.items():
                 self.store.put(name, state)
         uploads = [found[name] for name in cohort if name in found]
+        summed = bool(uploads) and not self.task.method.individual
         return Trained(
             uploads,
             {name: diverged[name] for name in cohort if name in diverged},
             {k: v for report in reports for k, v in report.done.after_local.items()},
-            self._combined(pool, uploads, whole) if uploads else None,
+            self._combined(pool, uploads, whole) if summed else None,
         )
 
     def _shares(self, cohort: Sequence[str]) -> list[list[str]]:

@@ -51,6 +51,9 @@ ACTS_ON = {
     "decay": "loss",
     "send": "sent update",
     "privacy": "sent update",
+    "receive": "received updates",
+    "weigh": "client weights",
+    "aggregate": "aggregation",
     "server": "server step",
     "stats": "server statistics",
     "joint": "exchanges",  # no hook: a step that clients take together
@@ -265,7 +268,9 @@ def describe(
                 setup_trips=sum(job.when == "setup" for job in p.passes()),
                 round_trips=_joint(p, net)[0],
                 test_trips=sum(job.when == "evaluate" for job in p.passes()),
-                averaged_only=all(job.reduce in AVERAGED for job in p.passes()) and p.reduction in AVERAGED,
+                averaged_only=all(job.reduce in AVERAGED for job in p.passes())
+                and p.reduction in AVERAGED
+                and p.name not in chosen.individual,
             )
             for p in chosen.parts
         ],

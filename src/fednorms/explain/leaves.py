@@ -84,6 +84,7 @@ class SiteUploads:
     guarantee: str = ""  # differential privacy, in words
     pooled: bool = False  # the images themselves leave
     class_counts: tuple[str, ...] = ()  # parts whose uploads tell images per class
+    individual: tuple[str, ...] = ()  # parts for which the server must see each site's update
 
     @property
     def told(self) -> list[Told]:
@@ -127,6 +128,7 @@ class SiteUploads:
             *(_STATISTICS if any(x.statistics for x in self.leaving) else []),
             f"  Only sums over sites are needed: {'yes' if self.secure_aggregation else 'no'}"
             f" (secure aggregation {'possible' if self.secure_aggregation else 'impossible'} in principle).",
+            *([f"  The server must see each site's update: {', '.join(self.individual)}."] if self.individual else []),
             f"  Runs across machines: {'no: ' + self.obstacle if self.obstacle else 'yes'}.",
         ]
         if self.guarantee:
@@ -152,7 +154,7 @@ def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small
     kinds = {"weights": upload.model.pick(net.sent_params)}
     kinds["running statistics of features"] = upload.model.pick(n for n in net.buffers if n in upload.model)
     leaving = [
-        Leaving("every round", "model", what, tuple(tree), tree.nbytes(), what != "weights", True)
+        Leaving("every round", "model", what, tuple(tree), tree.nbytes(), what != "weights", not chosen.individual)
         for what, tree in kinds.items()
         if tree
     ]
@@ -184,6 +186,7 @@ def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small
         example(chosen),
         bool(pools(chosen)),
         tuple(p.name for p in chosen.parts if p.tells_class_counts),
+        tuple(chosen.individual),
     )
 
 

@@ -1,0 +1,80 @@
+"""What the server does with each client's upload before they are combined: `receive`, `weigh` and `aggregate`.
+
+A round without a part that has one of these hooks never comes here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fednorms.core import checks
+from fednorms.core.errors import Diverged
+from fednorms.core.part import Part
+from fednorms.core.protection import floats, possible
+from fednorms.core.reductions import combine, upload_weights
+from fednorms.core.states import Combined, ServerState, Task, Upload, context_of
+from fednorms.core.tree import Tree
+from fednorms.core.views import Received
+
+
+def combine_individually(task: Task, state: ServerState, uploads: list[Upload]) -> tuple[Combined, dict[str, Tree]]:
+    """Combine uploads as the parts ask for: their updates, then their weights, then the rule that combines models.
+
+    A client whose weight is 0 is left out of everything, also of what other parts reduce. Returns the parts' new
+    states as well.
+    """
+    method, parts = task.method, dict(state.parts)
+    if not uploads:
+        return combine(task, []), parts
+    uploads = sorted(uploads, key=lambda u: u.client)
+    plain = [1.0] * len(uploads)
+    weights = plain if any(p.sets_weights for p in method.parts) else upload_weights(task, uploads)
+    before = state.model.pick(floats(task))
+    for p in method.having("receive"):
+        seen = _seen(task, state, p, parts[p.name], uploads, weights)
+        marks = [update.marks() for update in seen.updates]
+        updates, parts[p.name] = checks.updates(p, p.receive(seen), len(uploads), before)
+        for i, (update, untouched) in enumerate(zip(updates, marks, strict=True)):
+            if not update.is_as(untouched):  # otherwise the client's model stays as it is, bit for bit
+                checks.still_finite(p, "receive", update, state.round)
+                moved = possible(task, before + update)
+                uploads[i] = replace(uploads[i], model=Tree({**uploads[i].model, **moved}))
+    for p in method.having("weigh"):
+        seen = _seen(task, state, p, parts[p.name], uploads, weights)
+        factors, parts[p.name] = checks.factors(p, p.weigh(seen), len(uploads), state.round)
+        weights = [w * factor for w, factor in zip(weights, factors, strict=True)]
+    used = [(u, w) for u, w in zip(uploads, weights, strict=True) if w > 0]
+    if not used:
+        who = " and ".join(p.name for p in method.having("weigh"))
+        raise Diverged(
+            f"No client has a weight above 0 in round {state.round + 1}: {who} left all {len(uploads)} of them out. "
+            "Use fewer such parts, or let them keep more clients."
+        )
+    uploads, weights = [u for u, _ in used], [w for _, w in used]
+    if not (rules := method.having("aggregate")):
+        return combine(task, uploads, weights), parts
+    rule, mine = rules[0], parts[rules[0].name]
+
+    def average(models: list[Tree], weights: list[float]) -> Tree:
+        seen = _seen(task, state, rule, mine, uploads, weights)
+        found, parts[rule.name] = checks.aggregated(rule, rule.aggregate(seen), before)
+        checks.still_finite(rule, "aggregate", found, state.round)
+        return Tree({**models[0], **possible(task, found)})  # counters are the first client's
+
+    return combine(task, uploads, weights, average), parts
+
+
+def _seen(task: Task, state: ServerState, p: Part, mine: Tree, uploads: list[Upload], weights: list[float]) -> Received:
+    before = state.model.pick(floats(task))
+    return Received(
+        clients=tuple(u.client for u in uploads),
+        samples=tuple(u.weight for u in uploads),
+        losses=tuple(float(u.metrics.get("loss", float("nan"))) for u in uploads),
+        models=tuple(Tree({k: u.model[k].to(t.device) for k, t in before.items()}) for u in uploads),
+        weights=tuple(weights),
+        ups=tuple(u.parts.get(p.name, Tree()).to(task.like.device) for u in uploads),
+        model=before,
+        mine=mine,
+        total=task.clients,
+        context=context_of(task, state.round, None),
+    )
