@@ -1399,6 +1399,7 @@ COMMANDS = {
     "deploy probe": "--ca --site --key --json",
     "deploy check": "--data --site --json",
     "deploy node": "--site --ca --key --data --server --state --audit --device --config",
+    "deploy audit": "--json",
     "deploy export": "--site --out --state --json",
     "list": "--json",
     "describe": "--model --classes --privacy --json",
