@@ -101,7 +101,7 @@ def show(comparison: Comparison) -> None:
     console.print(grid(header, shown, numbers_from=fixed))
     console.print()
     for remark in comparison.remarks():
-        console.print(remark, markup=False, soft_wrap=True)
+        console.print(remark, markup=False)
     if comparison.files:
         console.print("written: " + ", ".join(map(str, comparison.files)), markup=False, soft_wrap=True)
 

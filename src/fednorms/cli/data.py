@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fednorms.data.readers.reader import Reader
 
 _COMMANDS = {
-    "check": ("data", "recognize a folder: its sites, classes, sizes, and tables that use it"),
+    "check": ("data", "recognize a folder: its sites, classes, sizes, and its tables"),
     "pack": ("data", "write a federation to one file, for fast opening or another machine"),
     "show": ("data_show", "show a federation's sites, their labels, and how much they differ"),
 }

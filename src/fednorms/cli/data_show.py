@@ -59,11 +59,10 @@ def show(args: Sequence[str]) -> int:
     console.print(
         f"label shift {found.label_shift:.3f} (mean distance of a client's labels from the pooled ones, 0 to 1), "
         f"feature shift {found.feature_shift:.3f} (of its pixels' mean and spread, in standard deviations), "
-        f"the largest client has {found.size_ratio:.1f} times the images of the smallest",
-        soft_wrap=True,
+        f"the largest client has {found.size_ratio:.1f} times the images of the smallest"
     )
     for note in notes:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        console.print(f"note: {note}", markup=False)
     if drawn:
         console.print(f"Picture: {drawn}", markup=False, soft_wrap=True)
     return 0

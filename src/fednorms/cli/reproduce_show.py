@@ -94,20 +94,20 @@ def show(done: Reproduction) -> None:
             columns = list(section.columns)
             console.print(grid(["", *columns], _rows(section, columns), numbers_from=1))
             if section.setting.ranked:
-                console.print(winners_of(section), markup=False, soft_wrap=True)
+                console.print(winners_of(section), markup=False)
             for column, why in section.not_comparable.items():
-                console.print(f"† {column}: {why}", markup=False, soft_wrap=True)
+                console.print(f"† {column}: {why}", markup=False)
             if section.order:
-                console.print(order_of(section), markup=False, soft_wrap=True)
+                console.print(order_of(section), markup=False)
             console.print()
     if summary.records:
         paper = (
             " | published | difference; ✗ worse than published, † not comparable" if summary.table.has_published else ""
         )
         console.print(f"Cells: ours ± std over seeds{paper}.")
-        console.print(summary.verdict, markup=False, soft_wrap=True)
+        console.print(summary.verdict, markup=False)
     for run, reason in done.failed.items():
-        console.print(f"{run} failed: {reason}", markup=False, soft_wrap=True)
+        console.print(f"{run} failed: {reason}", markup=False)
     if done.files:
         console.print("Written: " + ", ".join(map(str, done.files)), markup=False, soft_wrap=True)
 
