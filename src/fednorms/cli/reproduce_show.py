@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from fednorms.cli.output import grid, stdout
 from fednorms.cli.progress import CellWatch, Reporter
+from fednorms.core.counted import counted
 from fednorms.papers.tables.cell import MISS, cell_text
 from fednorms.papers.tables.dry_run import Planned
 from fednorms.papers.tables.preflight import duration
@@ -72,7 +73,7 @@ def show_plan(plan: Planned) -> None:
         console.print(
             f"Without data: {', '.join(lacking)}. Give their folders with --data.", markup=False, soft_wrap=True
         )
-    console.print(f"{plan.runs} run{'s' * (plan.runs != 1)} would start. {_time(plan)}", markup=False, soft_wrap=True)
+    console.print(f"{counted(plan.runs, 'run')} would start. {_time(plan)}", markup=False, soft_wrap=True)
     console.print(f"Results would go to {plan.out}. Nothing was run or written.", markup=False, soft_wrap=True)
 
 
