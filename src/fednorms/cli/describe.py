@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from fednorms.cli.output import print_json, stdout
+from fednorms.cli.output import print_json, print_text
 from fednorms.cli.parsing import Flag, parse
 
 
@@ -39,7 +39,7 @@ def describe(args: Sequence[str]) -> int:
     if given.json:
         print_json(found.to_dict())
     else:
-        stdout().print(repr(found), markup=False, soft_wrap=True)
+        print_text(repr(found))
     return 0
 
 
@@ -50,5 +50,5 @@ def _privacy(given: Describe) -> int:
     if given.json:
         print_json(found.to_dict())
     else:
-        stdout().print(repr(found), markup=False, soft_wrap=True)
+        print_text(repr(found))
     return 0

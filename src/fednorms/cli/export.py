@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fednorms.cli.output import print_json, stdout
+from fednorms.cli.output import print_json, print_text
 from fednorms.cli.parsing import Flag, parse
 
 Which = Literal["last", "best"]
@@ -42,5 +42,5 @@ def export(args: Sequence[str]) -> int:
     if given.json:
         print_json(done.to_dict())
     else:
-        stdout().print(repr(done), markup=False, soft_wrap=True)
+        print_text(repr(done))
     return 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +25,20 @@ def stdout() -> Console:
 def stderr() -> Console:
     """The console for progress."""
     return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PIPE)
+
+
+def print_text(text: str) -> None:
+    """Print lines of a result; in a narrow terminal they fold between words, below their last column.
+
+    >>> print_text("  up    8 tensors   conv1.weight, ...")
+      up    8 tensors   conv1.weight, ...
+    """
+    width = stdout().width
+    for line in text.splitlines():
+        columns = [gap.end() for gap in re.finditer(r"(?:^|\S) {2,}(?=\S)", line) if gap.end() <= width * 0.6]
+        hanging = " " * max(columns, default=2)
+        folded = textwrap.wrap(line, width, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+        print("\n".join(folded))
 
 
 def print_json(value: Mapping[str, Any]) -> None:
