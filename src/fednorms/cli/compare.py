@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import Output, merged, parse, recipe_options
+from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
 from fednorms.runs.progress import CellWatch, Reporter
 from fednorms.runs.recipe import Recipe
@@ -83,7 +84,7 @@ def compare(args: Sequence[str]) -> int:
                 watch=watch,
             )
         except KeyboardInterrupt:
-            done = f"{watch.finished} of {len(given.methods) * given.seeds} runs"
+            done = f"{watch.finished} of {counted(len(given.methods) * given.seeds, 'run')}"
             raise KeyboardInterrupt(f"Interrupted with {done} finished. Continue with the same command.") from None
     if given.output.json:
         print_json(comparison.to_dict())
@@ -101,7 +102,7 @@ def show(comparison: Comparison) -> None:
     console.print(grid(header, shown, numbers_from=fixed))
     console.print()
     for remark in comparison.remarks():
-        console.print(remark, markup=False, soft_wrap=True)
+        console.print(remark, markup=False)
     if comparison.files:
         console.print("written: " + ", ".join(map(str, comparison.files)), markup=False, soft_wrap=True)
 

@@ -122,7 +122,8 @@ def _list(output: Output) -> int:
         [e.name, e.paper, e.label, e.title, ", ".join(e.data), str(e.runs), _ran(e.done, e.runs, e.where)]
         for e in entries
     ]
-    stdout().print(grid(["name", "paper", "label", "what it shows", "data", "runs", "finished"], rows))
+    header = ["name", "paper", "label", "what it shows", "data", "runs", "finished"]
+    stdout().print(grid(header, rows, optional=["label", "paper", "finished"]))
     return 0
 
 

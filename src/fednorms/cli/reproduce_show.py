@@ -8,6 +8,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from fednorms.cli.output import grid, stdout
+from fednorms.core.counted import counted
 from fednorms.papers.tables.cell import MISS, cell_text
 from fednorms.papers.tables.dry_run import Planned
 from fednorms.papers.tables.reproduce import Observer, Reproduction
@@ -71,7 +72,7 @@ def show_plan(plan: Planned) -> None:
         console.print(
             f"Without data: {', '.join(lacking)}. Give their folders with --data.", markup=False, soft_wrap=True
         )
-    console.print(f"{plan.runs} run{'s' * (plan.runs != 1)} would start. {_time(plan)}", markup=False, soft_wrap=True)
+    console.print(f"{counted(plan.runs, 'run')} would start. {_time(plan)}", markup=False, soft_wrap=True)
     console.print(f"Results would go to {plan.out}. Nothing was run or written.", markup=False, soft_wrap=True)
 
 
@@ -93,20 +94,20 @@ def show(done: Reproduction) -> None:
             columns = list(section.columns)
             console.print(grid(["", *columns], _rows(section, columns), numbers_from=1))
             if section.setting.ranked:
-                console.print(winners_of(section), markup=False, soft_wrap=True)
+                console.print(winners_of(section), markup=False)
             for column, why in section.not_comparable.items():
-                console.print(f"† {column}: {why}", markup=False, soft_wrap=True)
+                console.print(f"† {column}: {why}", markup=False)
             if section.order:
-                console.print(order_of(section), markup=False, soft_wrap=True)
+                console.print(order_of(section), markup=False)
             console.print()
     if summary.records:
         paper = (
             " | published | difference; ✗ worse than published, † not comparable" if summary.table.has_published else ""
         )
         console.print(f"Cells: ours ± std over seeds{paper}.")
-        console.print(summary.verdict, markup=False, soft_wrap=True)
+        console.print(summary.verdict, markup=False)
     for run, reason in done.failed.items():
-        console.print(f"{run} failed: {reason}", markup=False, soft_wrap=True)
+        console.print(f"{run} failed: {reason}", markup=False)
     if done.files:
         console.print("Written: " + ", ".join(map(str, done.files)), markup=False, soft_wrap=True)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from fednorms.cli.output import print_json, stdout
+from fednorms.cli.output import print_json, print_text
 from fednorms.cli.parsing import Output, merged, parse, recipe_options
 from fednorms.core.errors import BadInput
 from fednorms.runs.progress import Reporter
@@ -101,7 +101,10 @@ def _reached(out: Path) -> int:
     from fednorms.runs.store.checkpoint import kept_rounds
     from fednorms.runs.store.directory import RunDirectory
 
-    return max(kept_rounds(RunDirectory(out).checkpoints), default=0)
+    try:
+        return max(kept_rounds(RunDirectory(out).checkpoints), default=0)
+    except OSError:  # no place for a run: creating it says so
+        return 0
 
 
 def show(result: Result, out: Path, output: Output) -> None:
@@ -111,9 +114,8 @@ def show(result: Result, out: Path, output: Output) -> None:
         scores = {"accuracy": result.accuracy if tested else None, "domains": result.domains if tested else {}}
         print_json(scores | {"path": str(out)} | result.to_dict())
         return
-    console = stdout()
-    console.print(repr(result), markup=False, soft_wrap=True)
-    console.print(f"  in {out}", markup=False, soft_wrap=True)
+    print_text(repr(result))
+    print(f"  in {out}")
 
 
 def _interrupted(out: Path, reached: int) -> str:

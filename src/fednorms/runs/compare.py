@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from fednorms._version import __version__
+from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
 from fednorms.core.options import nearest
@@ -401,16 +402,16 @@ def _about(cells: list[Cell], federation: Federation, seeds: list[int]) -> dict[
     default = Training(lr=training.lr, batch_size=training.batch_size, epochs=training.epochs)
     more = [f"{k} {v}" for k, v in vars(training).items() if v != getattr(default, k)]
     rates = {c.recipe.training.lr for c in cells}
-    each = f"{training.steps} steps" if training.steps else f"{training.epochs} epoch{'s' * (training.epochs > 1)}"
+    each = counted(training.steps, "step") if training.steps else counted(training.epochs, "epoch")
     return {
         "data": (
-            f"{recipe.federation}, {len(federation.clients)} clients"
+            f"{recipe.federation}, {counted(len(federation.clients), 'client')}"
             + (f" and {len(federation.unseen)} unseen sites" if federation.unseen else "")
             + f", {' x '.join(map(str, federation.shape))} pixels, {federation.num_classes} classes, "
             + ", ".join(f"{n:,} {part}" for part, n in sizes.items() if n)
         ),
         "training": (
-            f"{recipe.model}, {recipe.rounds} rounds of {each}, batch {training.batch_size}, "
+            f"{recipe.model}, {counted(recipe.rounds, 'round')} of {each}, batch {training.batch_size}, "
             + ("lr as listed" if len(rates) > 1 else f"lr {training.lr:g}")
             + (", " + ", ".join(more) if more else "")
             + f", participation {recipe.participation}"
