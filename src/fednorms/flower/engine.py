@@ -22,7 +22,7 @@ from fednorms.flower import messages
 from fednorms.flower.agreement import agreement
 from fednorms.flower.generations import NONE
 from fednorms.flower.roster import Answers, Roster
-from fednorms.flower.schema import BadMessage
+from fednorms.flower.schema import BadMessage, printable
 from fednorms.runs.store.clients import ClientStore
 
 AFTER_LOCAL = "after_local"  # the record of a score right after training
@@ -91,10 +91,11 @@ class Remote(Engine):
                 bad[name] = _unreadable(error)
                 continue
             if wrong := border.implausible_part(p, up):
-                bad[name] = wrong
+                bad[name] = printable(wrong)
             else:
                 found[name] = up
-        bad |= border.odd_ones(found, job.reduce, {n: float(self.samples(n)) for n in found}, self.task.net.initial)
+        odd = border.odd_ones(found, job.reduce, {n: float(self.samples(n)) for n in found}, self.task.net.initial)
+        bad |= {name: printable(wrong) for name, wrong in odd.items()}
         self.refused += len(bad)
         why = {**answers.lost, **answers.diverged, **bad}
         when = f"after round {sent.round}" if sent.round else "before round 1"
@@ -117,9 +118,9 @@ class Remote(Engine):
                 if AFTER_LOCAL in content.metric_records:
                     done.after_local[name] = self._score(name, content.metric_records[AFTER_LOCAL], "test")
             except BadMessage as error:
-                bad[name] = str(error)
+                bad[name] = printable(str(error))
         uploads = {n: u for n, u in uploads.items() if n not in bad}
-        bad |= border.odd_uploads(self.task, uploads)
+        bad |= {name: printable(wrong) for name, wrong in border.odd_uploads(self.task, uploads).items()}
         self.refused += len(bad)
         done.lost |= bad
         uploads = {n: u for n, u in uploads.items() if n not in bad}
@@ -137,7 +138,7 @@ class Remote(Engine):
             guilty = {u.client: reason for u in done.uploads if (reason := self._tried(state, [u])[1])}
             if isinstance(why, Exception) and len(guilty) == len(done.uploads):
                 raise why  # of a part, whatever sites send
-            done.lost |= {n: f"would break the model: {reason}" for n, reason in guilty.items()}
+            done.lost |= {n: f"would break the model: {printable(str(reason))}" for n, reason in guilty.items()}
             done.uploads = [u for u in done.uploads if u.client not in guilty]
             self.refused += len(guilty)
             self._require(len(done.uploads), f"Round {state.round + 1}", done.lost)
@@ -273,4 +274,4 @@ class Remote(Engine):
 
 
 def _unreadable(error: BadMessage) -> str:
-    return f"sent a message that cannot be read ({error})"
+    return f"sent a message that cannot be read ({printable(str(error))})"
