@@ -44,8 +44,11 @@ def misfit(task: Task, upload: Upload) -> str:
     return ""
 
 
-def implausible(task: Task, sent: Tree, upload: Upload) -> str:
-    """What is wrong with the values of an upload that fits: empty if nothing. `sent` is the model it started from."""
+def implausible(task: Task, sent: Tree, upload: Upload, images: int) -> str:
+    """What is wrong with the values of an upload that fits: empty if nothing.
+
+    `sent` is the model it started from, `images` the number of training images that the client has registered.
+    """
     if wrong := _not_numbers(upload.model):
         return wrong
     for name, t in upload.model.items():
@@ -54,7 +57,7 @@ def implausible(task: Task, sent: Tree, upload: Upload) -> str:
         if not t.is_floating_point() and bool((t < 0).any()) and not bool((sent[name] < 0).any()):
             return f"sent {name}, a counter, with negative entries"
     for p in task.method.parts:
-        if wrong := implausible_part(p, upload.parts.get(p.name, Tree())):
+        if wrong := implausible_part(p, upload.parts.get(p.name, Tree()), images):
             return wrong
     moved, most = _distance(sent, upload.model), _longest(task, sent)
     if moved > most:
@@ -62,13 +65,16 @@ def implausible(task: Task, sent: Tree, upload: Upload) -> str:
     return ""
 
 
-def implausible_part(p: Part, up: Tree) -> str:
-    """The same for what a client sent for one part, which may declare what is never negative."""
+def implausible_part(p: Part, up: Tree, images: int) -> str:
+    """The same for what a client sent for one part, by what the part declares."""
     if wrong := _not_numbers(up, f"{p.name}/"):
         return wrong
-    declared = (k for k in up if any(fnmatchcase(k, pattern) for pattern in p.never_negative))
-    negative = next((k for k in declared if bool((up[k] < 0).any())), "")
-    return f"sent {p.name}/{negative} with negative entries" if negative else ""
+    for name, t in up.items():
+        if _declared(name, p.never_negative) and bool((t < 0).any()):
+            return f"sent {p.name}/{name} with negative entries"
+        if _declared(name, p.counts_images) and float(t.to(torch.float64).sum()) > images * (1 + 1e-5):
+            return f"sent {p.name}/{name} for more than its {images} training images"
+    return ""
 
 
 def odd_uploads(task: Task, uploads: Mapping[str, Upload]) -> dict[str, str]:
@@ -143,6 +149,10 @@ def _longest(task: Task, sent: Tree) -> float:
     size = sum(t.numel() for t in reference.values() if t.is_floating_point())
     noise = mechanism.noise * (math.sqrt(size) + 10) if mechanism.where == "client" else 0.0  # beyond 1e-20 unlikely
     return 1.01 * mechanism.clip * (1 + noise) + 1e-5 * (1 + _length(reference))  # the last term is rounding
+
+
+def _declared(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _not_numbers(tree: Tree, prefix: str = "") -> str:

@@ -135,6 +135,7 @@ class Part:
     uploads: ClassVar[bool] = False  # sends more than the model's update
     tells_class_counts: ClassVar[bool] = False  # its uploads tell how many images of each class a client has
     never_negative: ClassVar[tuple[str, ...]] = ()  # patterns of uploaded entries, such as "count/*"; the server checks
+    counts_images: ClassVar[tuple[str, ...]] = ()  # such patterns of entries that sum to at most the client's images
 
     # -- model ------------------------------------------------------------------------------------------------
     def surgery(self, model: nn.Module, head: list[str]) -> list[Change] | None:

@@ -90,7 +90,7 @@ class Remote(Engine):
             except BadMessage as error:
                 bad[name] = _unreadable(error)
                 continue
-            if wrong := border.implausible_part(p, up):
+            if wrong := border.implausible_part(p, up, self.roster.cards[name].facts.samples):
                 bad[name] = printable(wrong)
             else:
                 found[name] = up
@@ -173,7 +173,8 @@ class Remote(Engine):
             raise BadMessage(_unreadable(error)) from None
         if kept not in (self._accepted(name), sent.round + 1):
             raise BadMessage(f"says that it keeps the state after round {kept}")
-        if wrong := border.misfit(self.task, upload) or border.implausible(self.task, sent.model, upload):
+        images = self.roster.cards[name].facts.samples
+        if wrong := border.misfit(self.task, upload) or border.implausible(self.task, sent.model, upload, images):
             raise BadMessage(wrong)
         self._kept[name] = kept
         return upload
