@@ -18,6 +18,7 @@ from fednorms.core.tree import Tree
 from fednorms.flower import schema
 from fednorms.flower.agreement import Card, majority
 from fednorms.flower.server import serve
+from fednorms.methods.fedrdn import FedRDN
 from tests.flower.test_faults import loop_with_cohorts
 from tests.support import hostile
 from tests.support.flower_in_process import LocalGrid, config_of, nodes_for
@@ -333,6 +334,32 @@ def test_a_part_whose_server_step_fails_on_one_upload_leaves_that_site_out(monke
     assert [row["lost"] for row in ours.history] == [{HOSTILE: "would break the model: row 7"}] * 2
     monkeypatch.undo()
     assert same(ours._state.model, honest_run()._state.model)
+
+
+@pytest.mark.parametrize("answer", [IndexError("row 7"), Tree(mean=torch.tensor([NAN]))])
+def test_a_pass_whose_server_step_fails_on_one_upload_leaves_that_site_out(answer, monkeypatch):
+    def picky(self, up, r):
+        if r.sampled == 3 or not up["mean"].min() > -5:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        return up
+
+    recorded("fedrdn")
+    monkeypatch.setattr(FedRDN, "_pool", picky)
+    ours = run_against(hostile.tensor(lambda t: t - 10, "mean", "up"), "measure", "fedrdn")
+    assert ours._state.parts["fedrdn"]["mean"].shape == (2, 3)  # of the honest sites
+    assert any("fedrdn, before round 1: clean would break the model" in note for note in ours.notes)
+
+
+def test_a_part_that_fails_whatever_sites_send_raises_its_own_error(monkeypatch):
+    def broken(self, up, r):
+        raise IndexError("row 7")
+
+    recorded("fedrdn")
+    monkeypatch.setattr(FedRDN, "_pool", broken)
+    with pytest.raises(IndexError, match="row 7"):
+        run_against(lambda reply: None, "measure", "fedrdn")
 
 
 def test_the_round_before_can_be_continued(tmp_path):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, TypeVar
 
 import torch
 from flwr.app import MetricRecord, RecordDict
@@ -25,6 +25,7 @@ from fednorms.flower.roster import Answers, Roster
 from fednorms.flower.schema import BadMessage, printable
 from fednorms.runs.store.clients import ClientStore
 
+T = TypeVar("T")
 AFTER_LOCAL = "after_local"  # the record of a score right after training
 
 
@@ -133,35 +134,63 @@ class Remote(Engine):
 
     def average(self, state: ServerState, done: Trained) -> ServerState:
         """The server's next state. Uploads that would break the model are left out before anything is stored."""
-        after, why = self._tried(state, done.uploads)
-        if after is None:
-            guilty = {u.client: reason for u in done.uploads if (reason := self._tried(state, [u])[1])}
-            if isinstance(why, Exception) and len(guilty) == len(done.uploads):
-                raise why  # of a part, whatever sites send
-            done.lost |= {n: f"would break the model: {printable(str(reason))}" for n, reason in guilty.items()}
-            done.uploads = [u for u in done.uploads if u.client not in guilty]
-            self.refused += len(guilty)
-            self._require(len(done.uploads), f"Round {state.round + 1}", done.lost)
-            after, why = self._tried(state, done.uploads) if guilty else (None, why)
-            if after is None:
-                raise RunFailed(
-                    f"Round {state.round + 1}: the updates of {', '.join(u.client for u in done.uploads)} together "
-                    f"would break the model ({why}). The checkpoint of round {state.round} is the last good one: run "
-                    "again to continue from it, with a smaller training.lr or without one of these sites."
-                )
+
+        def attempt(names: Sequence[str]) -> tuple[ServerState, str]:
+            after = server_update(self.task, state, [u for u in done.uploads if u.client in names])
+            return after, border.exploded(state, after)
+
+        after, guilty = self._sound(attempt, [u.client for u in done.uploads], f"Round {state.round + 1}", state.round)
+        done.lost |= guilty
+        done.uploads = [u for u in done.uploads if u.client not in guilty]
         for upload in done.uploads:
             if (kept := self._kept[upload.client]) != NONE:
                 self.store.put(upload.client, ClientState(kept, Tree(), {}))
         return after
 
-    def _tried(self, state: ServerState, uploads: list[Upload]) -> tuple[ServerState | None, Exception | str]:
-        """The state after averaging these uploads, or None and why it must not be used."""
-        try:
-            after = server_update(self.task, state, uploads)
-        except Exception as error:  # a part's server step may raise anything on values that nobody expected
-            return None, error
-        wrong = border.exploded(state, after)
-        return (None, wrong) if wrong else (after, "")
+    def _pooled(self, p: Part, job: Pass, state: ServerState, uploads: Mapping[str, Tree]) -> Tree:
+        def attempt(names: Sequence[str]) -> tuple[Tree, str]:
+            found = super(Remote, self)._pooled(p, job, state, {n: uploads[n] for n in names})
+            return found, "" if found.finite() else f"the state of {p.name} would not be finite"
+
+        when = f"{p.name}, after round {state.round}" if state.round else f"{p.name}, before round 1"
+        found, guilty = self._sound(attempt, list(uploads), when, state.round)
+        self.notes += [f"{when}: {name} {reason}" for name, reason in sorted(guilty.items())]
+        return found
+
+    def _sound(
+        self, attempt: Callable[[Sequence[str]], tuple[T, str]], names: list[str], when: str, good: int
+    ) -> tuple[T, dict[str, str]]:
+        """The result of an attempt with the uploads of these sites, without those that break it on their own.
+
+        An attempt returns what is wrong with its result. It may raise anything on values that nobody expected.
+        """
+
+        def tried(some: Sequence[str]) -> tuple[T | None, Exception | str]:
+            try:
+                found, wrong = attempt(some)
+            except Exception as error:
+                return None, error
+            return (None, wrong) if wrong else (found, "")
+
+        found, why = tried(names)
+        if found is not None:
+            return found, {}
+        alone = {name: tried([name])[1] for name in names}
+        guilty = {n: f"would break the model: {printable(str(reason))}" for n, reason in alone.items() if reason}
+        if isinstance(why, Exception) and len(guilty) == len(names):
+            raise why  # of a part, whatever sites send
+        rest = [name for name in names if name not in guilty]
+        self.refused += len(guilty)
+        self._require(len(rest), when, guilty)
+        if guilty:
+            found, why = tried(rest)
+        if found is None:
+            raise RunFailed(
+                f"{when}: what {', '.join(rest)} sent would break the model together ({why}). The checkpoint of round "
+                f"{good} is the last good one: run again to continue from it, with a smaller training.lr or without "
+                "one of these sites."
+            )
+        return found, guilty
 
     def _upload(self, name: str, content: RecordDict, sent: Broadcast) -> Upload:
         """A site's upload, after every check that needs no other site; raises BadMessage."""
