@@ -77,18 +77,17 @@ def implausible_part(p: Part, up: Tree, images: int) -> str:
     return ""
 
 
-def odd_uploads(task: Task, uploads: Mapping[str, Upload]) -> dict[str, str]:
+def odd_uploads(task: Task, uploads: Mapping[str, Upload], images: Mapping[str, int]) -> dict[str, str]:
     """Which clients sent uploads of parts that do not fit those of most clients, and why."""
     odd: dict[str, str] = {}
     for p in task.method.parts:
         trees = {n: u.parts.get(p.name, Tree()) for n, u in uploads.items()}
-        samples = {n: u.weight for n, u in uploads.items()}
-        odd = {**odd_ones(trees, reductions(task)[p.name], samples, task.net.initial), **odd}
+        odd = {**odd_ones(trees, reductions(task)[p.name], images, task.net.initial), **odd}
     return odd
 
 
 def odd_ones(
-    trees: Mapping[str, Tree], how: Reduction, samples: Mapping[str, float], net: Tree | None = None
+    trees: Mapping[str, Tree], how: Reduction, images: Mapping[str, int], net: Tree | None = None
 ) -> dict[str, str]:
     """Which trees do not fit most of them, in names, shapes, dtypes or length; ties favor the first name.
 
@@ -109,7 +108,7 @@ def odd_ones(
                 odd[name] = f"sent {entry} as {_words(_form(tree[entry]))}, expected {expected}"
         for entry in sorted({k for tree in trees.values() for k in tree}):
             alike = {n: t.pick([entry]) for n, t in trees.items() if entry in t and n not in odd}
-            odd = {**odd_ones(alike, "weighted", samples), **odd}
+            odd = {**odd_ones(alike, "weighted", images), **odd}
         return odd
     skip = 1 if how == "list" else 0
     forms = {n: {k: _form(t, skip) for k, t in sorted(tree.items())} for n, tree in sorted(trees.items())}
@@ -120,7 +119,7 @@ def odd_ones(
             entry = next(k for k in {**usual, **form} if usual.get(k) != form.get(k))
             said, most = _words(form.get(entry)), _words(usual.get(entry))
             odd[name] = f"sent {entry} as {said}, most sites send {most}"
-        elif how == "list" and (wrong := _rows(trees[name], samples[name])):
+        elif how == "list" and (wrong := _rows(trees[name], images[name])):
             odd[name] = wrong
     lengths = {n: _length(t) for n, t in trees.items() if n not in odd}
     middle = sorted(lengths.values())[(len(lengths) - 1) // 2] if lengths else 0.0
@@ -166,12 +165,12 @@ def _not_numbers(tree: Tree, prefix: str = "") -> str:
     return ""
 
 
-def _rows(tree: Tree, samples: float) -> str:
+def _rows(tree: Tree, images: int) -> str:
     rows = {t.shape[0] if t.dim() else 0 for t in tree.values()}
     if len(rows) > 1:
         return f"sent a list whose entries have {' and '.join(map(str, sorted(rows)))} rows"
     most = max(rows, default=1)
-    return "" if 1 <= most <= samples else f"sent a list of {most} rows for {samples:g} training images"
+    return "" if 1 <= most <= images else f"sent a list of {most} rows for {images} training images"
 
 
 def _distance(a: Tree, b: Tree) -> float:

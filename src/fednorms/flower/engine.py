@@ -91,11 +91,11 @@ class Remote(Engine):
             except BadMessage as error:
                 bad[name] = _unreadable(error)
                 continue
-            if wrong := border.implausible_part(p, up, self.roster.cards[name].facts.samples):
+            if wrong := border.implausible_part(p, up, self._images[name]):
                 bad[name] = printable(wrong)
             else:
                 found[name] = up
-        odd = border.odd_ones(found, job.reduce, {n: float(self.samples(n)) for n in found}, self.task.net.initial)
+        odd = border.odd_ones(found, job.reduce, self._images, self.task.net.initial)
         bad |= {name: printable(wrong) for name, wrong in odd.items()}
         self.refused += len(bad)
         why = {**answers.lost, **answers.diverged, **bad}
@@ -121,7 +121,7 @@ class Remote(Engine):
             except BadMessage as error:
                 bad[name] = printable(str(error))
         uploads = {n: u for n, u in uploads.items() if n not in bad}
-        bad |= {name: printable(wrong) for name, wrong in border.odd_uploads(self.task, uploads).items()}
+        bad |= {name: printable(wrong) for name, wrong in border.odd_uploads(self.task, uploads, self._images).items()}
         self.refused += len(bad)
         done.lost |= bad
         uploads = {n: u for n, u in uploads.items() if n not in bad}
@@ -202,7 +202,7 @@ class Remote(Engine):
             raise BadMessage(_unreadable(error)) from None
         if kept not in (self._accepted(name), sent.round + 1):
             raise BadMessage(f"says that it keeps the state after round {kept}")
-        images = self.roster.cards[name].facts.samples
+        images = self._images[name]
         if wrong := border.misfit(self.task, upload) or border.implausible(self.task, sent.model, upload, images):
             raise BadMessage(wrong)
         self._kept[name] = kept
@@ -289,6 +289,11 @@ class Remote(Engine):
     def _accepted(self, name: str) -> int:
         state = self.store.get(name)
         return state.round if state else NONE
+
+    @property
+    def _images(self) -> dict[str, int]:
+        """The training images on the sites' cards, whatever weight they have."""
+        return {name: card.facts.samples for name, card in self.roster.cards.items()}
 
     @property
     def _device(self) -> torch.device:
