@@ -139,6 +139,7 @@ class Part:
     sets_weights: ClassVar[bool] = False  # `weigh` returns the weights themselves, not factors of the usual ones
     tells_class_counts: ClassVar[bool] = False  # its uploads tell how many images of each class a client has
     never_negative: ClassVar[tuple[str, ...]] = ()  # patterns of uploaded entries, such as "count/*"; the server checks
+    counts_images: ClassVar[tuple[str, ...]] = ()  # such patterns of entries that sum to at most the client's images
 
     def settled(self, method: Method, training: Training) -> Self:
         """This part with every option that depends on the rest of the recipe replaced by its value."""

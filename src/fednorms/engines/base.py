@@ -174,14 +174,17 @@ class Engine(ABC):
         return {p.name: self._run_pass(p, job, tested, cohort or self.clients, keep=False) for p, job in jobs}
 
     def _run_pass(self, p: Part, job: Pass, state: ServerState, names: Sequence[str], *, keep: bool) -> Tree:
-        uploads, sizes = [], []
+        uploads: dict[str, Tree] = {}
         for name, (kept, up) in self.measure(p, job, broadcast(self.task, state), sorted(names)).items():
-            uploads.append(up)
-            sizes.append(float(self.samples(name)))
+            uploads[name] = up
             if keep:
                 old = self.store.get(name) or ClientState(0, Tree(), {})
                 self.store.put(name, replace(old, parts={**old.parts, p.name: kept}))
-        reduced = reduce_uploads(uploads, sizes, job.reduce)
+        return self._pooled(p, job, state, uploads)
+
+    def _pooled(self, p: Part, job: Pass, state: ServerState, uploads: Mapping[str, Tree]) -> Tree:
+        """The server's part of a pass: what clients uploaded, reduced, and what the part makes of it."""
+        reduced = reduce_uploads(list(uploads.values()), [float(self.samples(n)) for n in uploads], job.reduce)
         context = context_of(self.task, state.round, None)
         view = Round(state.model, reduced, state.parts[p.name], len(uploads), len(self.clients), context)
         return checks.tree(p, "server of a pass", job.server(reduced, view))
