@@ -864,7 +864,7 @@ def test_manifests_and_states(run):
     manifest = read(folder / "round-000002" / "manifest.json")
     assert fields(manifest, "clients") == words("""
         hash round seed server.path server.size server.hash clients.*.path clients.*.size clients.*.hash
-        extra.best.round extra.best.val extra.metrics.rows extra.metrics.hash version
+        extra.best.round extra.best.val extra.metrics.rows extra.metrics.hash extra.recipe version
     """)
     assert manifest["version"] == 1
     assert manifest["extra"]["metrics"]["rows"] == 2

@@ -275,6 +275,7 @@ class _Run:
             missing = directory.check_metrics(found.extra.get("metrics"))
             directory.cut_metrics(state.round)
             history, notes = directory.metrics(), [*found.notes, *([missing] if missing else [])]
+            notes += directory.changed_recipe(found.extra.get("recipe"))
             if session.recipe.version != __version__:
                 notes.append(f"started with fednorms {session.recipe.version}, continued with {__version__}")
         else:
@@ -385,7 +386,7 @@ class _Run:
             save_best(directory.checkpoints, kept, engine.store, extra)
         if last or state.round % recipe.checkpoint_every == 0:
             now, changed = kept if last else state, engine.store.changed
-            extra["metrics"] = directory.metrics_mark()
+            extra |= {"metrics": directory.metrics_mark(), "recipe": directory.recipe_mark()}
             save(directory.checkpoints, now, changed, extra, keep_all=recipe.keep_checkpoints == "all")
             engine.store.mark_clean()
 

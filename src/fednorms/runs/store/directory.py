@@ -242,6 +242,18 @@ class RunDirectory:
         """
         return [row for _, row in self._lines()]
 
+    def recipe_mark(self) -> str:
+        """The hash of the recipe as it is now; a checkpoint keeps it."""
+        return hash_of(self.recipe.read_bytes())
+
+    def changed_recipe(self, mark: str | None) -> list[str]:
+        """A note if the recipe is not the one that a checkpoint was made with: edited deliberately, or damaged."""
+        if mark is None or mark == self.recipe_mark():
+            return []
+        return [
+            f"{self.recipe} has changed since the last checkpoint was written; if you have not edited it, restore it"
+        ]
+
     def metrics_mark(self) -> dict[str, Any]:
         """How many rows the metrics have, and their hash, after putting them on disk for good; for a checkpoint.
 

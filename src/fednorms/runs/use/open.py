@@ -194,7 +194,8 @@ def open_run(
     task = assemble(known, facts, model, loss)
     _check_fit(task, found.server, path)
     states = found.server, found.clients
-    return OpenRun(directory, recipe, facts, task, *states, which, list(found.notes), federation, model, lost)
+    notes = [*found.notes, *directory.changed_recipe(found.extra.get("recipe"))]
+    return OpenRun(directory, recipe, facts, task, *states, which, notes, federation, model, lost)
 
 
 def _portable(recipe: Recipe, device: str) -> Recipe:
