@@ -19,15 +19,8 @@ class Doctests(griffe.Extension):
 def fenced(text: str) -> str:
     r"""Put each example, from `>>>` to the next empty line, between fences.
 
-    >>> print(fenced("Add.\n\n>>> 1 + 1\n2\n\nMore."))
-    Add.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    <BLANKLINE>
-    More.
+    >>> fenced("Add.\n\n>>> 1 + 1\n2\n\nMore.").splitlines()
+    ['Add.', '', '```pycon', '>>> 1 + 1', '2', '```', '', 'More.']
     """
     lines: list[str] = []
     indent: str | None = None  # of the example that is open

@@ -11,6 +11,7 @@ from pathlib import Path
 from fednorms.papers.tables.catalog import Listed, listing, open_table
 from fednorms.papers.tables.plan import found_in, pairs
 from fednorms.papers.tables.search import open_search
+from fednorms.papers.tables.sources import needs
 from fednorms.papers.tables.store import ResultStore
 from fednorms.papers.tables.summary import Summary, summarize
 from fednorms.papers.tables.table import as_recipe
@@ -86,8 +87,9 @@ def _order(found: Summary) -> str:
 
 
 def _left(found: Summary) -> str:
-    left = [section.title.partition(",")[0] for section in found.sections if not section.shown]
-    return ", ".join(dict.fromkeys(left))
+    """The data sets of the settings that have not run."""
+    data = [needs(section.setting, found.table) for section in found.sections if not section.shown]
+    return ", ".join(dict.fromkeys(name for name in data if name))
 
 
 if __name__ == "__main__":

@@ -11,11 +11,15 @@ from nbconvert import MarkdownExporter
 
 def converted(notebook: Path) -> tuple[str, dict[str, bytes]]:
     """The text of a notebook's page, and its pictures by file name."""
-    text, resources = MarkdownExporter().from_filename(str(notebook))
+    read = nbformat.read(notebook, as_version=4)
+    read.metadata.setdefault("language_info", {"name": "python"})  # which a notebook that never ran does not say
+    text, resources = MarkdownExporter().from_notebook_node(read)
     pictures = {f"{notebook.stem}-{name}": data for name, data in (resources["outputs"] or {}).items()}
     for name in resources["outputs"] or {}:
         text = text.replace(f"]({name})", f"]({notebook.stem}-{name})")
-    text = re.sub(r"<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)  # of data frames: the site has its own
+    # Tables of data frames look like the others of the site.
+    text = re.sub(r"<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)
+    text = text.replace('<table border="1" class="dataframe">', "<table>")
     return text, pictures
 
 

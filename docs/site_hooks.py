@@ -25,6 +25,7 @@ MOVED = {
     "CHANGELOG.md": "changelog.md",
     "recipes/README.md": "results/recipes.md",
 }
+_FENCED = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
@@ -80,7 +81,8 @@ def relinked(markdown: str, page: str) -> str:
         file = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         return f"{text}({posixpath.relpath(_on_site(file), here or '.')}{anchor or ''})"
 
-    return _LINK.sub(link, markdown)
+    pieces = _FENCED.split(markdown)  # text, code, text, ...
+    return "".join(piece if i % 2 else _LINK.sub(link, piece) for i, piece in enumerate(pieces))
 
 
 def _source(page: str) -> str:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from fednorms.runs.use.load import load_model
     from fednorms.runs.use.open import open_run
     from fednorms.runs.use.predict import predict
+    from fednorms.runs.use.verify import Verified, verify
 
 __all__ = [
     "BadInput",
@@ -74,6 +75,7 @@ __all__ = [
     "Statistics",
     "Training",
     "Tree",
+    "Verified",
     "__version__",
     "adapt",
     "analyze",
@@ -98,6 +100,7 @@ __all__ = [
     "reproduce",
     "resume",
     "run",
+    "verify",
 ]
 
 _DEFINED_IN = {
@@ -129,6 +132,7 @@ _DEFINED_IN = {
     "runs.use.load": ("load_model",),
     "runs.use.open": ("open_run",),
     "runs.use.predict": ("predict",),
+    "runs.use.verify": ("Verified", "verify"),
 }
 _HOME = {name: module for module, names in _DEFINED_IN.items() for name in names}
 

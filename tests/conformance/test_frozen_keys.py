@@ -44,6 +44,7 @@ from fednorms.evaluation.modes import MEASURED, Mode
 from fednorms.evaluation.modes import Model as MODELS_TESTED
 from fednorms.evaluation.modes import Statistics as STATISTICS
 from fednorms.explain.leaves import what_leaves
+from fednorms.flower import keys
 from fednorms.flower import settings as flower_settings
 from fednorms.flower.generations import Generations
 from fednorms.flower.project import write_project
@@ -732,6 +733,7 @@ PUBLIC = {
     "resume": "path federation model loss callback",
     "run": "method federation model rounds seed lr epochs batch_size participation training loss evaluate device "
     "engine head on_divergence weighting recipe out callback",
+    "verify": "path",
 }
 
 
@@ -990,8 +992,8 @@ def test_the_header_of_a_pack(tmp_path):
     assert fields(json.loads(data[at : at + length])) == words("""
         name classes[] preprocessing.mean[] preprocessing.std[] protocol.augment protocol.loss
         protocol.class_weights protocol.metric source.spec source.val source.test source.seed shape[] dtype codec
-        quality images blocks.images[] blocks.labels[] blocks.rows[] data_hash sites[].name sites[].domain
-        sites[].attributes sites[].splits.train[] sites[].splits.val[] sites[].splits.test[]
+        quality images blocks.images[] blocks.labels[] blocks.rows[] blocks.hashes[] covered hashes_hash data_hash
+        sites[].name sites[].domain sites[].attributes sites[].splits.train[] sites[].splits.val[] sites[].splits.test[]
     """)
 
 
@@ -1109,12 +1111,13 @@ def test_a_row_names_lost_sites(tmp_path):
 
 def test_files_and_keys_of_a_project(tmp_path):
     made = write_project(tmp_path / "p", fn.Recipe(), flower_settings.Deployment(sites="a,b", classes="cat,dog"))
-    assert [path.name for path in made] == words("pyproject.toml fednorms_app.py README.md certificates.sh")
+    assert [path.name for path in made] == words("pyproject.toml fednorms_app.py README.md")
     told = tomllib.loads((tmp_path / "p" / "pyproject.toml").read_text())
     config = told["tool"]["flwr"]["app"].pop("config")
     assert fields(told) == words("""
         project.name project.version project.description project.dependencies[] tool.flwr.app.publisher
         tool.flwr.app.fab-include[] tool.flwr.app.components.serverapp tool.flwr.app.components.clientapp
+        tool.fednorms.address
     """)
     assert fields(config) == words("""
         method federation model rounds seed participation weighting loss class_weights metric head pretrained
@@ -1394,17 +1397,24 @@ COMMANDS = {
     "data pack": "--protocol --size --quality --codec --seed --val --test --group --complete --allow-pickle --quiet",
     "data show": "--out --images --json --root --protocol --complete --allow-pickle --size --data-seed --val --test "
     "--group --hold-out --augment --partition",
-    "deploy init": "--sites --classes --host --channels --minimum --deadline --recipe --json --method --federation "
-    "--model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
+    "deploy init": "--sites --classes --host --port --channels --minimum --deadline --recipe --json --method "
+    "--federation --model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
     "--pretrained --weights --evaluate --evaluate-every --validate-every --checkpoint-every "
     "--keep-checkpoints --on-divergence --engine --workers --device --precision --deterministic "
     "--threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
     "--momentum --weight-decay --clip --last --keep-momentum --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition",
+    "deploy certificates": "--days --renew --json",
+    "deploy enroll": "--site --key",
+    "deploy revoke": "--site",
+    "deploy link": "--host --port --link-port --database",
+    "deploy probe": "--ca --site --key --json",
     "deploy check": "--data --site --policy --json",
+    "deploy node": "--site --ca --key --data --server --state --audit --device --config",
     "deploy export": "--site --out --state --json",
     "list": "--paper --costs --json",
     "describe": "--model --classes --privacy --json",
+    "verify": "--json",
 }
 
 
@@ -1448,8 +1458,8 @@ def test_environment_variables():
     for file in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and "environ" in ast.unparse(node.func) and node.args:
-                found.add(ast.literal_eval(node.args[0]))
+                found.add(node.args[0].value if isinstance(node.args[0], ast.Constant) else keys.VARIABLE)
     assert sorted(found) == words("""
-        CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_METHODS FEDNORMS_POLICY FEDNORMS_TRACEBACK
-        GLOO_SOCKET_IFNAME XDG_CACHE_HOME XDG_STATE_HOME
+        CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_METHODS FEDNORMS_POLICY FEDNORMS_ROSTER
+        FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME PATH XDG_CACHE_HOME XDG_STATE_HOME
     """)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import random
 import threading
 from pathlib import Path
 
@@ -272,6 +274,46 @@ def test_a_broken_cache_file_is_made_again(root):
         cached.write_bytes(content)
         assert load(root).fingerprint() == expected
     assert [p.suffix for p in (root.parent / "cache").iterdir()] == [".npy"], "nothing else is left behind"
+
+
+@pytest.mark.parametrize("limit", [2**30, 100])
+def test_no_flipped_bit_of_the_cache_reaches_the_images(root, limit):
+    expected = load(root, size=8, memory_limit=limit).fingerprint()
+    (cached,) = (root.parent / "cache").glob("*.npy")
+    whole, draw, removed = cached.read_bytes(), random.Random(0), 0
+    for _ in range(20):
+        at = draw.randrange(len(whole))
+        cached.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << draw.randrange(8)]) + whole[at + 1 :])
+        try:
+            found = load(root, size=8, memory_limit=limit).fingerprint()
+        except BadInput as error:  # found only when a batch was read
+            removed += "is damaged (its content hash differs) and was removed" in str(error)
+            assert not cached.exists()
+            found = load(root, size=8, memory_limit=limit).fingerprint()
+        assert found == expected
+    assert (removed > 0) == (limit == 100)
+
+
+def test_a_cache_of_version_0_1_has_no_hashes_and_is_made_again(root, monkeypatch):
+    expected = load(root, size=8).fingerprint()
+    (cached,) = (root.parent / "cache").glob("*.npy")
+    np.save(cached, np.load(cached))
+    opened = counted(monkeypatch)
+    assert load(root, size=8).fingerprint() == expected
+    assert len(opened) == 50
+    assert load(root, size=8).fingerprint() == expected
+    assert len(opened) == 50
+
+
+def test_images_on_disk_are_checked_in_a_worker_too(root):
+    lazy = load(root, size=8, memory_limit=100).site("oslo").train.x
+    again = pickle.loads(pickle.dumps(lazy))
+    assert torch.equal(again[:], lazy[:])
+    with lazy.path.open("r+b") as file:
+        file.seek(200)
+        file.write(b"\0\1\2")
+    with pytest.raises(BadInput, match="is damaged"):
+        pickle.loads(pickle.dumps(lazy))[:]
 
 
 def test_leftovers_of_a_killed_process_are_removed(root):

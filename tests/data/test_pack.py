@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
+import random
+import struct
 
 import numpy as np
 import pytest
@@ -139,7 +142,7 @@ def test_damage_is_found(tmp_path):
     with pytest.raises(BadInput, match="its header is damaged"):
         unpacked(damaged(path, -20))
     path.write_bytes(whole)
-    with pytest.raises(BadInput, match=r"data are damaged \(the hash differs\)"):
+    with pytest.raises(BadInput, match=r"data are damaged near byte 64 \(the hash differs\)"):
         check_pack(damaged(path, 200))
     for length in (0, 4, 30, 64, 500, len(whole) - 1):
         path.write_bytes(whole[:length])
@@ -162,35 +165,130 @@ def test_foreign_files_are_refused(tmp_path):
         unpacked(tmp_path)
 
 
-def test_tables_that_point_outside_are_refused(tmp_path):
-    """A header with a correct hash is still checked."""
-    import hashlib
-    import struct
-
-    path = pack(images(), tmp_path / "p.fnpack", "png")
+def with_header(path, change):
+    """The same pack with another header, whose hash is right: it is still not believed."""
     whole = path.read_bytes()
     at, length = struct.unpack("<QQ", whole[16:32])
-    for change in (
+    header = json.loads(whole[at : at + length])
+    made = change(header)
+    text = json.dumps(header if made is None else made).encode()
+    start = whole[:16] + struct.pack("<QQ", at, len(text)) + hashlib.blake2b(text, digest_size=16).digest()
+    path.write_bytes(start + whole[len(start) : at] + text)
+    return path
+
+
+def as_in_0_1(header):
+    del header["blocks"]["hashes"], header["covered"], header["hashes_hash"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
         lambda h: h["blocks"].update(images=[64, 10**9]),
         lambda h: h["blocks"].update(labels=[64, 4]),
         lambda h: h.update(images=h["images"] + 1),
         lambda h: h.update(codec="raw"),
-    ):
-        header = json.loads(whole[at : at + length])
-        change(header)
-        text = json.dumps(header).encode()
-        start = whole[:16] + struct.pack("<QQ", at, len(text)) + hashlib.blake2b(text, digest_size=16).digest()
-        path.write_bytes(start + whole[len(start) : at] + text)
-        with pytest.raises(BadInput, match="tables do not fit"):
-            unpacked(path)
+        lambda h: h["sites"][0]["splits"].update(train=[10**6, 6]),
+        lambda h: h["blocks"].pop("begins") and None,
+    ],
+)
+def test_tables_that_point_outside_are_refused(tmp_path, change):
+    with pytest.raises(BadInput, match="tables do not fit"):
+        unpacked(with_header(pack(images(), tmp_path / "p.fnpack", "png"), change))
 
 
-def test_a_damaged_image_is_named(tmp_path):
-    path = pack(images(), tmp_path / "p.fnpack", "png")
+KEYS = ["name", "classes", "preprocessing", "source", "shape", "dtype", "codec", "quality", "images", "blocks", "sites"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *[lambda h, key=key: {k: v for k, v in h.items() if k != key} for key in KEYS],
+        *[lambda h, key=key: {**h, key: None} for key in KEYS if key != "quality"],
+        lambda h: [],
+        lambda h: "text",
+        lambda h: h.update(shape=[3, -12, -12]),
+        lambda h: h.update(shape=[3, 12]),
+        lambda h: h.update(shape=[3, 10**6, 10**6]),
+        lambda h: h.update(shape=[10**6, 12, 12]),
+        lambda h: h.update(images=-1),
+        lambda h: h.update(images=10**30),
+        lambda h: h.update(dtype="O"),
+        lambda h: h.update(codec="eps"),
+        lambda h: h["sites"][0]["splits"].update(train=[-1, 6]),
+        lambda h: h["sites"][0]["splits"].update(train=[0, -6]),
+        lambda h: h["sites"][0]["splits"].update(other=[0, 0]),
+        lambda h: h["sites"][0].pop("domain") and None,
+        lambda h: h["blocks"].pop("labels") and None,
+        lambda h: h["blocks"].update(rows=[-64, 8]),
+        lambda h: h.update(preprocessing={"mean": 3}),
+        lambda h: h.update(protocol={"augment": [], "loss": {}, "metric": 3, "class_weights": 3}),
+    ],
+)
+def test_crafted_headers_are_refused_with_the_key(tmp_path, change):
+    with pytest.raises(BadInput, match=r"its header is not one that fednorms writes \(.+\); create it again"):
+        unpacked(with_header(pack(images(), tmp_path / "p.fnpack"), change))
+
+
+@pytest.mark.parametrize("text", [b"{", b"\xff", 10**5 * b"["])
+def test_a_header_that_is_not_json_is_refused(tmp_path, text):
+    path = pack(images(), tmp_path / "p.fnpack")
+    whole = path.read_bytes()
+    (at,) = struct.unpack("<Q", whole[16:24])
+    start = whole[:16] + struct.pack("<QQ", at, len(text)) + hashlib.blake2b(text, digest_size=16).digest()
+    path.write_bytes(start + whole[len(start) : at] + text)
+    with pytest.raises(BadInput, match="header is not JSON"):
+        unpacked(path)
+
+
+@pytest.mark.parametrize("codec", ["raw", "png", "jpeg"])
+def test_no_flipped_bit_is_trained_on(tmp_path, codec):
+    path = pack(images(), tmp_path / "p.fnpack", codec, 90 if codec == "jpeg" else None)
+    whole, draw = path.read_bytes(), random.Random(0)
+    for _ in range(20):
+        at = draw.randrange(64, len(whole))
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << draw.randrange(8)]) + whole[at + 1 :])
+        with pytest.raises(BadInput, match=r"p\.fnpack.*damaged"):
+            unpacked(path).fingerprint()
+
+
+def test_only_what_is_read_is_checked(tmp_path):
+    x = torch.randint(256, (100, 3, 64, 64), dtype=torch.uint8)  # several blocks
+    path = pack(Federation("f", [Site("a", "a", Split(x, torch.arange(100) % 2))], ["a", "b"]), tmp_path / "p.fnpack")
+    damaged(path, 64 + 30 * 3 * 64 * 64)
+    train = unpacked(path).site("a").train
+    assert torch.equal(train.x[:20], x[:20])
+    with pytest.raises(BadInput, match=r"damaged near byte 262,208"):
+        train.x[[30]]
+    with pytest.raises(BadInput, match="data are damaged"):
+        check_pack(path)
+
+
+def test_a_pack_of_version_0_1_has_no_hashes_and_opens(tmp_path):
+    path = with_header(pack(images(), tmp_path / "p.fnpack"), as_in_0_1)
+    assert unpacked(path).fingerprint() == images().fingerprint()
+    damaged(path, 64)
+    unpacked(path).fingerprint()  # nothing to compare with
+    with pytest.raises(BadInput, match=r"data are damaged \(the hash differs\)"):
+        check_pack(path)
+
+
+def test_a_damaged_image_of_version_0_1_is_named(tmp_path):
+    path = with_header(pack(images(), tmp_path / "p.fnpack", "png"), as_in_0_1)
     site = unpacked(damaged(path, 64, b"\0" * 16)).site("s0")
     with pytest.raises(BadInput, match="image 0 is damaged"):
         site.train.x[:]
     assert site.train.x[1:].shape[0] == 5
+
+
+def test_an_image_of_another_size_is_refused_before_it_is_decoded(tmp_path):
+    def smaller(header):
+        as_in_0_1(header)
+        header["shape"] = [3, 6, 6]
+
+    site = unpacked(with_header(pack(images(), tmp_path / "p.fnpack", "png"), smaller)).site("s0")
+    with pytest.raises(BadInput, match="12 x 12 pixels, not 6 x 6"):
+        site.train.x[:]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The pages say what the code does: generated pages are current, and what the README claims holds."""
 
+import doctest
 import re
 from pathlib import Path
 
@@ -15,6 +16,16 @@ from fednorms.runs.recipe import Data
 
 ROOT = Path(make_data_page.__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+MAKERS = (griffe_doctests, make_api_pages, make_cli_page, make_data_page, make_recipe_page, make_results_page)
+
+
+@pytest.mark.parametrize("module", MAKERS, ids=lambda module: module.__name__)
+def test_the_examples_of_the_makers_hold(module):
+    failed, tried = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    assert tried
+    assert not failed
 
 
 # -- pages in the repository ----------------------------------------------------------------------------------------
@@ -127,8 +138,10 @@ def test_links_lead_to_files_of_the_repository(page):
         assert (page.parent / target).exists(), target
 
 
-def test_the_citation_names_the_version():
+def test_the_citation_names_the_newest_release():
     yaml = pytest.importorskip("yaml")
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert citation["version"] == fednorms.__version__
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[(\d[\d.]*)\] - (\S+)$", changes, re.MULTILINE)
+    assert (citation["version"], str(citation["date-released"])) == newest.groups()
     assert citation["license"] == "Apache-2.0"

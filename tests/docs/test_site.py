@@ -1,5 +1,6 @@
 """The documentation site: it builds without a warning, and a browser shows it from disk without a network."""
 
+import doctest
 import os
 import re
 import shutil
@@ -118,6 +119,25 @@ def test_a_browser_shows_the_site_from_disk_and_searches_it(site):
     assert not errors
 
 
+def test_links_of_the_repository_become_links_of_the_site(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")  # MkDocs loads the hooks from there
+    import site_hooks
+
+    assert doctest.testmod(site_hooks) == (0, 2)
+    for page, text, seen in (
+        ("index.md", "[a](docs/methods.md#what)", "[a](methods.md#what)"),
+        ("index.md", "![a](docs/images/demo.png)", "![a](images/demo.png)"),
+        ("results/index.md", "[a](../../recipes/results/fedwon-table-1/RESULTS.md)", "[a](fedwon-table-1.md)"),
+        ("results/fedwon-table-1.md", "![a](results.png)", "![a](fedwon-table-1-results.png)"),
+        ("results/recipes.md", "[a](../docs/reproduce.md)", "[a](../reproduce.md)"),
+        ("upgrading.md", "[a](../CHANGELOG.md)", "[a](changelog.md)"),
+        ("tutorials/index.md", "[a](01-first.ipynb)", "[a](01-first.md)"),
+        ("methods.md", "[a](https://example.org/README.md)", "[a](https://example.org/README.md)"),
+        ("results/recipes.md", "```\nx[0](README.md)\n```", "```\nx[0](README.md)\n```"),
+    ):
+        assert site_hooks.relinked(text, page) == seen
+
+
 def test_a_notebook_becomes_a_page(tmp_path):
     nbformat = pytest.importorskip("nbformat", reason="needs the extra docs")
     from docs import notebooks
@@ -132,7 +152,7 @@ def test_a_notebook_becomes_a_page(tmp_path):
     text, pictures = notebooks.converted(file)
     assert notebooks.title(file) == "First steps"
     assert "# First steps" in text
-    assert "fn.run()" in text
+    assert "```python\nfn.run()\n```" in text
     assert "accuracy 0.9" in text
     [name] = pictures
     assert f"]({name})" in text

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 from fednorms.cli import main
-from fednorms.cli.deploy import read_project
 from fednorms.core.errors import BadInput
 from fednorms.explain.leaves import what_leaves
+from fednorms.flower.project import read_address, read_project
 from fednorms.flower.settings import Deployment, flat, read
 from fednorms.runs.recipe import Recipe
 from tests.support.waiting import HANG
@@ -38,24 +38,35 @@ def test_a_project_reads_back_as_the_recipe_that_made_it(tmp_path):
     assert recipe.method == "scaffold + fedbn"
     assert recipe.training.lr == 0.3
     assert recipe.evaluate == ["personal", "personal/batch"]
-    assert deployment == Deployment(sites="north,south", classes="cat,dog")
+    assert deployment == Deployment(sites="north,south", classes="cat,dog", minimum=2)
     app = tomllib.loads((tmp_path / "p" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert app["components"] == {"serverapp": "fednorms_app:server", "clientapp": "fednorms_app:client"}
     readme = (tmp_path / "p" / "README.md").read_text()
     assert "@" not in readme.replace("@north", "")
-    for command in ("flower-superlink", "flower-supernode", "flwr run", "flwr log", "fednorms export"):
+    for command in ("deploy link", "deploy node", "flwr run", "flwr log", "fednorms export", "deploy probe"):
         assert command in readme
+    assert "0.0.0.0" not in readme
+    assert read_address(tmp_path / "p") == ("server.example", 8443)
 
 
 def test_commands_of_the_readme_hold_any_name(tmp_path):
-    asked = ["--sites", "St. Olav's", "south", "--classes", "cat", "dog", "--size", "8", "--minimum", "2"]
+    asked = ["--sites", "St. Olav's", "south", "--classes", "cat", "dog", "--size", "8"]
     assert main(["deploy", "init", str(tmp_path / "p"), *asked]) == 0
     readme = (tmp_path / "p" / "README.md").read_text()
-    start = readme.index("flower-supernode --superlink")
-    words = shlex.split(readme[start : readme.index("3. **Run**")])
-    assert "St. Olav's.key" in words
-    assert words[words.index("--node-config") + 1] == 'site="St. Olav\'s" data="/path/of/FOLDER"'
+    (line,) = [line for line in readme.splitlines() if "deploy node" in line]
+    words = shlex.split(line)
+    assert words[words.index("--key") + 1] == "St. Olav's.key"
+    assert words[words.index("--site") + 1] == "St. Olav's"
     assert "both sites have joined, or after 600 s if at least 2 have" in readme
+
+
+@pytest.mark.parametrize(("sites", "minimum"), [(["a"], 1), (["a", "b"], 2), (["a", "b", "c"], 2)])
+def test_a_round_needs_two_sites_unless_there_is_only_one(sites, minimum, tmp_path):
+    """The mean over one site is that site's model."""
+    assert main(["deploy", "init", str(tmp_path / "p"), "--sites", *sites, *INIT[3:]]) == 0
+    assert read_project(tmp_path / "p")[1].minimum == minimum
+    assert main(["deploy", "init", str(tmp_path / "q"), "--sites", *sites, *INIT[3:], "--minimum", "1"]) == 0
+    assert read_project(tmp_path / "q")[1].minimum == 1
 
 
 def test_any_recipe_survives_a_run_config():
@@ -108,6 +119,8 @@ def test_a_site_checks_its_folder_before_it_joins(tmp_path, capsys):
         ([*INIT, "--minimum", "9"], "--minimum is 1 to 2"),
         ([*INIT, "--minimum", "0"], "--minimum is 1 to 2"),
         ([*INIT, "--deadline", "nan"], "--deadline is a number of seconds above 0"),
+        ([*INIT, "--port", "0"], "--port is 1 to 65535"),
+        ([*INIT, "--port", "65536"], "--port is 1 to 65535"),
         ([*INIT, "--channels", "2"], "--channels is 1, 3 or 4"),
         ([*INIT, "--host", 'ho st;"x'], "--host is a name or an address"),
         ([*INIT, "--class-weights", "1", "2", "3"], "--class-weights needs 2 numbers"),

@@ -18,7 +18,7 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fednorms.flower import door as door_module
-from fednorms.flower.certificates import make_certificates
+from fednorms.flower.certificates import days_left, make_certificates
 from fednorms.flower.door import ROUTES
 from fednorms.flower.keys import new_key, read_keys
 from tests.support.door import NUMBERS, FakeLink, Keys, running_door, signed
@@ -323,6 +323,24 @@ def test_a_renewed_certificate_is_used_without_a_restart(tmp_path):
         make_certificates(tmp_path, "127.0.0.1", [], 30, renew=True)
         while serial(port, keys.ca) == first:
             pass
+
+
+def test_a_new_authority_replaces_the_old_one_without_a_pause(tmp_path):
+    """Sites that trust both authorities connect before and after; one that trusts only the old one, only before."""
+    old, new = Keys(tmp_path / "old"), Keys(tmp_path / "new")
+    both = tmp_path / "both.crt"
+    both.write_bytes(old.ca.read_bytes() + new.ca.read_bytes())
+    assert days_left(both) > 3000
+    with running_door(old, FakeLink(old)) as port:
+        before = serial(port, both)
+        assert serial(port, old.ca) == before
+        for name in ("server.key", "server.pem"):
+            (old.certificates / name).write_bytes((new.certificates / name).read_bytes())
+        while serial(port, both) == before:
+            pass
+        assert serial(port, new.ca) == serial(port, both)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            serial(port, old.ca)
 
 
 def test_a_node_refuses_a_certificate_that_has_ended_or_is_another_authoritys(tmp_path):

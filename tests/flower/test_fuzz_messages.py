@@ -62,6 +62,15 @@ changes_of_tensors = st.one_of(
 )  # fmt: skip
 
 
+def _card(words: dict) -> dict:
+    """The card in a reply; none if an earlier attack has left nothing of it."""
+    try:
+        said = json.loads(words["card"])
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
 @st.composite
 def attacks(draw):
     """A function that changes a reply of one kind: (kind, true content) -> content."""
@@ -79,8 +88,7 @@ def attacks(draw):
                 which % len({*words, "error", "reason", "site", "kept"})
             ]
             new["about"] = ConfigRecord({**words, name: value})
-        elif how in ("card", "cards") and "card" in words:
-            said = json.loads(words["card"])
+        elif how in ("card", "cards") and (said := _card(words)):
             name = sorted(said)[which % len(said)]
             new["about"] = ConfigRecord({"card": json.dumps({**said, name: card, **(more if how == "cards" else {})})})
         elif how == "text" and "card" in words:
@@ -92,7 +100,7 @@ def attacks(draw):
             new[name] = MetricRecord({**record, key: other})
         elif how == "tensor" and content.array_records:
             name = sorted(content.array_records)[which % len(content.array_records)]
-            tree = messages.tree_of(content.array_records[name])
+            tree = Tree(messages.tree_of(content.array_records[name]))
             key = sorted(tree)[which % len(tree)] if tree else "none"
             changed = change(tree.pop(key, torch.zeros(2)))
             new[name] = messages.array_record(Tree({**tree, **({} if changed is None else {key: changed})}))

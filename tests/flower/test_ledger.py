@@ -126,6 +126,8 @@ def test_epsilon_at_the_site_is_that_of_the_run(tmp_path):
     trained(tmp_path, rounds=3)
     guarantee = Guarantee("dplocal", Mechanism(1.0, 2.0, 1e-5, "client"), Participation(), ("a", "b"))
     assert ledger(tmp_path).epsilon(1e-5) == pytest.approx(guarantee.epsilon(3))
+    said = f"3 noised answers of this site in all runs, epsilon {guarantee.epsilon(3):.3g} at delta 1e-05"
+    assert ledger(tmp_path).spent(1e-5) == said
 
 
 def test_a_site_stops_at_its_budget_over_all_runs(tmp_path):

@@ -133,8 +133,7 @@ def test_code_that_comes_with_a_run_is_never_run(project, config, tmp_path, monk
     """The attack of the issue: a bundle of one's own ran at the sites. Its code would leave a file behind."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
     trace = tmp_path / "it ran"
-    code = f"import pathlib\npathlib.Path({str(trace)!r}).touch()\n"
-    code += "from fednorms.flower import client_app\nclient = client_app()\n"
+    code = f"import pathlib\npathlib.Path({str(trace)!r}).touch()\n" + (project / "fednorms_app.py").read_text()
     bundle = rewritten(build_fab_from_disk(project), **{"fednorms_app.py": code})
     reply = replied(Desk(project, tmp_path / "audit.jsonl"), bundle, config)
     assert "A site runs only the code of its own copy" in reply.content["about"]["reason"]

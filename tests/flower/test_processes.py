@@ -3,9 +3,7 @@
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -174,44 +172,3 @@ def test_the_same_project_in_flowers_simulation(cluster, tmp_path):
     )
     everyone = ",".join(s.name for s in open_federation(read(config)[0]).clients)
     assert_equals_the_loop(out, config | {"deploy.sites": everyone}, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="needs openssl and ssh-keygen")
-def test_certificates_and_keys_of_the_projects_script(cluster, tmp_path):
-    """The registered sites train; no certificate, another authority's one, no key or an unknown key: refused."""
-    config = config_of("fedavg", tmp_path, rounds=1, **PATIENT)
-    ours, others = cluster.project(config), cluster.project(config)
-    for project in (ours, others):
-        script = (project / "certificates.sh").read_text().replace("server.example", "127.0.0.1")
-        (project / "certificates.sh").write_text(script)
-        subprocess.run(["sh", str(project / "certificates.sh")], check=True, capture_output=True, timeout=HANG)
-    cluster.certificates, wrong = ours / "certificates", others / "certificates"
-    cluster.link("--enable-supernode-auth")
-    for site in SITES.split(","):
-        cluster.flwr("supernode", "register", str(cluster.certificates / f"{site}.pub"))
-    good_ca = ["--root-certificates", str(cluster.certificates / "ca.crt")]
-    wrong_ca = ["--root-certificates", str(wrong / "ca.crt")]
-
-    def key(folder):
-        return ["--auth-supernode-private-key", str(folder / "clean.key")]
-
-    tries = {
-        "no-certificate": (["--insecure"], []),
-        "wrong-certificate": (wrong_ca, key(cluster.certificates)),
-        "no-key": (good_ca, []),
-        "wrong-key": (good_ca, key(wrong)),
-    }
-    for name, (tls, options) in tries.items():
-        cluster.node("clean", *options, "--max-retries", "2", tls=tls, name=name)
-    for site in SITES.split(","):
-        cluster.node(site, "--auth-supernode-private-key", str(cluster.certificates / f"{site}.key"))
-    out = cluster.finish(config)
-    assert "lost" not in rows(out)[0]
-    assert_equals_the_loop(out, config, tmp_path)
-    for name in tries:
-        log = tmp_path / f"{name}.log"
-        cluster.wait(lambda log=log: "Connection attempt failed" in log.read_text(), f"{name} has not tried")
-        assert "SuperNode ID:" not in log.read_text(), name
-    link = (tmp_path / "link.log").read_text()
-    assert len(re.findall(r"Activated node_id", link)) == 2

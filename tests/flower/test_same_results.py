@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 from flwr.app import Context, RecordDict
 
-from fednorms.cli.deploy import read_project
 from fednorms.core.errors import BadInput
 from fednorms.core.tree import Tree
 from fednorms.data import Federation
 from fednorms.engines.devices import repeatable
 from fednorms.explain.deployable import obstacle
 from fednorms.flower import messages
+from fednorms.flower.project import read_project
 from fednorms.flower.server import serve
 from fednorms.methods.registry import load_all, method, names
 from fednorms.runs.driver import execute

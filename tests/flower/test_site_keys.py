@@ -7,7 +7,7 @@ pytest.importorskip("flwr", reason="Flower is an optional extra: pip install 'fe
 from flwr.proto.node_pb2 import NodeInfo
 
 from fednorms.core.errors import RunFailed
-from fednorms.flower.keys import VARIABLE, SiteKeys, new_key, read_keys, wire_form
+from fednorms.flower.keys import SiteKeys, Watched, new_key, read_keys, wire_form
 from fednorms.flower.server import serve
 from tests.support.flower_in_process import LocalGrid, config_of, nodes_for, run, same_result
 from tests.support.tiny import same
@@ -34,7 +34,8 @@ def roster(tmp_path, monkeypatch):
     """The roster file of a link with two sites."""
     path = tmp_path / "roster.toml"
     SiteKeys({name: PUBLIC[name] for name in ("clean", "faint")}).write(path)
-    monkeypatch.setenv(VARIABLE, str(path))
+    for name, value in Watched(path).environment().items():
+        monkeypatch.setenv(name, value)
     return path
 
 
@@ -67,7 +68,7 @@ def without_faint(tmp_path):
 def test_a_run_with_keys_equals_one_without(roster, tmp_path, monkeypatch):
     _, serve_it = deployed(tmp_path)
     keyed = serve_it()
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv("FEDNORMS_ROSTER")
     (tmp_path / "plain").mkdir()
     plain, _ = run("scaffold", tmp_path / "plain")
     same_result(keyed, plain)

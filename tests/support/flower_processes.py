@@ -21,6 +21,7 @@ from tests.support.waiting import HANG
 
 BIN = Path(sys.executable).parent
 HERE = Path(__file__).parent
+DEPLOY = [sys.executable, "-m", "fednorms", "deploy"]
 
 
 def free_port() -> int:
@@ -36,10 +37,9 @@ class Cluster:
     """
 
     def __init__(self, folder: Path, *, patient: bool = True) -> None:
-        self.folder, self.port = folder, free_port()
+        self.folder, self.port, self.door_port = folder, free_port(), free_port()
         self.started: list[subprocess.Popen] = []
         self.needed: dict[str, subprocess.Popen] = {}  # "link" and the sites: without them a run cannot continue
-        self.certificates: Path | None = None
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("FLWR_")} | {
             "FEDNORMS_POLICY": str(open_policy(folder)),
             "FLWR_HOME": str(folder / "flwr"),
@@ -75,52 +75,63 @@ class Cluster:
         self.started.append(process)
         return process
 
-    def secured(self) -> list[str]:
-        if self.certificates is None:
-            return ["--insecure"]
-        return ["--root-certificates", str(self.certificates / "ca.crt")]
-
     def link(self, *options: str) -> subprocess.Popen:
-        here = self.certificates
-        tls = (
-            ["--insecure"]
-            if here is None
-            else [
-                "--ssl-ca-certfile", str(here / "ca.crt"),
-                "--ssl-certfile", str(here / "server.pem"),
-                "--ssl-keyfile", str(here / "server.key"),
-            ]
-        )  # fmt: skip
-        command = [str(BIN / "flower-superlink"), *tls, "--host", "127.0.0.1", "--port", str(self.port)]
+        """Flower's link without a door, as Flower's own tools start it."""
+        command = [str(BIN / "flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(self.port)]
         process = self._start("link", *command, "--disable-runtime-dependency-installation", *options)
         self.needed["link"] = process
-        self.wait(self._listening, "the SuperLink does not listen")
+        self.wait(lambda: self._listening(self.port), "the SuperLink does not listen")
         self._configure()
         return process
 
-    def _listening(self) -> bool:
+    def door(self, project: Path) -> subprocess.Popen:
+        """The link of a project, behind its door, as `fednorms deploy link` starts it."""
+        ports = ["--port", str(self.door_port), "--link-port", str(self.port)]
+        process = self._start("link", *DEPLOY, "link", str(project), "--host", "127.0.0.1", *ports)
+        self.needed["link"] = process
+        self.wait(lambda: self._listening(self.door_port), "the door does not listen")
+        self._configure()
+        return process
+
+    def site(
+        self, project: Path, site: str, *options: str, ca: Path | None = None, key: Path | None = None, name: str = ""
+    ) -> subprocess.Popen:
+        """A site's node, as `fednorms deploy node` starts it; one that is called otherwise is not needed for a run."""
+        made = project / "certificates"
+        trust = ["--ca", str(ca or made / "ca.crt"), "--key", str(key or made / f"{site}.key")]
+        here = ["--server", f"127.0.0.1:{self.door_port}", "--state", str(self.folder / "state" / site)]
+        command = [*DEPLOY, "node", str(project), "--site", site, *trust, *here, *options]
+        process = self._start(name or f"node-{site}", *command)
+        if not name:
+            self.needed[site] = process
+        return process
+
+    def deploy(self, *arguments: str) -> subprocess.CompletedProcess:
+        """Another command of `fednorms deploy`."""
+        return subprocess.run(
+            [*DEPLOY, *arguments],
+            env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=HANG, check=False,
+        )  # fmt: skip
+
+    def _listening(self, port: int) -> bool:
         with socket.socket() as s:
-            return s.connect_ex(("127.0.0.1", self.port)) == 0
+            return s.connect_ex(("127.0.0.1", port)) == 0
 
     def _configure(self) -> None:
         home = self.folder / "flwr"
         home.mkdir(exist_ok=True)
-        how = (
-            "insecure = true"
-            if self.certificates is None
-            else f"root-certificates = {json.dumps(str(self.certificates / 'ca.crt'))}"
+        text = (
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
         )
-        text = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n{how}\n'
         (home / "config.toml").write_text(text)
 
-    def node(
-        self, site: str, *options: str, tls: list[str] | None = None, name: str = "", **config
-    ) -> subprocess.Popen:
+    def node(self, site: str, *options: str, **config) -> subprocess.Popen:
+        """A node of Flower's own, for a link without a door."""
         settings = {"site": site, "state": str(self.folder / "state" / site), **config}
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-        command = [str(BIN / "flower-supernode"), *(self.secured() if tls is None else tls)]
+        command = [str(BIN / "flower-supernode"), "--insecure"]
         command += ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", str(free_port())]
-        process = self._start(name or f"node-{site}", *command, "--node-config", text, *options)
+        process = self._start(f"node-{site}", *command, "--node-config", text, *options)
         self.needed[site] = process
         return process
 
@@ -128,7 +139,7 @@ class Cluster:
         """The project that `fednorms deploy init` writes, for a run config."""
         folder = self.folder / f"project-{len(list(self.folder.glob('project-*')))}"
         recipe, deployment = read(config)
-        write_project(folder, recipe, deployment)
+        write_project(folder, recipe, deployment, "127.0.0.1", self.door_port)
         return folder
 
     def flwr(self, *arguments: str) -> str:

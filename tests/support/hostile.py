@@ -5,45 +5,47 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 
-from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from fednorms.flower import messages
-from tests.support.flower_in_process import run
+from fednorms.runs.result import Result
+from tests.support.replay import served
 
-SITES = "clean,faint,foggy"  # the hostile one is first by name
-HOSTILE, HONEST = "clean", ("faint", "foggy")
-QUICK = {"rounds": 1, "training__steps": 2, "training__epochs": 1, "deploy__wait": 1.0, "evaluate_every": 1}
+HOSTILE, HONEST = "clean", ("faint", "foggy")  # the hostile one is first by name
 
-Craft = Callable[[Message], None]
+Craft = Callable[[RecordDict], None]
 
 
-def run_against(craft: Craft, kind: str, folder: Path, method: str = "fedavg", sites: str = SITES, **changes):
+def run_against(craft: Craft, kind: str, method: str = "fedavg", **changes) -> Result:
     """A run in which one of three sites changes its replies of a kind (hello, train, evaluate or measure)."""
 
-    def fault(site: str, message: Message, reply: Message) -> Message:
-        if site == HOSTILE and message.metadata.message_type.removeprefix("query.") == kind and not reply.has_error():
-            craft(reply)
-        return reply
+    def change(asked: str, content: RecordDict) -> RecordDict:
+        if asked == kind:
+            craft(content)
+        return content
 
-    nodes = {100 + i: {"site": n, "attribute.modality": n} for i, n in enumerate(sites.split(","))}
-    return run(method, folder, nodes=nodes, fault=fault, **{"deploy__sites": sites, **QUICK, **changes})
+    return served(method, HOSTILE, change, **changes)
+
+
+def honest_run(method: str = "fedavg", **changes) -> Result:
+    """The same run without the hostile site."""
+    return run_against(lambda content: content.clear(), "train", method, **changes)
 
 
 def card(**values) -> Craft:
     """Say something else on the card."""
 
-    def craft(reply: Message) -> None:
-        text = json.dumps(json.loads(reply.content["about"]["card"]) | values)
-        reply.content["about"]["card"] = text
+    def craft(reply: RecordDict) -> None:
+        text = json.dumps(json.loads(reply["about"]["card"]) | values)
+        reply["about"]["card"] = text
 
     return craft
 
 
 def card_text(text: str) -> Craft:
-    def craft(reply: Message) -> None:
-        reply.content["about"]["card"] = text
+    def craft(reply: RecordDict) -> None:
+        reply["about"]["card"] = text
 
     return craft
 
@@ -51,9 +53,9 @@ def card_text(text: str) -> Craft:
 def words(**values) -> Craft:
     """Say something else besides the tensors."""
 
-    def craft(reply: Message) -> None:
+    def craft(reply: RecordDict) -> None:
         for key, value in values.items():
-            reply.content["about"][key] = value
+            reply["about"][key] = value
 
     return craft
 
@@ -61,12 +63,12 @@ def words(**values) -> Craft:
 def tensor(change, name: str = "conv1.weight", record: str = "model") -> Craft:
     """Send another tensor; `change` gets the true one, and may return None for none."""
 
-    def craft(reply: Message) -> None:
-        tree = messages.tree_of(reply.content.array_records[record])
+    def craft(reply: RecordDict) -> None:
+        tree = messages.tree_of(reply.array_records[record])
         changed = change(tree.pop(name))
         if changed is not None:
             tree[name] = changed
-        reply.content[record] = messages.array_record(tree)
+        reply[record] = messages.array_record(tree)
 
     return craft
 
@@ -74,9 +76,9 @@ def tensor(change, name: str = "conv1.weight", record: str = "model") -> Craft:
 def rows(count: int, record: str) -> Craft:
     """Repeat the first row of every tensor of a record."""
 
-    def craft(reply: Message) -> None:
-        tree = messages.tree_of(reply.content.array_records[record])
-        reply.content[record] = messages.array_record(tree.map(lambda t: t[:1].expand(count, *t.shape[1:])))
+    def craft(reply: RecordDict) -> None:
+        tree = messages.tree_of(reply.array_records[record])
+        reply[record] = messages.array_record(tree.map(lambda t: t[:1].expand(count, *t.shape[1:])))
 
     return craft
 
@@ -84,8 +86,8 @@ def rows(count: int, record: str) -> Craft:
 def metric(**values) -> Craft:
     """Send other metrics of training."""
 
-    def craft(reply: Message) -> None:
-        reply.content["metrics"] = MetricRecord({**reply.content["metrics"], **values})
+    def craft(reply: RecordDict) -> None:
+        reply["metrics"] = MetricRecord({**reply["metrics"], **values})
 
     return craft
 
@@ -93,23 +95,23 @@ def metric(**values) -> Craft:
 def score(**values) -> Craft:
     """Send other scores, in every test."""
 
-    def craft(reply: Message) -> None:
-        for name in list(reply.content.metric_records):
+    def craft(reply: RecordDict) -> None:
+        for name in list(reply.metric_records):
             if name != "metrics":
-                reply.content[name] = MetricRecord({**reply.content[name], **values})
+                reply[name] = MetricRecord({**reply[name], **values})
 
     return craft
 
 
 def without(record: str) -> Craft:
-    def craft(reply: Message) -> None:
-        reply.content.pop(record, None)
+    def craft(reply: RecordDict) -> None:
+        reply.pop(record, None)
 
     return craft
 
 
-def about_nothing(reply: Message) -> None:
-    reply.content["about"] = ConfigRecord({})
+def about_nothing(reply: RecordDict) -> None:
+    reply["about"] = ConfigRecord({})
 
 
 NAN, INF = math.nan, math.inf

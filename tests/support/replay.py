@@ -30,7 +30,7 @@ def _key(site: str, message: Message) -> Key:
 
 
 @cache
-def recorded(method: str) -> dict[Key, RecordDict]:
+def recorded(method: str, changes: tuple[tuple[str, object], ...] = ()) -> dict[Key, RecordDict]:
     """All replies of an honest run of three sites."""
     found: dict[Key, RecordDict] = {}
 
@@ -39,15 +39,23 @@ def recorded(method: str) -> dict[Key, RecordDict]:
         return reply
 
     with TemporaryDirectory() as folder:
-        run(method, Path(folder), nodes=nodes_for(SITES), fault=keep, deploy__sites=SITES, **SHORT)
+        run(method, Path(folder), nodes=nodes_for(SITES), fault=keep, deploy__sites=SITES, **SHORT | dict(changes))
     return found
+
+
+def _copied(content: RecordDict) -> RecordDict:
+    """The same reply in records of its own; tensors are shared."""
+    new = RecordDict()
+    for name in content:
+        new[name] = type(content[name])(dict(content[name]))
+    return new
 
 
 class Replay:
     """Three nodes whose replies are recorded; `change` decides what one of them sends instead."""
 
-    def __init__(self, method: str, hostile: str, change: Change) -> None:
-        self.replies_of, self.hostile, self.change = recorded(method), hostile, change
+    def __init__(self, replies: dict[Key, RecordDict], hostile: str, change: Change) -> None:
+        self.replies_of, self.hostile, self.change = replies, hostile, change
         self.nodes = {100 + i: site for i, site in enumerate(SITES.split(","))}
         self.waiting: dict[str, Message] = {}
         self.numbers = itertools.count(1)
@@ -64,7 +72,7 @@ class Replay:
             key = _key(site, message)
             content = self.replies_of[key]
             if site == self.hostile:
-                content = self.change(key[1], content)
+                content = self.change(key[1], _copied(content))
             self.waiting[number] = Message(content, reply_to=message)
             ids.append(number)
         return ids
@@ -73,11 +81,15 @@ class Replay:
         return [self.waiting.pop(m) for m in list(message_ids) if m in self.waiting]
 
 
-def served(method: str, hostile: str, change: Change) -> Result:
-    """The rounds of a run over recorded replies; nothing is written, because a disk would take most of the time."""
-    recipe, deployment = read(config_of(method, Path("nowhere"), deploy__sites=SITES, **SHORT))
+def served(method: str, hostile: str, change: Change, **changes) -> Result:
+    """The rounds of a run over recorded replies; nothing is written, because a disk would take most of the time.
+
+    `changes` of the config that do not start with "deploy" also change what honest sites reply.
+    """
+    at_sites = tuple(sorted((k, v) for k, v in changes.items() if not k.startswith("deploy")))
+    recipe, deployment = read(config_of(method, Path("nowhere"), **{"deploy__sites": SITES, **SHORT, **changes}))
     recipe = recipe.resolved()
     with numerics(recipe.precision, recipe.deterministic), repeatable(recipe.threads, recipe.seed):
-        roster = Roster(Replay(method, hostile, change), deployment)
+        roster = Roster(Replay(recorded(method, at_sites), hostile, change), deployment)
         roster.gather()
         return play(open_session(recipe, roster), None)

@@ -34,11 +34,12 @@ _GROUPS = {
         "data": "check data sets on disk, show them, and pack them into one file",
     },
     "Train across machines": {
-        "deploy": "write a Flower project, and check a site's data against it",
+        "deploy": "write a Flower project, and run its server and its sites",
     },
     "Look up": {
         "list": "list methods, models, federations, analyses, ...",
         "describe": "show what a method does to a model: routes, bytes, state, passes",
+        "verify": "check the files of a run, model, comparison or pack for damage",
     },
 }
 
@@ -58,8 +59,8 @@ def usage() -> str:
         "  fednorms run --method fedbn --rounds 20",
         '  fednorms compare --methods fedavg fedbn "scaffold + fedfn" --seeds 3',
         "",
-        "`fednorms COMMAND --help` shows a command's options, `fednorms --version` the version.",
-        "Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted (continue with `fednorms resume`).",
+        "`fednorms COMMAND --help` shows a command's options, --version the version.",
+        "Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted (see `resume`).",
         "Set FEDNORMS_TRACEBACK=1 to see the traceback of an error.",
     ]
     return "\n".join(lines)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from fednorms.data.readers.reader import Reader
 
 _COMMANDS = {
-    "check": ("data", "recognize a folder, and show its sites, classes, sizes and the tables that use it"),
+    "check": ("data", "recognize a folder: its sites, classes, sizes, and tables that use it"),
     "pack": ("data", "write a federation to one file, for fast opening or another machine"),
-    "show": ("data_show", "show sites and labels of a federation, how much they differ, and a picture"),
+    "show": ("data_show", "show a federation's sites, their labels, and how much they differ"),
 }
 
 

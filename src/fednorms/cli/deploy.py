@@ -1,12 +1,12 @@
-"""`fednorms deploy init` and `deploy check`: a Flower project, and a site's data against it."""
+"""`fednorms deploy`: a Flower project, and the commands for its server and its sites."""
 
 from __future__ import annotations
 
 import math
 import re
-import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,23 +16,33 @@ from fednorms.cli.output import grid, print_json, print_result, stdout
 from fednorms.cli.parsing import DataOptions, RecipeOptions, TrainingOptions, merged, parse
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
-from fednorms.flower.settings import Deployment, read
+from fednorms.flower.project import read_project
+from fednorms.flower.settings import Deployment
 from fednorms.runs.recipe import Recipe
 
 _USAGE = """usage: fednorms deploy COMMAND [OPTIONS]
 
 Train across machines with Flower. Data stay at their sites.
 
-  init     write a Flower project: apps, recipe, README with five commands, certificate script
-  check    check a site's data folder against a project, without sending anything
-  export   at a site: write its personal model, from the server's run and the site's state
+On the server:
+  init          write a Flower project: apps, recipe, and a README with all commands
+  certificates  create the certificate authority, the server's certificate and the sites' keys
+  enroll        add a site's public key to the roster, or replace it
+  revoke        remove a site's key from the roster; it takes effect in the running round
+  link          start Flower's link on this machine only, and the door for the sites in front of it
+  probe         test a running door as an outsider would: everything must be refused
+
+At a site:
+  check         check the site's data folder against a project, without sending anything
+  node          connect the site: answer the server's messages with the site's own copy of the project
+  export        write the site's personal model, from the server's run and the site's state
 
 `fednorms deploy COMMAND --help` shows a command's options."""
 
 
 @dataclass
 class Init:
-    """Write a Flower project: apps, recipe, a README with five commands, and a script that creates certificates."""
+    """Write a Flower project: apps, recipe, and a README with all commands for the server and for a site."""
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
     """A new folder for the project."""
@@ -42,10 +52,12 @@ class Init:
     """Names of the classes, which are the names of the image folders at every site."""
     host: str = "server.example"
     """Host name or address of the server, as the sites reach it."""
+    port: int = 8443
+    """Port of the server's door, as the sites reach it."""
     channels: int = 3
     """Channels of the images: 3 (RGB), 1 (grey) or 4 (RGBA)."""
-    minimum: int = 1
-    """Number of sites that must answer for a round to count."""
+    minimum: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: 2, or 1 with one site)")] = None
+    """Number of sites that must answer for a round to count. A mean over one site is that site's model."""
     deadline: float = 3600.0
     """Seconds that sites have to answer in a round."""
     recipe: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="", metavar="FILE")] = None
@@ -95,7 +107,11 @@ class Export:
 
 def deploy(args: Sequence[str]) -> int:
     """The command."""
-    commands = {"init": _init, "check": _check, "export": _export}
+    commands: dict[str, Callable[[Sequence[str]], int]] = {"init": _init, "check": _check, "export": _export}
+    commands |= {
+        name: _elsewhere("deploy_server", name) for name in ("certificates", "enroll", "revoke", "link", "probe")
+    }
+    commands["node"] = _elsewhere("deploy_node", "node")
     if not args or args[0] in ("-h", "--help"):
         print(_USAGE)
         return 0 if args else 2
@@ -103,6 +119,19 @@ def deploy(args: Sequence[str]) -> int:
         known = nearest(args[0], commands)
         raise BadInput(f'Unknown command "deploy {args[0]}": {known}. See `fednorms deploy --help`.')
     return commands[args[0]](args[1:])
+
+
+def _elsewhere(module: str, name: str) -> Callable[[Sequence[str]], int]:
+    """A command that needs Flower, and is imported when it is called."""
+
+    def call(args: Sequence[str]) -> int:
+        from fednorms.flower import require_flower
+
+        if args[:1] not in (["-h"], ["--help"]):
+            require_flower()
+        return int(getattr(import_module(f"fednorms.cli.{module}"), name)(args))
+
+    return call
 
 
 def _init(args: Sequence[str]) -> int:
@@ -118,12 +147,12 @@ def _init(args: Sequence[str]) -> int:
     deployment = Deployment(
         sites=_joined("sites", given.sites),
         classes=_joined("classes", given.classes),
-        minimum=given.minimum,
+        minimum=min(2, len(given.sites)) if given.minimum is None else given.minimum,
         deadline=given.deadline,
         channels=given.channels,
     )
-    _check_request(recipe, deployment, given.host)
-    made = write_project(given.folder, recipe, deployment, given.host)
+    _check_request(recipe, deployment, given.host, given.port)
+    made = write_project(given.folder, recipe, deployment, given.host, given.port)
     if given.json:
         print_json({"project": str(given.folder), "files": [str(path) for path in made]})
     else:
@@ -131,7 +160,7 @@ def _init(args: Sequence[str]) -> int:
     return 0
 
 
-def _check_request(recipe: Recipe, deployment: Deployment, host: str) -> None:
+def _check_request(recipe: Recipe, deployment: Deployment, host: str, port: int) -> None:
     """Find problems that would otherwise appear only at the sites, and report all of them at once."""
     from fednorms.core.preprocessing import Preprocessing
     from fednorms.data.facts import Facts, SiteFacts
@@ -147,6 +176,7 @@ def _check_request(recipe: Recipe, deployment: Deployment, host: str) -> None:
         f"--deadline is a number of seconds above 0; got {deployment.deadline}": not 0 < deployment.deadline < math.inf,
         f"--channels is 1, 3 or 4; got {deployment.channels}": deployment.channels not in (1, 3, 4),
         f"--host is a name or an address; got {host!r}": not re.fullmatch(r"[A-Za-z0-9._:\[\]-]+", host),
+        f"--port is 1 to 65535; got {port}": not 0 < port < 2**16,
         f"--class-weights needs {len(classes)} numbers, one per class": isinstance(weights, list)
         and len(weights) != len(classes),
         "--hold-out and --partition are for data in one place; here every site trains on its own data": bool(
@@ -213,23 +243,3 @@ def _export(args: Sequence[str]) -> int:
     done = export_at_site(given.run, given.site, given.out, given.state)
     print_result(done, as_json=given.json)
     return 0
-
-
-def read_project(folder: Path) -> tuple[Recipe, Deployment]:
-    """The recipe and the deployment of a project that `deploy init` wrote."""
-    path = folder / "pyproject.toml"
-    try:
-        config = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
-    except (OSError, tomllib.TOMLDecodeError, KeyError) as error:
-        raise BadInput(f"{folder} is not a project: cannot read [tool.flwr.app.config] of {path} ({error}).") from None
-    flat: dict[str, Any] = {}
-
-    def spread(table: dict[str, Any], start: str) -> None:
-        for key, value in table.items():
-            if isinstance(value, dict):
-                spread(value, f"{start}{key}.")
-            else:
-                flat[start + key] = value
-
-    spread(config, "")
-    return read(flat, str(path))

@@ -8,10 +8,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column
 from rich.text import Text
+from typing_extensions import override
 
 from fednorms.cli.output import domains_line, per_cent, stderr
+from fednorms.cli.pace import Pace
 
 if TYPE_CHECKING:
     from fednorms.evaluation.scores import Scores
@@ -31,29 +34,40 @@ class _Bars(Progress):
         yield Text(self.below, no_wrap=True, overflow="ellipsis")
 
 
-class Reporter:
-    """Shows progress over `total` rounds; call `round_done` after each."""
+class _Left(ProgressColumn):
+    """The time left, counted down between rounds."""
 
-    def __init__(self, title: str, total: int, *, silent: bool = False) -> None:
+    def __init__(self, reporter: Reporter) -> None:
+        super().__init__()
+        self.reporter = reporter
+
+    @override
+    def render(self, task: Task) -> Text:
+        return Text(self.reporter.left())
+
+
+class Reporter:
+    """Shows progress over `total` rounds, of which a continued run had `start`; call `round_done` after each."""
+
+    def __init__(self, title: str, total: int, *, silent: bool = False, start: int = 0) -> None:
         self.title, self.total, self.silent = title, total, silent
         self.console: Console = stderr()
-        self.done = 0
+        self.done = start
         self.newest: dict[str, tuple[str, str]] = {}  # latest accuracies, shown in rounds without a test
-        self.clock: tuple[float, int] | None = None  # time and round of the first report
+        self.pace = Pace()
         self.bars: _Bars | None = None
 
     def __enter__(self) -> Reporter:
         if not self.silent and self.console.is_terminal:
             self.bars = _Bars(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=30),
+                TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+                BarColumn(bar_width=24),
                 MofNCompleteColumn(),
-                TextColumn("rounds"),
-                TimeRemainingColumn(compact=True),
-                TextColumn("left"),
+                TextColumn("round" if self.total == 1 else "rounds"),
+                _Left(self),
                 console=self.console,
             )
-            self.task = self.bars.add_task(self.title, total=self.total)
+            self.task = self.bars.add_task(self.title, total=self.total, completed=self.done)
             self.bars.start()
         return self
 
@@ -76,10 +90,11 @@ class Reporter:
         said = "  ".join(filter(None, (accuracy, loss, diverged, domains)))
         self.advance(done, f"{name}: {said}" if name else said)
 
-    def advance(self, done: int, text: str) -> None:
-        """Report that `done` rounds are finished, with a line of text."""
+    def advance(self, done: int, text: str, *, trained: bool = True) -> None:
+        """Report that `done` rounds are finished, with a line of text; `trained`: the last of them just now."""
         before, self.done = self.done, done
-        self.clock = self.clock or (time.monotonic(), done)
+        if trained:
+            self.pace.trained(time.monotonic())
         if self.silent or done == before:
             return
         if self.bars:
@@ -88,17 +103,16 @@ class Reporter:
             return
         step = max(1, self.total // LINES)
         if before // step != done // step or done == self.total:
-            line = f"{self.title}  round {done}/{self.total}  {text}{self._left()}"
+            left = f"  {text_left}" if (text_left := self.left()) else ""
+            line = f"{self.title}  round {done}/{self.total}  {text}{left}"
             self.console.print(line, markup=False, soft_wrap=True)
 
-    def _left(self) -> str:
+    def left(self) -> str:
+        """The time left in words; empty while too little is known."""
         from fednorms.papers.tables.preflight import duration
 
-        assert self.clock is not None
-        began, first = self.clock
-        if not first < self.done < self.total:
-            return ""
-        return f"  {duration((time.monotonic() - began) / (self.done - first) * (self.total - self.done))} left"
+        seconds = self.pace.left(self.total - self.done, time.monotonic())
+        return "" if seconds is None else f"{duration(seconds)} left"
 
 
 class CellWatch:
@@ -119,7 +133,7 @@ class CellWatch:
         self.finished += 1
         self.done[name] = event.rounds  # a failed run has no more rounds, either
         status = event.outcome.status
-        self.reporter.advance(sum(self.done.values()), f"{name}: {status}")
+        self.reporter.advance(sum(self.done.values()), f"{name}: {status}", trained=False)
         if status != "done":
             self.reporter.say(f"{name} {status}: {event.outcome.error}")
         if event.outcome.details:  # an unexpected error: show where it arose

@@ -77,7 +77,7 @@ def carry_out(recipe: Recipe, out: Path, title: str, output: Output) -> int:
 
     silent = output.quiet or output.json
     reached = 0
-    with Reporter(title, recipe.rounds, silent=silent) as reporter:
+    with Reporter(title, recipe.rounds, silent=silent, start=_reached(out)) as reporter:
 
         def after_round(event: RoundEvent) -> None:
             nonlocal reached
@@ -94,6 +94,14 @@ def carry_out(recipe: Recipe, out: Path, title: str, output: Output) -> int:
         reporter.say(f"{out} already holds this run, finished. Nothing was trained.")
     show(result, out, output)
     return 0
+
+
+def _reached(out: Path) -> int:
+    """The round after which the run in a directory is continued; 0 if there is none."""
+    from fednorms.runs.store.checkpoint import kept_rounds
+    from fednorms.runs.store.directory import RunDirectory
+
+    return max(kept_rounds(RunDirectory(out).checkpoints), default=0)
 
 
 def show(result: Result, out: Path, output: Output) -> None:

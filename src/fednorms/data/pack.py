@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from fednorms.core.errors import BadInput, writing
+from fednorms.data.blocks import BlockHasher, hash_of
 from fednorms.data.federation import Federation
 from fednorms.data.packed import MAGIC, PREAMBLE, VERSION
 
@@ -96,15 +97,20 @@ class _Hashed:
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.at, self.digest = file, PREAMBLE.size, hashlib.blake2b(digest_size=16)
+        self.blocks = BlockHasher()
         file.write(b"\0" * PREAMBLE.size)
 
     def append(self, data: bytes) -> None:
         self.file.write(data)
         self.digest.update(data)
+        self.blocks.append(data)
         self.at += len(data)
 
-    def block(self, data: bytes) -> list[int]:
+    def align(self) -> None:
         self.append(b"\0" * (-self.at % 64))
+
+    def block(self, data: bytes) -> list[int]:
+        self.align()
         start = self.at
         self.append(data)
         return [start, len(data)]
@@ -146,6 +152,9 @@ def _write(
         blocks["begins"] = out.block(np.asarray(begins, "<i8").tobytes())
     blocks["labels"] = out.block(np.asarray(labels, "<i4").tobytes())
     blocks["rows"] = out.block(np.asarray(rows, "<i8").tobytes())
+    out.align()
+    covered, table = out.at - PREAMBLE.size, out.blocks.table()
+    blocks["hashes"] = out.block(table)
     header: Mapping[str, Any] = {
         "name": federation.name,
         "classes": list(federation.classes),
@@ -158,6 +167,8 @@ def _write(
         "quality": quality,
         "images": len(seen),
         "blocks": blocks,
+        "covered": covered,
+        "hashes_hash": hash_of(table),
         "data_hash": out.digest.hexdigest(),
         "sites": sites,
     }

@@ -4,11 +4,12 @@ The file is a preamble of 64 bytes, the data, and a header in JSON::
 
     preamble   "FNPACK\r\n", version (4 bytes), 4 zero bytes, place and length of the header (8 bytes each),
                hash of the header (16 bytes), zeros
-    data       images one after the other; where each begins, if they are compressed; labels; rows
-    header     classes, shape, codec, where each block of data is, the hash of the data, and the sites
+    data       images one after the other; where each begins, if they are compressed; labels; rows; hashes
+    header     classes, shape, codec, where each of these parts is, the hash of the data, and the sites
 
 `rows` has one entry per image of a split, the number of the stored image, so equal images are stored once.
-All numbers are little-endian. Hashes are BLAKE2b of 16 bytes.
+`hashes` has one hash per 256 KiB of what is before it; a part of the file is checked when it is first read.
+All numbers are little-endian. Hashes are BLAKE2b of 16 bytes. Packs of version 0.1 have no `hashes`.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ from torch import Tensor
 
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
+from fednorms.data.blocks import DIGEST, SIZE, CheckedBlocks, hash_of
 from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.mapped import LARGE, MappedImages
+from fednorms.data.pack_header import check_header
 from fednorms.data.protocol import Protocol
 
 SUFFIX = ".fnpack"
@@ -50,7 +53,7 @@ _CACHE = 64 * 2**20  # bytes of decoded images that a compressed pack keeps
 def unpacked(path: str | Path) -> Federation:
     """Open the federation of a pack. Only the header and the labels are read; images are read batch by batch.
 
-    The hash of the header is checked, that of the data is not: see `check_pack`.
+    The header, the labels and the rows are checked now, each image when it is first read: see `check_pack` for all.
     """
     store = _store(Path(path).expanduser())
     header = store.header
@@ -89,6 +92,19 @@ def check_pack(path: str | Path) -> dict[str, Any]:
         raise BadInput(f'Pack "{store.path}": its data are damaged (the hash differs); create or copy it again.')
     kept = ("name", "classes", "shape", "codec", "quality", "images", "source")
     return {key: store.header[key] for key in kept} | {"bytes": store.path.stat().st_size}
+
+
+def is_pack(path: str | Path) -> bool:
+    """Whether a file begins as a pack does.
+
+    >>> is_pack("/no/such/file")
+    False
+    """
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
 
 
 class PackedImages(MappedImages):
@@ -136,11 +152,18 @@ class _Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.header, self.header_at = _read_header(path)
+        check_header(self.header, f'Pack "{path}"')
         self.shape: tuple[int, int, int] = tuple(self.header["shape"])
         self.dtype = np.dtype(self.header["dtype"])
         self.count: int = self.header["images"]
         self.codec: str = self.header["codec"]
         _check_blocks(self)
+        self._checked = _checked_blocks(self)
+        for name in ("labels", "rows", "begins"):
+            if name in self.header["blocks"]:
+                at, length = self.header["blocks"][name]
+                self._check([at], [at + length])
+        self._begin = self.header["blocks"]["images"][0]
         self._pixels: np.ndarray | None = None
         if self.codec == "raw":
             self._pixels = self.block("images", self.header["dtype"]).reshape(self.count, *self.shape)
@@ -157,10 +180,17 @@ class _Store:
         count = length // np.dtype(dtype).itemsize
         return np.memmap(self.path, dtype, "r", at, (count,)).view(np.ndarray) if count else np.empty(0, dtype)
 
+    def _check(self, starts: np.ndarray | list[int], ends: np.ndarray | list[int]) -> None:
+        """Check the hashes of these ranges of the file, unless it is of version 0.1."""
+        if self._checked is not None:
+            self._checked.check(np.asarray(starts) - PREAMBLE.size, np.asarray(ends) - PREAMBLE.size)
+
     def images(self, rows: np.ndarray) -> np.ndarray:
         """These images, in this order, copied out of the file."""
         out = np.empty((len(rows), *self.shape), self.dtype)
         if self._pixels is not None:
+            size = math.prod(self.shape) * self.dtype.itemsize
+            self._check(self._begin + rows * size, self._begin + (rows + 1) * size)
             # "clip" copies straight into `out`; rows were checked when the file was opened.
             return np.take(self._pixels, rows, axis=0, out=out, mode="clip")
         order = np.argsort(rows, kind="stable")  # reading in file order is faster
@@ -193,9 +223,13 @@ class _Store:
 
     def _decode(self, row: int) -> np.ndarray:
         channels, height, width = self.shape
-        data = self._bytes[self._begins[row] : self._begins[row + 1]].tobytes()
+        begin, end = int(self._begins[row]), int(self._begins[row + 1])
+        self._check([self._begin + begin], [self._begin + end])
+        data = self._bytes[begin:end].tobytes()
         try:
             with Image.open(io.BytesIO(data), formats=(self.codec.upper(),)) as image:
+                if image.size != (width, height):
+                    raise ValueError(f"it has {image.width} x {image.height} pixels, not {width} x {height}")
                 plain = image if image.mode == _MODES[channels] else image.convert(_MODES[channels])
                 pixels = np.asarray(plain).reshape(height, width, channels)
         except Exception as problem:  # Pillow's decoders raise almost anything on broken data
@@ -243,21 +277,26 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
         text = file.read(length)
     if hashlib.blake2b(text, digest_size=16).digest() != digest:
         raise BadInput(f"{where}: its header is damaged (the hash differs); create or copy it again.")
-    return json.loads(text), at
+    try:
+        return json.loads(text), at
+    except (ValueError, RecursionError):
+        raise BadInput(f"{where}: its header is not JSON that fednorms writes; create it again.") from None
 
 
 def _check_blocks(store: _Store) -> None:
     """Check that the header fits the file before pixels are read by it (its hash is already checked)."""
-    blocks, samples = store.header["blocks"], sum(n for s in store.header["sites"] for _, n in s["splits"].values())
+    blocks, splits = store.header["blocks"], [at for s in store.header["sites"] for at in s["splits"].values()]
+    samples = sum(count for _, count in splits)
     pixels = store.count * math.prod(store.shape) * store.dtype.itemsize
     right = all(
         PREAMBLE.size <= at and length >= 0 and at + length <= store.header_at for at, length in blocks.values()
     )
     right = right and blocks["labels"][1] == 4 * samples and blocks["rows"][1] == 8 * samples
+    right = right and all(start + count <= samples for start, count in splits)
     if store.codec == "raw":
         right = right and blocks["images"][1] == pixels
     else:
-        right = right and store.codec in ("png", "webp", "jpeg") and blocks["begins"][1] == 8 * (store.count + 1)
+        right = right and blocks.get("begins", (0, 0))[1] == 8 * (store.count + 1)
         if right:
             begins = store.block("begins", "<i8")
             right = begins[0] == 0 and begins[-1] == blocks["images"][1] and bool((np.diff(begins) >= 0).all())
@@ -266,3 +305,24 @@ def _check_blocks(store: _Store) -> None:
         right = len(rows) == 0 or (rows.min() >= 0 and rows.max() < store.count)
     if not right:
         raise BadInput(f'Pack "{store.path}": damaged: its tables do not fit its data; create or copy it again.')
+
+
+def _checked_blocks(store: _Store) -> CheckedBlocks | None:
+    """The data with the hashes of their blocks; None for a pack of version 0.1."""
+
+    def damaged(block: int) -> BadInput:
+        where = f"near byte {PREAMBLE.size + block * SIZE:,}"
+        return BadInput(
+            f'Pack "{store.path}": its data are damaged {where} (the hash differs); create or copy it again.'
+        )
+
+    if "hashes" not in store.header["blocks"]:
+        return None
+    at, length = store.header["blocks"]["hashes"]
+    table = store.block("hashes", "|u1").tobytes()
+    if hash_of(table) != store.header.get("hashes_hash"):
+        raise damaged(at // SIZE)
+    covered = store.header["covered"]
+    if not 0 < covered <= at - PREAMBLE.size or length % DIGEST:
+        raise damaged(at // SIZE)
+    return CheckedBlocks(np.memmap(store.path, np.uint8, "r", PREAMBLE.size, (covered,)), table, damaged)

@@ -60,7 +60,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class SiteScore:
-    """Scores on one site's data; `recall` has one entry per class, NaN where the site has no such sample."""
+    """Scores on one site's data; `recall` has one entry per class, NaN where the site has no such sample.
+
+    Across machines, `recall` is empty unless the site allows class counts to leave.
+    """
 
     accuracy: float
     balanced_accuracy: float

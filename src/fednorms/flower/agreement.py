@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fednorms.core.errors import BadInput
-from fednorms.data import Federation, Preprocessing, Protocol
-from fednorms.data.facts import Facts, SiteFacts
+from fednorms.data import Federation
+from fednorms.data.facts import Facts
 from fednorms.flower import schema
 
 
@@ -55,7 +55,7 @@ class Card:
     def from_json(cls, text: object) -> Card:
         """The inverse of `to_json`; raises `schema.BadMessage` for anything that is not a card."""
         said = schema.read_text(schema.CardText, text)
-        facts = _one_site(_read(said), said.site, said.domain, said.train, said.counts)
+        facts = _one_site(said.model_dump(), said.site, said.domain, said.train, said.counts)
         return cls(facts, {"train": said.train, "val": said.val, "test": said.test}, said.order)
 
     def differs(self, other: Card) -> str:
@@ -116,14 +116,8 @@ def agreement(facts: Facts) -> str:
 def read_agreement(text: object) -> Facts:
     """The facts in what `agreement` wrote: all sites appear as one."""
     said = schema.read_text(schema.AgreementText, text)
-    images = {"train": list(said.counts)} if said.counts else {}
-    return Facts(
-        **_read(said),
-        name="flower",
-        sites=(SiteFacts("all sites", "all sites", images=images),),
-        clients=tuple(str(i) for i in range(said.clients)),
-        samples=said.samples,
-    )
+    everybody = _one_site(said.model_dump(), "all sites", "all sites", said.samples, said.counts)
+    return replace(everybody, name="flower", clients=tuple(map(str, range(said.clients))))
 
 
 _SHARED = ("classes", "shape", "dtype", "preprocessing", "protocol")
@@ -134,19 +128,10 @@ def _shared(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {key: facts[key] for key in _SHARED if key in facts}
 
 
-def _one_site(shared: Mapping[str, Any], name: str, domain: str, train: int, counts: list[int]) -> Facts:
-    site = SiteFacts(name, domain, images={"train": list(counts)} if counts else {})
-    return Facts(**{k: shared[k] for k in _SHARED}, name=name, sites=(site,), clients=(name,), samples=train)
-
-
-def _read(said: schema.CardText | schema.AgreementText) -> dict[str, Any]:
+def _one_site(shared: Mapping[str, Any], name: str, domain: str, train: int, counts: Sequence[int]) -> Facts:
+    """The facts of a federation of one site; raises `schema.BadMessage` if the values do not describe one."""
+    site = {"name": name, "domain": domain, "images": {"train": list(counts)} if counts else {}}
     try:
-        return {
-            "classes": tuple(said.classes),
-            "shape": said.shape,
-            "dtype": said.dtype,
-            "preprocessing": Preprocessing.from_dict(said.preprocessing.model_dump()),
-            "protocol": Protocol.from_dict(said.protocol.model_dump()),
-        }
+        return Facts.from_dict(_shared(shared) | {"name": name, "sites": [site], "clients": [name], "samples": train})
     except BadInput as error:
         raise schema.BadMessage(schema.problem(error)) from None

@@ -98,12 +98,12 @@ def server_certificate(
 
 
 def days_left(path: Path) -> float:
-    """Days until a certificate ends; negative afterwards. BadInput if the file is not a certificate."""
+    """Days until the last certificate of a file ends; negative afterwards. BadInput if the file holds none."""
     try:
-        found = x509.load_pem_x509_certificate(path.read_bytes())
+        found = x509.load_pem_x509_certificates(path.read_bytes())
     except (OSError, ValueError) as error:
         raise BadInput(f"Cannot read the certificate {path} ({error}).") from None
-    return (found.not_valid_after_utc - datetime.now(UTC)) / timedelta(days=1)
+    return (max(c.not_valid_after_utc for c in found) - datetime.now(UTC)) / timedelta(days=1)
 
 
 def check_certificates(folder: Path) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from logging import INFO
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 from torch import nn
 
 from fednorms.core.errors import BadInput, FednormsError
@@ -98,6 +100,7 @@ def _train(client: SiteClient, sent: Broadcast, words: AskWords) -> RecordDict:
     done = client.train(sent, score=words.score and client.policy.scores)
     if mechanism is not None:
         client.write_down(sent, done.uploads[0], mechanism, words.accepted)
+        log(INFO, "fednorms: %s", client.ledger.spent(client.policy.delta))
     private = client.task.method.privacy is not None  # send nothing that the accountant does not count
     reply = messages.pack_upload(done.uploads[0], {"site": client.site.name}, with_metrics=not private)
     for score in done.after_local.values():

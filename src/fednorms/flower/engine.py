@@ -186,8 +186,8 @@ class Remote(Engine):
 
     def _way_back(self, accepted: int) -> str:
         return (
-            f" If the model of round {accepted} is the cause, continue from the round before with "
-            f"deploy.restart = {accepted - 1}."
+            f" If the model of round {accepted} is the cause, continue from the round before: flwr run ... "
+            f"--run-config 'deploy.restart={accepted - 1}'."
             if accepted > 1
             else ""
         )

@@ -29,7 +29,6 @@ from fednorms.runs.store.atomic import write_atomic
 from fednorms.runs.toml import dumps
 
 FILE = "roster.toml"
-VARIABLE = "FEDNORMS_ROSTER"  # `fednorms deploy link` tells the server's app where the file is
 _HEAD = """# The public key of each site. Only these keys pass the door, each as its own site. `fednorms deploy enroll`
 # and `fednorms deploy revoke` change this file; changes take effect at once, in a running round, too.
 """
@@ -102,8 +101,12 @@ class Watched:
     @classmethod
     def of_link(cls) -> Watched | None:
         """The roster of the link that started this process; None without one, as in Flower's simulation."""
-        path = os.environ.get(VARIABLE)
+        path = os.environ.get("FEDNORMS_ROSTER")
         return cls(Path(path)) if path else None
+
+    def environment(self) -> dict[str, str]:
+        """What `of_link` needs in the environment of a process that the link starts."""
+        return {"FEDNORMS_ROSTER": str(self.path.resolve())}
 
     def owners(self) -> Mapping[bytes, str]:
         """The site of each key; BadInput while the file cannot be read, so nobody is let in by an old list."""

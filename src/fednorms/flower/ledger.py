@@ -123,6 +123,15 @@ class Ledger:
         """Epsilon of all noised answers so far, and of further ones with these noise multipliers."""
         return epsilon_of_answers([*(a.noise for a in self.answers), *more], delta)
 
+    def spent(self, delta: float) -> str:
+        """How much privacy the site has used, in words."""
+        given = len(self.answers)
+        said = f"{given} noised answer{'s' * (given != 1)} of this site in all runs"
+        try:
+            return f"{said}, epsilon {self.epsilon(delta):.3g} at delta {delta:g}"
+        except BadInput:  # the accountant is not installed here; the server's metrics have epsilon, too
+            return said
+
     def record(self, answer: Answer) -> None:
         """Write down an answer, before it is sent."""
         pages = self._read()

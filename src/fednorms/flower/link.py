@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from logging import getLogger
 from pathlib import Path
 
 import uvicorn
@@ -19,11 +18,13 @@ import uvicorn
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.flower.certificates import FOLDER, check_certificates
 from fednorms.flower.door import KIB, Door, Impatient
-from fednorms.flower.keys import FILE, VARIABLE, Watched
+from fednorms.flower.keys import FILE, Watched
+from fednorms.flower.processes import end, start, terminable
 
 LOOPBACK = "127.0.0.1"
 CONNECTIONS = 512
-log = getLogger("fednorms.door")
+LINES, SECONDS = 20, 10.0  # a flood of refused requests must not fill the disk: so many lines of the log in so long
+log = logging.getLogger("fednorms.door")
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,10 @@ def run_link(link: Link, say: Callable[[str], None]) -> int:
         )
     if _listening(link.link_port):
         raise BadInput(f"Port {link.link_port} of {LOOPBACK} is in use. Choose another one with --link-port.")
+    _log_to_stderr()
     os.umask(0o077)  # the database holds the sites' models
-    flower = subprocess.Popen(_command(link), env=flower_environment() | {VARIABLE: str(roster.path)})
+    terminable()
+    flower = start("flower-superlink", _options(link), roster.environment())
     try:
         while not _listening(link.link_port):
             if flower.poll() is not None:
@@ -112,6 +115,34 @@ async def renew_certificates(server: uvicorn.Server, certificates: Path, every: 
                 log.warning("the server's certificate was renewed")
 
 
+class Sparse(logging.Filter):
+    """Lets only some lines through in a while, and says how many it left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._since, self._lines = 0.0, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is written."""
+        if record.created - self._since > SECONDS:
+            if (left_out := self._lines - LINES) > 0:
+                record.msg, record.args = (
+                    f"{record.getMessage()} ({left_out} lines before this one were left out)",
+                    None,
+                )
+            self._since, self._lines = record.created, 0
+        self._lines += 1
+        return self._lines <= LINES
+
+
+def _log_to_stderr() -> None:
+    """Write what the door refuses to stderr, with the time."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s door: %(message)s"))
+    handler.addFilter(Sparse())
+    log.handlers, log.propagate = [handler], False
+
+
 async def _serve(link: Link, roster: Watched, flower: subprocess.Popen[bytes], certificates: Path) -> None:
     door = Door(f"http://{LOOPBACK}:{link.link_port}", roster)
     server = door_server(door, link.host, link.port, certificates)
@@ -130,9 +161,8 @@ async def _serve(link: Link, roster: Watched, flower: subprocess.Popen[bytes], c
         await door.close()
 
 
-def _command(link: Link) -> list[str]:
+def _options(link: Link) -> list[str]:
     return [
-        flower_program("flower-superlink"),
         "--insecure",  # on the loopback interface; the door has TLS
         "--host", LOOPBACK,
         "--port", str(link.link_port),
@@ -144,30 +174,3 @@ def _command(link: Link) -> list[str]:
 def _listening(port: int) -> bool:
     with socket.socket() as s:
         return s.connect_ex((LOOPBACK, port)) == 0
-
-
-# -- processes of Flower ----------------------------------------------------------------------------------------------
-def flower_program(name: str) -> str:
-    """The path of one of Flower's programs: next to this Python, where pip put it."""
-    path = Path(sys.executable).with_name(name)
-    if not path.exists():
-        raise BadInput(f"Cannot find {name} next to {sys.executable}. Install it with: pip install 'fednorms[flower]'")
-    return str(path)
-
-
-def flower_environment() -> dict[str, str]:
-    """The environment of Flower's processes: its other programs are found, and it sends no usage statistics."""
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, **quiet, "PATH": path}
-
-
-def end(process: subprocess.Popen[bytes], patience: float = 15.0) -> None:
-    """Ask a process to end, and end it if it does not."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    process.wait()

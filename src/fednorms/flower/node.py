@@ -27,11 +27,12 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from fednorms.core.errors import BadInput
 from fednorms.flower.certificates import SOON, days_left
 from fednorms.flower.keys import private_key
-from fednorms.flower.link import LOOPBACK, end, flower_environment, flower_program
+from fednorms.flower.processes import end, start, terminable
 from fednorms.flower.settings import Scalar
 from fednorms.flower.task import Desk
 from fednorms.runs.toml import dumps
 
+LOOPBACK = "127.0.0.1"
 POLL = 0.25  # seconds between two looks for a message
 SHORTEST, LONGEST = 2.0, 60.0  # seconds until Flower's node is started again
 
@@ -50,6 +51,7 @@ class Node:
 def run_node(node: Node, say: Callable[[str], None]) -> int:
     """Run a site's node until it is interrupted; Flower's node is started again whenever it ends."""
     check_node(node, say)
+    terminable()
     wait = SHORTEST
     while True:
         began = time.monotonic()
@@ -83,7 +85,7 @@ def _session(node: Node) -> int:
     with tempfile.TemporaryDirectory(prefix="fednorms-node-") as private:  # only this user can read it
         (Path(private) / "secret").write_bytes(secret)
         (Path(private) / "node.toml").write_text(dumps(node.config), encoding="utf-8")
-        flower = subprocess.Popen(_command(node, Path(private), address), env=flower_environment())
+        flower = start("flower-supernode", _options(node, Path(private), address))
         try:
             _answer(node.desk, address, secret, flower)
             return flower.wait()
@@ -127,10 +129,9 @@ def _answer(desk: Desk, address: str, secret: bytes, flower: subprocess.Popen[by
         client.close()
 
 
-def _command(node: Node, private: Path, address: str) -> list[str]:
+def _options(node: Node, private: Path, address: str) -> list[str]:
     host, _, port = address.rpartition(":")
     return [
-        flower_program("flower-supernode"),
         "--superlink", node.server,
         "--root-certificates", str(node.ca),
         "--auth-supernode-private-key", str(node.key),

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from fednorms.core.errors import BadInput
 from fednorms.explain.deployable import refuse_obstacles
-from fednorms.flower.settings import Deployment, flat
+from fednorms.flower.settings import Deployment, flat, read
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.store.atomic import check_folder
 from fednorms.runs.toml import dumps
 
 NAME = "fednorms-deployment"
+HOST, PORT = "server.example", 8443
 _APP = '''"""The apps that Flower starts: fednorms runs the recipe in pyproject.toml."""
 
 from fednorms.flower import client_app, server_app
@@ -25,14 +27,16 @@ server = server_app()
 '''
 
 
-def write_project(folder: Path, recipe: Recipe, deployment: Deployment, host: str = "server.example") -> list[Path]:
-    """Write pyproject.toml, the apps, a README with five commands and a script that makes certificates.
+def write_project(
+    folder: Path, recipe: Recipe, deployment: Deployment, host: str = HOST, port: int = PORT
+) -> list[Path]:
+    """Write pyproject.toml, the apps, and a README with the commands for the server and for a site.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as root:
     ...     made = write_project(Path(root, "d"), Recipe(method="fedbn"), Deployment(sites="a,b", classes="cat,dog"))
     ...     [path.name for path in made]
-    ['pyproject.toml', 'fednorms_app.py', 'README.md', 'certificates.sh']
+    ['pyproject.toml', 'fednorms_app.py', 'README.md']
     """
     refuse_obstacles(read_method(recipe.method))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -40,22 +44,66 @@ def write_project(folder: Path, recipe: Recipe, deployment: Deployment, host: st
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
-        "pyproject.toml": _pyproject(recipe, deployment),
+        "pyproject.toml": _pyproject(recipe, deployment, f"{host}:{port}"),
         "fednorms_app.py": _APP,
-        "README.md": _readme(recipe, deployment, host),
-        "certificates.sh": _template("certificates.sh").replace("@HOST@", host).replace("@SITES@", _words(deployment)),
+        "README.md": _readme(recipe, deployment, host, port),
     }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    (folder / "certificates.sh").chmod(0o755)
     return [folder / name for name in texts]
 
 
-def _words(deployment: Deployment) -> str:
-    return " ".join(shlex.quote(name) for name in deployment.site_names)
+def read_project(folder: Path) -> tuple[Recipe, Deployment]:
+    """The recipe and the deployment of a project that `deploy init` wrote."""
+    path = folder / "pyproject.toml"
+    try:
+        config = _told(folder)["tool"]["flwr"]["app"]["config"]
+    except KeyError as error:
+        raise BadInput(f"{folder} is not a project: cannot read [tool.flwr.app.config] of {path} ({error}).") from None
+    flat: dict[str, Any] = {}
+
+    def spread(table: dict[str, Any], start: str) -> None:
+        for key, value in table.items():
+            if isinstance(value, dict):
+                spread(value, f"{start}{key}.")
+            else:
+                flat[start + key] = value
+
+    spread(config, "")
+    return read(flat, str(path))
 
 
-def _pyproject(recipe: Recipe, deployment: Deployment) -> str:
+def read_address(folder: Path) -> tuple[str, int]:
+    """Host and port at which the sites reach the server of a project."""
+    address = _told(folder).get("tool", {}).get("fednorms", {}).get("address")
+    if address is None:
+        raise BadInput(
+            f'{folder / "pyproject.toml"} does not name the server. Add: [tool.fednorms] address = "HOST:{PORT}"'
+        )
+    return split_address(str(address), f"address in {folder / 'pyproject.toml'}")
+
+
+def split_address(text: str, where: str) -> tuple[str, int]:
+    """Host and port of an address.
+
+    >>> split_address("server.example:8443", "--server"), split_address("[::1]:8443", "--server")
+    (('server.example', 8443), ('[::1]', 8443))
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise BadInput(f'{where} is not an address: expected HOST:PORT, found "{text}".')
+    return host, int(port)
+
+
+def _told(folder: Path) -> dict[str, Any]:
+    path = folder / "pyproject.toml"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadInput(f"{folder} is not a project: cannot read [tool.flwr.app.config] of {path} ({error}).") from None
+
+
+def _pyproject(recipe: Recipe, deployment: Deployment, address: str) -> str:
     config: dict[str, Any] = {**flat(recipe), "deploy": dict(vars(deployment))}
     head = {
         "project": {
@@ -72,7 +120,8 @@ def _pyproject(recipe: Recipe, deployment: Deployment) -> str:
                     "components": {"serverapp": "fednorms_app:server", "clientapp": "fednorms_app:client"},
                     "config": config,
                 }
-            }
+            },
+            "fednorms": {"address": address},
         },
     }
     return (
@@ -81,7 +130,7 @@ def _pyproject(recipe: Recipe, deployment: Deployment) -> str:
     )
 
 
-def _readme(recipe: Recipe, deployment: Deployment, host: str) -> str:
+def _readme(recipe: Recipe, deployment: Deployment, host: str, port: int) -> str:
     sites = deployment.site_names
     first = sites[0] if sites else "SITE"
     text = _template("README.md")
@@ -90,9 +139,10 @@ def _readme(recipe: Recipe, deployment: Deployment, host: str) -> str:
         "@SITES@": ", ".join(sites),
         "@FIRST@": shlex.quote(first),
         "@KEY@": shlex.quote(f"{first}.key"),
-        "@NODE@": shlex.quote(f'site="{first}" data="/path/of/FOLDER"'),
         "@CLASSES@": ", ".join(deployment.class_names),
+        "@FIRSTFILE@": first,
         "@HOST@": host,
+        "@PORT@": str(port),
         "@OUT@": deployment.out,
         "@COUNT@": _all_sites(len(sites) or deployment.minimum),
         "@WAIT@": f"{deployment.wait:g}",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from httpx import HTTPError
 
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.data.facts import Facts
@@ -144,7 +145,7 @@ class Roster:
         if hellos:
             pushed = list(self.grid.push_messages(hellos))
             self._greeted.update({m: n for m, n in zip(pushed, sorted(new), strict=False) if m})
-        came = [(self._greeted.pop(r.metadata.reply_to_message_id), r) for r in self._pull(set(self._greeted))]
+        came = [(self._greeted.pop(number), reply) for number, reply in self._pull(set(self._greeted)).items()]
         for node, reply in sorted(came, key=lambda pair: pair[0]):
             if (reason := self._admit(node, reply)) != "":
                 self._refused[node] = self._news[f"node {node}"] = reason
@@ -172,10 +173,12 @@ class Roster:
             self._news["roster"] = str(error)
             return ""
 
-    def _admit(self, node: int, reply: Message) -> str:
+    def _admit(self, node: int, reply: Message | BadMessage) -> str:
         """Accept a node by its card; otherwise say why not."""
+        if isinstance(reply, BadMessage):
+            return str(reply)
         if reply.has_error():
-            return f"its app failed: {reply.error.reason}"
+            return f"its app failed: {printable(reply.error.reason, 5000)}"
         words = messages.about(reply.content)
         if (told := messages.refusal(reply.content)) is not None:
             return told[1]
@@ -219,8 +222,8 @@ class Roster:
                 answers.lost[name] = "the message could not be sent"
         end = time.monotonic() + self.deployment.deadline
         while open_ and time.monotonic() < end:
-            for reply in self._pull(set(open_)):
-                name = open_.pop(reply.metadata.reply_to_message_id)
+            for number, reply in self._pull(set(open_)).items():
+                name = open_.pop(number)
                 if reason := self._gone(name, here[name], started[name]):
                     answers.lost[name] = reason
                 else:
@@ -241,9 +244,12 @@ class Roster:
             return "its key was revoked"
         return "its node was started again during the round" if self._online.get(node, start) != start else ""
 
-    def _sort(self, name: str, reply: Message, answers: Answers) -> None:
+    def _sort(self, name: str, reply: Message | BadMessage, answers: Answers) -> None:
+        if isinstance(reply, BadMessage):
+            answers.lost[name] = str(reply)
+            return
         if reply.has_error():
-            answers.lost[name] = reply.error.reason or f"error {reply.error.code}"
+            answers.lost[name] = printable(reply.error.reason or f"error {reply.error.code}", 5000)
             return
         words = messages.about(reply.content)
         if (told := messages.refusal(reply.content)) is not None:
@@ -257,5 +263,15 @@ class Roster:
     def _message(self, kind: str, content: RecordDict, node: int) -> Message:
         return Message(content, node, kind, ttl=self.deployment.deadline + 60)
 
-    def _pull(self, ids: set[str]) -> list[Message]:
-        return [m for m in self.grid.pull_messages(ids) if m.metadata.reply_to_message_id in ids] if ids else []
+    def _pull(self, ids: set[str]) -> dict[str, Message | BadMessage]:
+        """The replies that have arrived, each pulled alone: bytes that Flower cannot read cost no other reply."""
+        found: dict[str, Message | BadMessage] = {}
+        for number in sorted(ids):
+            try:
+                for reply in self.grid.pull_messages([number]):
+                    found[number] = reply
+            except HTTPError:  # the link, not the site
+                raise
+            except Exception as error:
+                found[number] = BadMessage(f"sent a message that cannot be read ({printable(repr(error))})")
+        return found

@@ -39,8 +39,8 @@ class _Message(BaseModel):
 class PreprocessingText(_Message):
     """The normalization of pixels in a card."""
 
-    mean: Annotated[list[Number], Field(min_length=1, max_length=64)] | None = None
-    std: Annotated[list[Number], Field(min_length=1, max_length=64)] | None = None
+    mean: Annotated[list[Number], Field(min_length=1, max_length=1024)] | None = None
+    std: Annotated[list[Number], Field(min_length=1, max_length=1024)] | None = None
     crop: Side | None = None
 
 
@@ -107,7 +107,7 @@ class AskWords(_Message):
     score: bool = False
     part: str = ""
     when: str = ""
-    tests: list[str] = []
+    tests: Annotated[list[str], Field(max_length=100)] = []
 
 
 class TrainWords(_Message):

@@ -1,4 +1,4 @@
-"""Keep decoded images on disk: every file is decoded once."""
+"""Keep decoded images on disk: every file is decoded once, and again if the cache is damaged."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from fednorms.core.errors import BadInput
+from fednorms.data.folders.cached import CachedImages, checked, hashes_of, length_of_hashes
 from fednorms.data.folders.decode import Decoding, Prepared
 from fednorms.data.folders.scan import ImageFile
 from fednorms.data.mapped import MappedImages
@@ -72,9 +73,11 @@ def load(
             raise BadInput(f'Folder "{wanted.root}" exceeds memory_limit and needs a cache. Set cache=FOLDER.')
         return torch.from_numpy(wanted.images())
     path = _cache_folder(cache) / f"{_key(wanted)}.npy"
-    if not _usable(path, wanted.full):
+    found = _read(path, wanted.full, in_memory)
+    if found is None:
         try:
             _write(path, wanted)
+            found = _read(path, wanted.full, in_memory)
         except OSError as problem:
             if not in_memory:
                 raise BadInput(
@@ -87,7 +90,9 @@ def load(
                 stacklevel=3,
             )
             return torch.from_numpy(wanted.images())
-    return torch.from_numpy(np.load(path)) if in_memory else MappedImages(path)
+    if found is None:
+        raise BadInput(f'The cache "{path}" cannot be read back. Set cache=FOLDER to another disk.')
+    return found
 
 
 def _cache_folder(cache: str | Path | bool | None) -> Path:
@@ -112,12 +117,20 @@ def _key(wanted: Decoding) -> str:
     return digest.hexdigest()
 
 
-def _usable(path: Path, full: tuple[int, ...]) -> bool:
+def _read(path: Path, full: tuple[int, ...], in_memory: bool) -> torch.Tensor | MappedImages | None:
+    """The images of a cache file; None if it is missing, of another kind or damaged."""
     try:
-        stored = np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError):
-        return False
-    return stored.shape == full and stored.dtype == np.uint8
+        stored = np.load(path, mmap_mode=None if in_memory else "r")
+        if stored.shape != full or stored.dtype != np.uint8:
+            return None
+        if not in_memory:
+            return CachedImages(path)
+        if (blocks := checked(path, stored)) is None:
+            return None
+        blocks.check_all()
+    except Exception:  # whatever NumPy raises for a damaged header, and what we raise for damaged data
+        return None
+    return torch.from_numpy(stored)
 
 
 def _write(path: Path, wanted: Decoding) -> None:
@@ -133,12 +146,15 @@ def _write(path: Path, wanted: Decoding) -> None:
             offset, size = out.tell(), math.prod(wanted.full)
             # Reserve all of it now: a full disk is then an error here instead of a crash while the map is written.
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(out.fileno(), 0, offset + size)
+                os.posix_fallocate(out.fileno(), 0, offset + size + length_of_hashes(size))
             else:
-                out.truncate(offset + size)
+                out.truncate(offset + size + length_of_hashes(size))
         images = np.memmap(name, np.uint8, "r+", offset, wanted.full)
         wanted.images(images)
         images.flush()
+        with open(name, "r+b") as out:
+            out.seek(offset + size)
+            out.write(hashes_of(images))
         del images
         os.replace(name, path)
     finally:

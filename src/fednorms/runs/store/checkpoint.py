@@ -226,6 +226,43 @@ def load_best(root: Path, device: torch.device | str = "cpu") -> Checkpoint | No
         ) from damage
 
 
+def verified(root: Path) -> Iterator[tuple[Path, str]]:
+    """Every file of every checkpoint, the best model's included, and what is wrong with it (nothing: "").
+
+    >>> list(verified(Path("no such folder")))
+    []
+    """
+    places = [(root, path) for _, path in _manifests(root)]
+    if (root / "best").exists():
+        places.append((root / "best", root / "best" / "manifest.json"))
+    for home, path in places:
+        try:
+            manifest = _read_manifest(path)
+        except _Damaged as damage:
+            yield path, str(damage)
+            continue
+        yield path, ""
+        for file in manifest.files():
+            try:
+                _check(home, file)
+            except _Damaged as damage:
+                yield home / file.path, str(damage)
+            else:
+                yield home / file.path, ""
+
+
+def newest_extra(root: Path) -> tuple[int, dict[str, Any]] | None:
+    """Round and `extra` of the newest checkpoint with a readable manifest.
+
+    >>> newest_extra(Path("no such folder")) is None
+    True
+    """
+    for number, path in _manifests(root):
+        with suppress(_Damaged):
+            return number, _read_manifest(path).extra
+    return None
+
+
 class _LazyClients(Mapping[str, ClientState]):
     """The client states of a checkpoint, each read from its file on access."""
 
@@ -373,7 +410,10 @@ def _read_manifest(path: Path) -> _Manifest:
         if body["version"] != FORMAT:
             raise _Damaged(f"{path.name}: format {body['version']}, this version of fednorms reads {FORMAT}")
         clients = {name: _Bare(**e) if "parts" in e else _File(**e) for name, e in body.pop("clients").items()}
-        return _Manifest(server=_File(**body.pop("server")), clients=clients, **body)
+        manifest = _Manifest(server=_File(**body.pop("server")), clients=clients, **body)
+        if outside := [f.path for f in manifest.files() if ".." in Path(f.path).parts or Path(f.path).is_absolute()]:
+            raise _Damaged(f"{path.name}: names a file outside of the run, {outside[0]}")
+        return manifest
     except OSError as error:
         raise _Damaged(f"{path.name}: cannot be read, {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

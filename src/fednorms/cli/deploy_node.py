@@ -1,0 +1,86 @@
+"""`fednorms deploy node`: connect a site to the server of a deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from fednorms.cli.deploy_server import require_posix
+from fednorms.cli.output import stderr
+from fednorms.cli.parsing import parse
+from fednorms.core.errors import BadInput
+from fednorms.core.options import nearest
+from fednorms.flower.project import read_address, read_project, split_address
+
+
+@dataclass
+class NodeOptions:
+    """Connect a site: answer the server's messages with the site's data and its own copy of the project.
+
+    Code that comes with a run is never loaded. Every message and every reply is written to the audit log.
+    """
+
+    project: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="PROJECT")]
+    """The site's copy of the project's folder."""
+    site: str
+    """The site's name, as in the project."""
+    ca: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    """The deployment's ca.crt: no other server is accepted."""
+    key: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    """The site's private key."""
+    data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")] = None
+    """The site's folder of CLASS/image. Without it, the site's data are those in the recipe's federation."""
+    server: Annotated[str, tyro.conf.arg(metavar="HOST:PORT", help_behavior_hint="(default: the project's)")] = ""
+    """Where the server's door is."""
+    state: Annotated[
+        Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: ~/.local/state/fednorms)")
+    ] = None
+    """Folder of the site's state."""
+    audit: Annotated[
+        Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: audit-SITE.jsonl in the state folder)")
+    ] = None
+    """The site's audit log."""
+    device: str = ""
+    """cpu, cuda or auto; the recipe's if empty."""
+    config: Annotated[list[str], tyro.conf.arg(metavar="KEY=VALUE [KEY=VALUE ...]")] = field(default_factory=list)
+    """Further keys of the node's config, as in attribute.modality=MR."""
+
+
+def node(args: Sequence[str]) -> int:
+    """The command."""
+    given = parse(NodeOptions, "deploy node", args)
+    require_posix("node")
+    from fednorms.flower.generations import default_root
+    from fednorms.flower.node import Node, run_node
+    from fednorms.flower.task import Desk, load_app
+
+    _, deployment = read_project(given.project)
+    if given.site not in deployment.site_names:
+        raise BadInput(f'No site "{given.site}" in {given.project}: {nearest(given.site, deployment.site_names)}.')
+    host, port = split_address(given.server, "--server") if given.server else read_address(given.project)
+    state = given.state or default_root()
+    config = dict(_pair(text) for text in given.config)
+    config |= {"site": given.site, "state": str(state.expanduser().resolve())}
+    config |= {"data": str(given.data.resolve())} if given.data else {}
+    config |= {"device": given.device} if given.device else {}
+    audit = given.audit or state.expanduser() / f"audit-{given.site}.jsonl"
+    desk = Desk(given.project.resolve(), audit.resolve())
+    load_app(desk.project)  # now, not at the first message
+    console = stderr()
+    return run_node(
+        Node(f"{host}:{port}", given.ca.resolve(), given.key.resolve(), desk, config),
+        lambda text: console.print(text, markup=False, soft_wrap=True),
+    )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise BadInput(f'--config takes KEY=VALUE; got "{text}".')
+    if key in ("site", "data", "state", "device"):
+        raise BadInput(f'--config does not take "{key}": it has an option of its own, --{key}.')
+    return key, value

@@ -1,0 +1,146 @@
+"""The commands of a deployment's server and of a site: what they write, and what they refuse before anything starts."""
+
+import json
+import logging
+import socket
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is an optional extra: pip install 'fednorms[flower]'")
+
+from fednorms.cli import main
+from fednorms.flower import link as link_module
+from fednorms.flower import processes
+from fednorms.flower.keys import new_key, read_keys
+from tests.flower.test_deploy import INIT, images
+from tests.support.door import Keys
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project with its certificates."""
+    assert main(["deploy", "init", str(tmp_path / "p"), *INIT, "--host", "127.0.0.1"]) == 0
+    assert main(["deploy", "certificates", str(tmp_path / "p")]) == 0
+    return tmp_path / "p"
+
+
+@pytest.fixture(autouse=True)
+def _no_process(monkeypatch):
+    """No test here starts a program of Flower's."""
+
+    def start(name, options, environment=None):
+        raise AssertionError(f"{name} was started")
+
+    for module in ("link", "node"):
+        monkeypatch.setattr(f"fednorms.flower.{module}.start", start)
+    monkeypatch.setattr(processes, "start", start)
+
+
+def test_certificates_are_made_once_and_renewed_on_request(project, capsys):
+    capsys.readouterr()
+    assert main(["deploy", "certificates", str(project), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"files": []}
+    assert main(["deploy", "certificates", str(project), "--renew", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)["files"]
+    assert [path.rpartition("/")[2] for path in made] == ["server.key", "server.pem"]
+    assert main(["deploy", "certificates", str(project), "--days", "0"]) == 2
+    assert "--days is 1 to 3650" in capsys.readouterr().err
+
+
+def test_enroll_and_revoke_change_the_roster(project, tmp_path, capsys):
+    before = read_keys(project / "roster.toml")
+    public = new_key()[1]
+    (tmp_path / "new.pub").write_text(public + " north@example")
+    enroll = ["deploy", "enroll", str(project), "--key", str(tmp_path / "new.pub")]
+    assert main([*enroll, "--site", "north"]) == 0
+    after = read_keys(project / "roster.toml")
+    assert after.keys == {**before.keys, "north": public}
+    assert after.revoked == {before.keys["north"]: "north"}
+    assert main(["deploy", "revoke", str(project), "--site", "north"]) == 0
+    assert list(read_keys(project / "roster.toml").keys) == ["south"]
+    last = (project / "roster.toml").read_bytes()
+    for arguments, said in {
+        (*enroll, "--site", "north"): "was revoked",
+        (*enroll, "--site", "nord"): 'did you mean "north"',
+        (*enroll[:4], str(project / "README.md"), "--site", "north"): "is not a public key",
+        (*enroll[:4], str(project / "nowhere"), "--site", "north"): "Cannot read --key",
+        ("deploy", "revoke", str(project), "--site", "north"): 'Site "north" has no key',
+        ("deploy", "revoke", str(tmp_path), "--site", "north"): "Cannot read the roster",
+    }.items():
+        capsys.readouterr()
+        assert main(list(arguments)) == 2
+        assert said in capsys.readouterr().err
+    assert (project / "roster.toml").read_bytes() == last
+
+
+def test_a_link_that_cannot_work_is_not_started(project, tmp_path, capsys):
+    command = ["deploy", "link", str(project)]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main([*command, "--link-port", str(taken.getsockname()[1])]) == 2
+    assert "is in use. Choose another one with --link-port" in capsys.readouterr().err
+    for site in ("north", "south"):
+        assert main(["deploy", "revoke", str(project), "--site", site]) == 0
+    assert main(command) == 2
+    assert "No site has a key" in capsys.readouterr().err
+    over = Keys(tmp_path / "over", days=-3)
+    (project / "certificates" / "server.pem").write_bytes((over.certificates / "server.pem").read_bytes())
+    assert main(command) == 2
+    assert "server.pem ended 3 days ago" in capsys.readouterr().err
+    (project / "certificates" / "ca.crt").unlink()
+    assert main(command) == 2
+    assert main(["deploy", "link", str(tmp_path / "nowhere")]) == 2
+    assert "is not a project" in capsys.readouterr().err
+
+
+def test_flowers_link_is_started_on_loopback_only(project, monkeypatch):
+    started = []
+
+    def start(name, options, environment=None):
+        started.append((name, options, environment))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(link_module, "start", start)
+    monkeypatch.setattr(link_module, "terminable", lambda: None)
+    monkeypatch.setattr(link_module, "_log_to_stderr", lambda: None)
+    monkeypatch.setattr(link_module.os, "umask", lambda mask: None)
+    assert main(["deploy", "link", str(project), "--host", "0.0.0.0"]) == 130
+    ((name, options, environment),) = started
+    assert name == "flower-superlink"
+    assert options[options.index("--host") + 1] == "127.0.0.1"
+    assert "0.0.0.0" not in options
+    assert environment == {"FEDNORMS_ROSTER": str((project / "roster.toml").resolve())}
+
+
+def test_a_node_that_cannot_work_is_not_started(project, tmp_path, capsys):
+    made = project / "certificates"
+    data = images(tmp_path / "north")
+    good = {"--site": "north", "--data": data, "--ca": made / "ca.crt", "--key": made / "north.key"}
+    over = Keys(tmp_path / "over", days=-3)
+    (tmp_path / "locked").write_text("no key")
+    for change, said in (
+        ({"--site": "nord"}, 'did you mean "north"'),
+        ({"--data": tmp_path / "nowhere"}, "--data is the site's folder"),
+        ({"--ca": tmp_path / "nowhere"}, "Cannot read the certificate"),
+        ({"--ca": over.certificates / "server.pem"}, "ended 3 days ago"),
+        ({"--key": tmp_path / "locked"}, "Cannot read the private key"),
+        ({"--key": made / "north.pub"}, "Cannot read the private key"),
+        ({"--server": "server"}, "expected HOST:PORT"),
+        ({"--config": "modality"}, "--config takes KEY=VALUE"),
+        ({"--config": "site=south"}, 'does not take "site"'),
+    ):
+        words = [str(word) for pair in {**good, **change}.items() for word in pair]
+        assert main(["deploy", "node", str(project), *words]) == 2, change
+        assert said in capsys.readouterr().err
+
+
+def test_a_flood_of_refusals_does_not_fill_the_log():
+    sparse, written = link_module.Sparse(), []
+    for i in range(1000):
+        record = logging.LogRecord("door", logging.WARNING, "", 0, "refused %s", (i,), None)
+        record.created = 1e9 + (i == 999) * 60
+        if sparse.filter(record):
+            written.append(record.getMessage())
+    assert len(written) == link_module.LINES + 1
+    assert written[-1] == f"refused 999 ({999 - link_module.LINES} lines before this one were left out)"
