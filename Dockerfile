@@ -15,9 +15,9 @@ RUN pip install --no-cache-dir --constraint /tmp/constraints.txt uv \
  && uv pip install --system --no-cache --torch-backend cpu --constraints /tmp/constraints.txt \
     "fednorms[zoo,report] @ file://$(ls /wheels/*.whl)" \
  && rm -rf /wheels /tmp/constraints.txt
-RUN useradd --create-home fednorms && mkdir /work && chown fednorms /work
-USER fednorms
-WORKDIR /work
-ENV OMP_NUM_THREADS=1
+# Not root; `docker run --user` chooses whose files a run writes. HOME holds only the cache of decoded images.
+USER 1000:1000
+WORKDIR /fednorms
+ENV HOME=/tmp OMP_NUM_THREADS=1
 ENTRYPOINT ["fednorms"]
 CMD ["--help"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import fednorms as fn
 from fednorms.cli.compare import show
-from fednorms.cli.progress import CellWatch, Reporter
 from fednorms.runs import report
+from fednorms.runs.progress import CellWatch, Reporter
 
 METHODS = ["fedavg", "fedfn", "fednn", "greg", "fedbn", "gn", "fedwon"]
 ROUNDS, SEEDS = 30, 3

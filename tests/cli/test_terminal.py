@@ -11,9 +11,9 @@ import sys
 import pytest
 from rich.cells import cell_len
 
-from fednorms.cli.pace import LIMIT, Pace
-from fednorms.cli.progress import CellWatch, Reporter
 from fednorms.runs.cells import CellEvent, Outcome
+from fednorms.runs.pace import LIMIT, Pace
+from fednorms.runs.progress import CellWatch, Reporter
 from tests.cli.conftest import ENV, FEDNORMS, fednorms, held
 from tests.support.waiting import HANG
 

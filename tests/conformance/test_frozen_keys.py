@@ -1411,6 +1411,7 @@ COMMANDS = {
     "deploy probe": "--ca --site --key --json",
     "deploy check": "--data --site --policy --json",
     "deploy node": "--site --ca --key --data --server --state --audit --device --config",
+    "deploy audit": "--json",
     "deploy export": "--site --out --state --json",
     "list": "--paper --costs --json",
     "describe": "--model --classes --privacy --json",

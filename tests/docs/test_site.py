@@ -1,6 +1,7 @@
 """The documentation site: it builds without a warning, and a browser shows it from disk without a network."""
 
 import doctest
+import html
 import os
 import re
 import shutil
@@ -77,6 +78,18 @@ def test_pages_load_nothing_from_the_network(site):
         loaded = re.findall(r'<(?:script|img|iframe)[^>]*\ssrc="([^"]+)"', text)
         loaded += re.findall(r'<link[^>]*rel="(?:stylesheet|preload|preconnect|icon)"[^>]*href="([^"]+)"', text)
         assert not [url for url in loaded if url.startswith(("http:", "https:", "//"))], page.name
+
+
+@pytest.mark.slow
+def test_links_lead_to_pages_and_headings_that_exist(site):
+    text = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html") if page.name != "404.html"}
+    headings = {page: set(re.findall(r'\bid="([^"]+)"', found)) for page, found in text.items()}
+    for page, found in text.items():
+        for link in map(html.unescape, set(re.findall(r'<a [^>]*href="([^":]+)"', found))):
+            path, _, heading = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), f"{page.name}: {link}"
+            assert not heading or heading in headings[target], f"{page.name}: {link}"
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ pytest.importorskip("flwr", reason="Flower is an optional extra: pip install 'fe
 from fednorms.cli import main
 from fednorms.flower import link as link_module
 from fednorms.flower import processes
+from fednorms.flower.audit import AuditLog
 from fednorms.flower.keys import new_key, read_keys
 from tests.flower.test_deploy import INIT, images
 from tests.support.door import Keys
@@ -133,6 +134,23 @@ def test_a_node_that_cannot_work_is_not_started(project, tmp_path, capsys):
         words = [str(word) for pair in {**good, **change}.items() for word in pair]
         assert main(["deploy", "node", str(project), *words]) == 2, change
         assert said in capsys.readouterr().err
+
+
+def test_the_audit_log_is_shown_and_checked(tmp_path, capsys):
+    log = AuditLog(tmp_path / "audit-north.jsonl")
+    log.write("asked", {"run": 7, "kind": "train", "round": 1, "method": "fedbn", "bytes": 10})
+    log.write("sent", {"run": 7, "kind": "train", "round": 1, "method": "fedbn", "bytes": 1234})
+    log.write("refused", {"run": 8, "kind": "hello", "round": 0, "method": "x", "bytes": 99, "reason": "[other] code"})
+    assert main(["deploy", "audit", str(log.path)]) == 0
+    said = capsys.readouterr().out
+    assert "[other] code" in said
+    assert "No line was changed. 1 reply, 1,234 bytes sent." in said
+    assert main(["deploy", "audit", str(log.path), "--json"]) == 0
+    assert [line["event"] for line in json.loads(capsys.readouterr().out)["lines"]] == ["asked", "sent", "refused"]
+    log.path.write_bytes(log.path.read_bytes().replace(b"1234", b"1"))
+    assert main(["deploy", "audit", str(log.path)]) == 1
+    assert "Line 3 of" in capsys.readouterr().err
+    assert main(["deploy", "audit", str(tmp_path / "nowhere")]) == 2
 
 
 def test_a_flood_of_refusals_does_not_fill_the_log():

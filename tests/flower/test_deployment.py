@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is an optional extra: pip install 'fednorms[flower]'")
 
 from fednorms.flower.audit import AuditLog
-from tests.flower.test_processes import PATIENT, assert_equals_the_loop, rows
+from tests.flower.test_processes import PATIENT, assert_equals_the_loop, locked, rows
 from tests.support.flower_in_process import SITES, config_of
 from tests.support.flower_processes import BIN, Cluster, free_port
 
@@ -160,3 +160,19 @@ def test_flowers_node_is_started_again_and_counts_again(tmp_path):
         subprocess.run(["kill", f"-{signal.SIGKILL}", *found.stdout.split()], check=True)
         cluster.wait_in_run(run, lambda: "faint" in rows(out)[-1].get("lost", {}), "nobody misses it")
         cluster.wait_in_run(run, lambda: "lost" not in rows(out)[-1], "it does not come back")
+
+
+@pytest.mark.slow
+def test_a_killed_link_continues_bit_for_bit_behind_its_door(cluster, tmp_path):
+    """The new door has never seen the nodes; the link's database has."""
+    config = config_of("scaffold + fedbn", tmp_path, rounds=4, **PATIENT)
+    project = deployed(cluster, config)
+    for site in SITES.split(","):
+        cluster.site(project, site)
+    run, out = cluster.submit(config), Path(config["deploy.out"])
+    cluster.wait_in_run(run, lambda: len(rows(out)) >= 2, "no second round")
+    cluster.kill(cluster.needed["link"])
+    cluster.wait(lambda: not locked(out), "the ServerApp does not end with its link")
+    assert not (out / "summary.json").exists()
+    cluster.door(project)
+    assert_equals_the_loop(cluster.finish(config), config, tmp_path)

@@ -236,6 +236,21 @@ def test_a_body_that_never_ends_is_given_up(link, keys, monkeypatch):
     assert sent[0]["status"] == 408
 
 
+def test_a_key_revoked_while_its_body_arrives_is_refused(link, keys):
+    sent = []
+
+    async def receive():
+        read_keys(keys.roster).without("north").write(keys.roster)
+        return {"type": "http.request", "body": pull("north")}
+
+    async def send(event):
+        sent.append(event)
+
+    asyncio.run(link.door(keys)(scope_of(keys, "north"), receive, send))
+    assert sent[0]["status"] == 401
+    assert link.asked == []
+
+
 def test_one_site_cannot_take_all_places(link, keys, monkeypatch):
     monkeypatch.setattr(door_module, "IN_FLIGHT", 2)
     sent = []

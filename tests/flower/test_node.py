@@ -17,7 +17,7 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.fab import Fab
 from flwr.supercore.task_identity import TaskIdentity
 
-from fednorms.core.errors import BadInput
+from fednorms.core.errors import BadInput, RunFailed
 from fednorms.flower.audit import AuditLog
 from fednorms.flower.project import write_project
 from fednorms.flower.settings import read
@@ -211,7 +211,7 @@ def test_changed_and_missing_lines_are_noticed(tmp_path):
         log.path.write_bytes(b"".join(damaged))
         if number == 3:
             number = 4  # the line after the changed one tells
-        with pytest.raises(BadInput, match=f"Line {number} of"):
+        with pytest.raises(RunFailed, match=f"Line {number} of"):
             log.lines()
 
 

@@ -1,4 +1,4 @@
-"""SuperLink, SuperNodes and apps as real processes on the loopback interface."""
+"""SuperLink, SuperNodes and apps as real processes on the loopback interface, started with Flower's own programs."""
 
 import json
 import os
@@ -80,6 +80,7 @@ def test_waiting_ends_when_a_process_ends_or_nothing_happens(cluster):
         cluster.wait(lambda: False, "no run")
 
 
+@pytest.mark.slow  # test_deployment.py has the same through the door
 def test_real_processes_equal_the_loop(cluster):
     """One run of two rounds with state, tensors that stay at a site, and an upload of a part."""
     start(cluster)

@@ -132,7 +132,7 @@ def test_a_node_started_again_in_a_round_is_missed_greeted_and_taken_back(roster
 
     grid, serve_it = deployed(tmp_path, fault=fault)
     grids.append(grid)
-    assert lost(serve_it()) == [{"faint": "its node was started again during the round"}, {}]
+    assert lost(serve_it()) == [{"faint": "its node was started again, or away for a minute"}, {}]
     assert grid.log.count(("faint", "query.hello")) == 2
 
 

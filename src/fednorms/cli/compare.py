@@ -12,8 +12,8 @@ from rich.text import Text
 
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import Output, merged, parse, recipe_options
-from fednorms.cli.progress import CellWatch, Reporter
 from fednorms.core.errors import BadInput
+from fednorms.runs.progress import CellWatch, Reporter
 from fednorms.runs.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -35,6 +35,7 @@ On the server:
 At a site:
   check         check the site's data folder against a project, without sending anything
   node          connect the site: answer the server's messages with the site's own copy of the project
+  audit         show what the site was asked and what it sent, and check that the log is complete
   export        write the site's personal model, from the server's run and the site's state
 
 `fednorms deploy COMMAND --help` shows a command's options."""
@@ -111,7 +112,7 @@ def deploy(args: Sequence[str]) -> int:
     commands |= {
         name: _elsewhere("deploy_server", name) for name in ("certificates", "enroll", "revoke", "link", "probe")
     }
-    commands["node"] = _elsewhere("deploy_node", "node")
+    commands |= {name: _elsewhere("deploy_node", name) for name in ("node", "audit")}
     if not args or args[0] in ("-h", "--help"):
         print(_USAGE)
         return 0 if args else 2

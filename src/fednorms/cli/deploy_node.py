@@ -1,4 +1,4 @@
-"""`fednorms deploy node`: connect a site to the server of a deployment."""
+"""`fednorms deploy node` and `deploy audit`: connect a site to the server of a deployment, and what it then did."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from fednorms.cli.deploy_server import require_posix
-from fednorms.cli.output import stderr
+from fednorms.cli.output import grid, print_json, stderr, stdout
 from fednorms.cli.parsing import parse
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
@@ -75,6 +75,36 @@ def node(args: Sequence[str]) -> int:
         Node(f"{host}:{port}", given.ca.resolve(), given.key.resolve(), desk, config),
         lambda text: console.print(text, markup=False, soft_wrap=True),
     )
+
+
+@dataclass
+class AuditOptions:
+    """Show a site's audit log. The exit code is 1 if a line was changed, or is missing in the middle."""
+
+    log: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
+    """The site's audit log, audit-SITE.jsonl in its state folder."""
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+def audit(args: Sequence[str]) -> int:
+    """The command."""
+    given = parse(AuditOptions, "deploy audit", args)
+    require_posix("audit")
+    from fednorms.flower.audit import AuditLog
+
+    lines = AuditLog(given.log).lines()
+    if given.json:
+        print_json({"lines": lines})
+        return 0
+    shown = ("time", "event", "run", "kind", "round", "method", "bytes")
+    rows = [[*(str(line.get(key, "")) for key in shown), line.get("reason", "")] for line in lines]
+    console = stdout()
+    console.print(grid([*shown, "reason"], rows))
+    sizes = [int(line["bytes"]) for line in lines if line.get("event") == "sent"]
+    replies = "1 reply" if len(sizes) == 1 else f"{len(sizes)} replies"
+    console.print(f"\nNo line was changed. {replies}, {sum(sizes):,} bytes sent.")
+    return 0
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -11,18 +11,14 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from fednorms.cli.grid import grid as grid
-
-_PIPE = 100_000  # columns where there is no terminal: a row stays one line, for grep and cut
+from fednorms.runs.progress import PIPE
+from fednorms.runs.progress import per_cent as per_cent
+from fednorms.runs.progress import stderr as stderr
 
 
 def stdout() -> Console:
     """The console for results; a file or a pipe gets one line per row, without control characters."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE)
-
-
-def stderr() -> Console:
-    """The console for progress."""
-    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PIPE)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -55,25 +51,3 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def per_cent(share: float) -> str:
-    """A share as a percentage.
-
-    >>> per_cent(0.815)
-    '81.5 %'
-    """
-    return f"{100 * share:.1f} %"
-
-
-def domains_line(domains: Mapping[str, float], most: int = 8) -> str:
-    """Accuracies per domain in one line; only the worst if there are many domains.
-
-    >>> domains_line({"clean": 0.91, "faint": 0.4})
-    'clean 91  faint 40'
-    """
-    shown = list(domains.items())
-    if len(shown) > most:
-        shown = sorted(shown, key=lambda item: item[1])[:most]
-    line = "  ".join(f"{name} {100 * accuracy:.0f}" for name, accuracy in shown)
-    return line if len(domains) <= most else f"worst of {len(domains)}: {line}"

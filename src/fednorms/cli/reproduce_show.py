@@ -8,13 +8,12 @@ from rich.text import Text
 from typing_extensions import override
 
 from fednorms.cli.output import grid, stdout
-from fednorms.cli.progress import CellWatch, Reporter
 from fednorms.papers.tables.cell import MISS, cell_text
 from fednorms.papers.tables.dry_run import Planned
-from fednorms.papers.tables.preflight import duration
 from fednorms.papers.tables.reproduce import Observer, Reproduction
 from fednorms.papers.tables.summary import Section, order_of, winners_of
 from fednorms.runs.cells import CellEvent
+from fednorms.runs.progress import CellWatch, Reporter, duration
 
 
 class Shown(Observer):

@@ -11,8 +11,8 @@ import tyro
 
 from fednorms.cli.output import print_json, stdout
 from fednorms.cli.parsing import Output, merged, parse, recipe_options
-from fednorms.cli.progress import Reporter
 from fednorms.core.errors import BadInput
+from fednorms.runs.progress import Reporter
 from fednorms.runs.recipe import Recipe
 
 if TYPE_CHECKING:

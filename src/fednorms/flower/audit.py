@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from fednorms.core.errors import BadInput
+from fednorms.core.errors import BadInput, RunFailed
 
 FIRST = "0" * 64
 
@@ -64,14 +64,18 @@ class AuditLog:
             ) from None
 
     def lines(self) -> list[dict[str, Any]]:
-        """All lines; BadInput names the first one that does not follow from the line before."""
+        """All lines; RunFailed names the first one that does not follow from the line before."""
         found, previous = [], b""
-        for number, line in enumerate(self.path.read_bytes().splitlines(keepends=True), 1):
+        try:
+            text = self.path.read_bytes()
+        except OSError as error:
+            raise BadInput(f"Cannot read the audit log {self.path} ({error.strerror}).") from None
+        for number, line in enumerate(text.splitlines(keepends=True), 1):
             told: Any = None
             with contextlib.suppress(ValueError):
                 told = json.loads(line)
             if not isinstance(told, dict) or told.get("previous") != _mark(previous) or not line.endswith(b"\n"):
-                raise BadInput(f"Line {number} of {self.path} was changed, or lines before it were.")
+                raise RunFailed(f"Line {number} of {self.path}, or the line before it, was changed or is missing.")
             found.append(told)
             previous = line
         return found

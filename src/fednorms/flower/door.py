@@ -18,7 +18,7 @@ import asyncio
 import binascii
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from datetime import datetime
 from logging import getLogger
 from typing import Any
@@ -125,10 +125,7 @@ class Door:
 
     def _who(self, scope: Scope) -> tuple[str, bytes]:
         """The site and the key of a request; it is refused without a valid signature by a key of the roster."""
-        try:
-            owners = self.roster.owners()
-        except BadInput as error:
-            raise Refused(503, str(error)) from None
+        owners = self._owners()
         try:
             public, signed_at, signature = (_header(scope, name) for name in IDENTITY)
             key = b64decode(public, validate=True)
@@ -145,6 +142,12 @@ class Door:
         if _header(scope, "content-type") != PROTOBUF_MEDIA_TYPE:
             raise Refused(415, "its body is not protobuf")
         return site, key
+
+    def _owners(self) -> Mapping[bytes, str]:
+        try:
+            return self.roster.owners()
+        except BadInput as error:
+            raise Refused(503, str(error)) from None
 
     async def _body(self, scope: Scope, receive: Receive, limit: int) -> bytes:
         length = _header(scope, "content-length")
@@ -173,6 +176,8 @@ class Door:
         except DecodeError:
             raise Refused(400, "its body cannot be read") from None
         number = await self._number(site, key)
+        if self._owners().get(key) != site:
+            raise Refused(401, f'the key of site "{site}" was revoked while it sent')
         if isinstance(request, fleet_pb2.ActivateNodeRequest):
             if request.public_key != key:
                 raise Refused(401, f'site "{site}" activates another key')

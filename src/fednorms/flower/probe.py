@@ -117,7 +117,7 @@ def probe(
     )
     bundle = _bundle()
     run = control_pb2.StartRunRequest(fab=fab_pb2.Fab(hash_str=sha256(bundle).hexdigest(), content=bundle))
-    yield _request(door, "start a run with a bundle of one's own", "/v1/control/start-run", run, stranger)
+    yield _request(door, "start a run with a bundle that no site has", "/v1/control/start-run", run, stranger)
     activate = fleet_pb2.ActivateNodeRequest(public_key=_pem(stranger), heartbeat_interval=30)
     yield _request(door, "join with an unknown key", FLEET + "activate-node", activate, stranger, 401)
     yield _request(door, "join without a key", FLEET + "activate-node", activate, None, 401)

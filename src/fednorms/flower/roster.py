@@ -242,7 +242,7 @@ class Roster:
             return ""
         if self._owner(node) != name:
             return "its key was revoked"
-        return "its node was started again during the round" if self._online.get(node, start) != start else ""
+        return "its node was started again, or away for a minute" if self._online.get(node, start) != start else ""
 
     def _sort(self, name: str, reply: Message | BadMessage, answers: Answers) -> None:
         if isinstance(reply, BadMessage):

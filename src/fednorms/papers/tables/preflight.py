@@ -107,19 +107,6 @@ def _share_of_validation(federation: Federation) -> float:
     return counts[0] / max(1, sum(counts))
 
 
-def duration(seconds: float) -> str:
-    """Seconds in words.
-
-    >>> duration(95), duration(2 * 3600 + 60)
-    ('1 min 35 s', '2 h 01 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes = f"{whole // 60} min {whole % 60:02d} s"
-    return minutes if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
 @dataclass
 class Checked:
     """What is wrong with the runs that are planned."""

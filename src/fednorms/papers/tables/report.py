@@ -11,8 +11,8 @@ from typing import Any
 from fednorms.core.options import few
 from fednorms.papers.analysis.measures import ANALYSES
 from fednorms.papers.tables.cell import UNJUDGED, TableCell, mark, number, ours_text, published_text
-from fednorms.papers.tables.preflight import duration
 from fednorms.papers.tables.summary import Section, Summary, axis_lines, axis_steps, numbers_of, order_of, winners_of
+from fednorms.runs.progress import duration
 from fednorms.runs.store.atomic import clear_errors, write_atomic
 
 NO_PICTURE = "No picture, because matplotlib is not installed: pip install 'fednorms[report]'"

@@ -27,7 +27,7 @@ from fednorms.papers.tables.plan import (
     pairs,
     recipe_for,
 )
-from fednorms.papers.tables.preflight import Checked, checked, duration, estimate
+from fednorms.papers.tables.preflight import Checked, checked, estimate
 from fednorms.papers.tables.record import Values, is_analyzed, record, stored
 from fednorms.papers.tables.search import (
     Point,
@@ -45,6 +45,7 @@ from fednorms.papers.tables.table import Row, Setting, Table, as_recipe
 from fednorms.papers.tables.trial import rounds_of_trial, trial, trial_folder
 from fednorms.runs.cells import Cell, CellEvent, Outcome, run_cells
 from fednorms.runs.compare import hardware as hardware_of
+from fednorms.runs.progress import duration
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.store.atomic import check_folder
 from fednorms.runs.store.directory import same_recipe

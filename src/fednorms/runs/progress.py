@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -13,13 +14,13 @@ from rich.table import Column
 from rich.text import Text
 from typing_extensions import override
 
-from fednorms.cli.output import domains_line, per_cent, stderr
-from fednorms.cli.pace import Pace
+from fednorms.runs.pace import Pace
 
 if TYPE_CHECKING:
     from fednorms.evaluation.scores import Scores
     from fednorms.runs.cells import CellEvent
 
+PIPE = 100_000  # columns where there is no terminal: a row stays one line, for grep and cut
 LINES = 10  # lines that a run prints where there is no terminal
 
 
@@ -109,8 +110,6 @@ class Reporter:
 
     def left(self) -> str:
         """The time left in words; empty while too little is known."""
-        from fednorms.papers.tables.preflight import duration
-
         seconds = self.pace.left(self.total - self.done, time.monotonic())
         return "" if seconds is None else f"{duration(seconds)} left"
 
@@ -138,3 +137,43 @@ class CellWatch:
             self.reporter.say(f"{name} {status}: {event.outcome.error}")
         if event.outcome.details:  # an unexpected error: show where it arose
             self.reporter.say(event.outcome.details.rstrip())
+
+
+def stderr() -> Console:
+    """The console for progress."""
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else PIPE)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words.
+
+    >>> duration(95), duration(2 * 3600 + 60)
+    ('1 min 35 s', '2 h 01 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes = f"{whole // 60} min {whole % 60:02d} s"
+    return minutes if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def per_cent(share: float) -> str:
+    """A share as a percentage.
+
+    >>> per_cent(0.815)
+    '81.5 %'
+    """
+    return f"{100 * share:.1f} %"
+
+
+def domains_line(domains: Mapping[str, float], most: int = 8) -> str:
+    """Accuracies per domain in one line; only the worst if there are many domains.
+
+    >>> domains_line({"clean": 0.91, "faint": 0.4})
+    'clean 91  faint 40'
+    """
+    shown = list(domains.items())
+    if len(shown) > most:
+        shown = sorted(shown, key=lambda item: item[1])[:most]
+    line = "  ".join(f"{name} {100 * accuracy:.0f}" for name, accuracy in shown)
+    return line if len(domains) <= most else f"worst of {len(domains)}: {line}"
