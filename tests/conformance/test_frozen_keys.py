@@ -1014,7 +1014,7 @@ def test_a_saved_partition(tmp_path):
 
 # -- across machines ------------------------------------------------------------------------------------------------
 DEPLOYMENT = {"sites": "", "minimum": 1, "wait": 600.0, "deadline": 3600.0, "out": "run", "classes": "", "channels": 3}
-DEPLOYMENT |= {"max_weight": 0.9, "restart": 0}  # added after 0.1
+DEPLOYMENT |= {"max_weight": 0.9, "norm_bound": 50.0, "restart": 0}  # added after 0.1
 
 
 def test_settings_of_a_deployment():
@@ -1126,7 +1126,7 @@ def test_files_and_keys_of_a_project(tmp_path):
         training.schedule training.decay training.optimizer training.momentum training.weight_decay training.last
         training.keep_momentum data.root data.protocol data.complete data.allow_pickle data.hold_out data.augment
         data.partition deploy.sites deploy.minimum deploy.wait deploy.deadline deploy.out deploy.classes
-        deploy.channels deploy.max_weight deploy.restart
+        deploy.channels deploy.max_weight deploy.norm_bound deploy.restart
     """)
     assert "from fednorms.flower import client_app, server_app" in (tmp_path / "p" / "fednorms_app.py").read_text()
 
