@@ -502,11 +502,15 @@ METHODS = {
     "greg": "alpha=1.0, rho=0.1, detach_global=False",
     "hbn": "rate=0.002, variant='paper' of paper|author",
     "inorm": "",
+    "krum": "byzantine=1, keep=1",
     "lgfedavg": "layers=0, shared=''",
     "ln": "",
+    "maxweight": "share=0.5",
+    "median": "",
     "mixbn": "kind='fixed' of global|fixed|learned|ensemble, lam=0.5",
     "moon": "mu=0.1, temperature=0.5, projection=0",
     "nonorm": "",
+    "normbound": "bound=0.0, relative=3.0",
     "partialfed": "strategy='no_bn_no_head' of no_bn_no_head|no_bn|bottom_up|top_down|adaptive, m=1, temperature=5.0, "
     "cooling=0.965, choice_rate=0.1, choice_epochs=1",
     "perfedavg": "alpha=0.0, beta=0.0, variant='first' of first|exact|hessian_free, delta=0.001",
@@ -518,6 +522,7 @@ METHODS = {
     "sn": "biased=False",
     "spherefed": "loss_kind='mse' of mse|ce, temperature=1.0, mse_reduction='mean' of mean|sum_over_classes",
     "standalone": "",
+    "trimmedmean": "fraction=0.2",
     "wn": "variant='paper' of paper|author",
     "ws": "",
     "wsconv": "form='listing' of listing|formula, add_bias=False, start='keep' of keep|xavier, nf_residual=False",
@@ -1009,7 +1014,7 @@ def test_a_saved_partition(tmp_path):
 
 # -- across machines ------------------------------------------------------------------------------------------------
 DEPLOYMENT = {"sites": "", "minimum": 1, "wait": 600.0, "deadline": 3600.0, "out": "run", "classes": "", "channels": 3}
-DEPLOYMENT |= {"max_weight": 0.9, "restart": 0}  # added after 0.1
+DEPLOYMENT |= {"max_weight": 0.9, "norm_bound": 50.0, "restart": 0}  # added after 0.1
 
 
 def test_settings_of_a_deployment():
@@ -1121,7 +1126,7 @@ def test_files_and_keys_of_a_project(tmp_path):
         training.schedule training.decay training.optimizer training.momentum training.weight_decay training.last
         training.keep_momentum data.root data.protocol data.complete data.allow_pickle data.hold_out data.augment
         data.partition deploy.sites deploy.minimum deploy.wait deploy.deadline deploy.out deploy.classes
-        deploy.channels deploy.max_weight deploy.restart
+        deploy.channels deploy.max_weight deploy.norm_bound deploy.restart
     """)
     assert "from fednorms.flower import client_app, server_app" in (tmp_path / "p" / "fednorms_app.py").read_text()
 

@@ -36,6 +36,8 @@ COMBINATIONS = [
     "greg + fedrdn",
     "fedexp + fedfn",
     "fedrep + fedprox",
+    "normbound(relative=1) + median + feddyn",
+    "krum(keep=2) + scaffold + maxweight(share=0.3)",
 ]
 
 

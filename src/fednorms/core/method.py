@@ -113,8 +113,8 @@ class Method:
         """The parts for which the server must see each client's update, not only their mean.
 
         >>> from fednorms.methods.registry import method
-        >>> method("fedbn + scaffold").individual
-        []
+        >>> method("fedbn + median").individual, method("fedbn").individual
+        (['median'], [])
         """
         return [p.name for p in self.parts if any(overrides(p, hook) for hook in ("receive", "weigh", "aggregate"))]
 

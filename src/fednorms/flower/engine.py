@@ -10,10 +10,12 @@ from flwr.app import MetricRecord, RecordDict
 
 from fednorms.core import border
 from fednorms.core.errors import Diverged, RunFailed
+from fednorms.core.individual import received
 from fednorms.core.part import Part, Pass
 from fednorms.core.round import server_update
 from fednorms.core.states import Broadcast, ClientState, ServerState, Task, Upload
 from fednorms.core.tree import Tree
+from fednorms.core.views import Weights
 from fednorms.engines.base import DEFAULTS, Engine, EngineSettings, SplitName, Trained
 from fednorms.engines.states import ClientStates
 from fednorms.evaluation.modes import Mode
@@ -23,6 +25,7 @@ from fednorms.flower.agreement import agreement
 from fednorms.flower.generations import NONE
 from fednorms.flower.roster import Answers, Roster
 from fednorms.flower.schema import BadMessage, printable
+from fednorms.methods.normbound import NormBound
 from fednorms.runs.store.clients import ClientStore
 
 T = TypeVar("T")
@@ -52,6 +55,7 @@ class Remote(Engine):
         self._scores: dict[tuple[int, str], dict[str, SiteScore]] = {}  # of the last tested round, by "mode/split"
         self._cached_measures: dict[int, dict[str, Tree]] = {}  # of the last tested round
         self._capped: set[str] = set()  # sites whose weight was noted to be limited
+        self._shortened: set[str] = set()  # sites of which an update was noted to be shortened
         self._kept: dict[str, int] = {}  # the rounds of the states that sites keep, until `average` accepts them
 
     @property
@@ -134,6 +138,7 @@ class Remote(Engine):
 
     def average(self, state: ServerState, done: Trained) -> ServerState:
         """The server's next state. Uploads that would break the model are left out before anything is stored."""
+        done.uploads = self._bounded(state, done.uploads)
 
         def attempt(names: Sequence[str]) -> tuple[ServerState, str]:
             after = server_update(self.task, state, [u for u in done.uploads if u.client in names])
@@ -191,6 +196,25 @@ class Remote(Engine):
                 "one of these sites."
             )
         return found, guilty
+
+    def _bounded(self, state: ServerState, uploads: list[Upload]) -> list[Upload]:
+        """The uploads with no update longer than `deploy.norm_bound` times that of the median site, in this round."""
+        most = self.roster.deployment.norm_bound
+        if (
+            not most or not uploads or self.task.method.moves_without_clients
+        ):  # whose updates have a length of their own
+            return uploads
+        part = NormBound(relative=most)
+        start = part.init(Weights(Tree(), {}))[0]
+        bounded, _ = received(self.task, state, part, start, uploads, [1.0] * len(uploads))
+        for old, new in zip(uploads, bounded, strict=True):
+            if new is not old and new.client not in self._shortened:
+                self._shortened.add(new.client)
+                self.notes.append(
+                    f'Round {state.round + 1}: the update of "{new.client}" was more than {most:g} times as long as '
+                    "that of the median site, and was shortened to that (deploy.norm_bound)."
+                )
+        return bounded
 
     def _upload(self, name: str, content: RecordDict, sent: Broadcast) -> Upload:
         """A site's upload, after every check that needs no other site; raises BadMessage."""

@@ -11,7 +11,7 @@ from fednorms.core.errors import BadInput
 from fednorms.papers.tables.plan import found_in
 from fednorms.papers.tables.store import ResultStore
 from fednorms.papers.tables.table import Row, Table, as_recipe, merged
-from fednorms.runs.interface import flag, option
+from fednorms.runs.option_names import flag, option
 
 ROUNDS = 2  # of a trial, unless told otherwise
 
