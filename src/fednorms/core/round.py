@@ -307,15 +307,23 @@ def twin_model(task: Task, mine: dict[str, Tree]) -> Tree:
 def local_update(task: Task, sent: Broadcast, client: Client) -> tuple[Upload, ClientState]:
     """A client's whole round: `finish . fold(step over the batch plan) . begin`.
 
-    Raises Diverged, naming the part and the step, when the update is not finite.
+    Raises Diverged, naming the part and the step, when the update or the loss is not finite.
     """
     carry, early = begin(task, sent, client)
     train(task, carry, base_phases(task, carry.context))
     upload, state = finish(task, carry, early)
-    moved = (upload.model, state.local, twin_model(task, state.parts), *upload.parts.values())
-    if not all(tree.finite() for tree in moved):
+    if not all(tree.finite() for tree in moved(task, upload, state)):
         diagnose(task, sent, client)
     return upload, state
+
+
+def moved(task: Task, upload: Upload, state: ClientState) -> list[Tree]:
+    """What must be finite after a client's round: its update, what it keeps, and the loss.
+
+    A loss can be infinite where its gradient is not.
+    """
+    loss = Tree(loss=torch.as_tensor(upload.metrics["loss"]))
+    return [upload.model, state.local, twin_model(task, state.parts), *upload.parts.values(), loss]
 
 
 def diagnose(task: Task, sent: Broadcast, client: Client) -> None:
@@ -331,7 +339,9 @@ def diagnose(task: Task, sent: Broadcast, client: Client) -> None:
     train(task, carry, base_phases(task, carry.context))
     if task.twin:
         train_twin(task, carry, task.twin)
-    raise Diverged(f'Client "{client.name}" sent a non-finite update in round {sent.round + 1}, after its last step.')
+    raise Diverged(
+        f'Client "{client.name}" has a non-finite update or loss in round {sent.round + 1}, after its last step.'
+    )
 
 
 def base_phases(task: Task, context: Context) -> list[Phase]:
