@@ -139,7 +139,8 @@ def enter(task: Task, carry: Carry, phase: Phase) -> None:
         training = replace(training, optimizer="sgd", momentum=0.0, weight_decay=0.0, keep_momentum=False)
     elif phase.weight_decay is not None:
         training = replace(training, weight_decay=phase.weight_decay)
-    carry.optimizer = Optimizer.fresh(training, moving, rate_of(carry.context, phase), task.like)
+    make = None if phase.plain else task.optimizer
+    carry.optimizer = Optimizer.fresh(training, moving, rate_of(carry.context, phase), task.like, make)
     for name, moment in carry.optimizer.first_moment.items():
         if name in carry.velocity:
             moment.copy_(carry.velocity[name])
@@ -284,7 +285,7 @@ def train_twin(task: Task, carry: Carry, p: Part) -> Tree:
     model = Tree({**received, **start_of_twin(task, carry.mine)})
     v = carry_of(task.for_twin, carry.broadcast, carry.client, carry.context, carry.mine, model)
     v.start, v.start_buffers, v.velocity, v.watch = carry.start, carry.start_buffers, branch(kept, "v"), carry.watch
-    train(task.for_twin, v, [recipe_phase(task)])
+    train(task.for_twin, v, [recipe_phase(task, carry.context)])
     return join(model=v.model().pick(start_of_twin(task, carry.mine)), v=_velocity(task, v))
 
 
@@ -346,13 +347,13 @@ def diagnose(task: Task, sent: Broadcast, client: Client) -> None:
 
 def base_phases(task: Task, context: Context) -> list[Phase]:
     """The phases of this round: the recipe's one, as the parts' `plan` changes it."""
-    return task.method.phases([recipe_phase(task)], context)
+    return task.method.phases([recipe_phase(task, context)], context)
 
 
-def recipe_phase(task: Task) -> Phase:
-    """The one phase that a recipe asks for."""
+def recipe_phase(task: Task, context: Context) -> Phase:
+    """The one phase that a recipe asks for at a client."""
     training = task.training
-    return Phase(epochs=None if training.steps else training.epochs, steps=training.steps)
+    return Phase(epochs=None if training.steps else training.epochs_of(context.client), steps=training.steps)
 
 
 def train(task: Task, carry: Carry, phases: Iterable[Phase]) -> None:

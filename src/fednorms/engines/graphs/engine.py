@@ -271,7 +271,7 @@ class Graphs(LocalEngine):
         twin.reset(outer.context)
         v = replace(twin.carry, client=outer.client, context=outer.context, path=outer.path, grad_steps={})
         v.velocity = branch(kept, "v")
-        self._phase(twin, v, recipe_phase(task), 0)
+        self._phase(twin, v, recipe_phase(task, outer.context), 0)
         after, _ = twin.model()
         moments = twin.optimizer.first_moment.clone() if task.training.keep_momentum else Tree()
         return join(model=after.pick(start), v=moments)
