@@ -32,6 +32,7 @@ from fednorms.core import noise, states, views
 from fednorms.core.error_origin import LIBRARIES
 from fednorms.core.part import HOOKS, REGISTRY, SUMS, Slot
 from fednorms.core.sampling import Participation
+from fednorms.core.training import OPTIMIZERS, SCHEDULES
 from fednorms.data.generate.corruptions import CORRUPTIONS
 from fednorms.data.pack import pack
 from fednorms.data.partition import plan as plan_partition
@@ -310,6 +311,8 @@ RECIPE = {
         "clip": None,
         "last": "keep",
         "keep_momentum": False,
+        "warmup": None,
+        "client_epochs": None,
     },
     "data": {
         "root": "",
@@ -348,11 +351,7 @@ RECIPE = {
     "fingerprint": "",
     "own_parts": {},
 }
-TRAINING_CHOICES = {
-    "schedule": ["const", "exp", "step", "cosine"],
-    "optimizer": ["sgd", "adamw"],
-    "last": ["keep", "drop", "fill"],
-}
+TRAINING_CHOICES = {"last": ["keep", "drop", "fill"]}
 RECIPE_CHOICES = {
     "weighting": ["auto", "size", "uniform"],
     "class_weights": ["auto", "none", "balanced"],
@@ -375,6 +374,8 @@ def test_recipe_keys_and_defaults():
 
 def test_words_that_settings_may_have():
     assert choices_of(fn.Training) == TRAINING_CHOICES
+    assert SCHEDULES == ("const", "exp", "step", "cosine")  # which may also be custom:NAME@HASH
+    assert OPTIMIZERS == ("sgd", "adam", "adamw")
     assert choices_of(fn.Recipe) == RECIPE_CHOICES
 
 
@@ -1376,13 +1377,13 @@ COMMANDS = {
     "--class-weights --metric --head --pretrained --weights --evaluate --evaluate-every --validate-every "
     "--checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device --precision "
     "--deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
-    "--optimizer --momentum --weight-decay --clip --last --keep-momentum --root --protocol --complete "
+    "--optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition --quiet --json",
     "compare": "--methods --seeds --lrs --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
     "--validate-every --checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device "
     "--precision --deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule "
-    "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --root --protocol "
+    "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
     "--complete --allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition "
     "--quiet --json",
     "resume": "--quiet --json",
@@ -1402,7 +1403,7 @@ COMMANDS = {
     "--pretrained --weights --evaluate --evaluate-every --validate-every --checkpoint-every "
     "--keep-checkpoints --on-divergence --engine --workers --device --precision --deterministic "
     "--threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
-    "--momentum --weight-decay --clip --last --keep-momentum --root --protocol --complete "
+    "--momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition",
     "deploy certificates": "--days --renew --json",
     "deploy enroll": "--site --key",

@@ -15,6 +15,7 @@ from fednorms.core.passes import passes
 from fednorms.core.reductions import reduce_uploads
 from fednorms.core.round import broadcast, server_update
 from fednorms.core.states import Broadcast, ClientState, Combined, ServerState, Task, Upload, context_of
+from fednorms.core.training import CUSTOM
 from fednorms.core.tree import Tree
 from fednorms.core.views import Round
 from fednorms.engines.states import ClientStates
@@ -191,7 +192,12 @@ class Engine(ABC):
 
 
 def _refuse_missing(task: Task, engine: str) -> None:
-    """Raise BadInput if a part of the method needs something that an engine does not provide."""
+    """Raise BadInput if the optimizer or a part of the method needs something that an engine does not provide."""
+    if task.training.optimizer.startswith(CUSTOM) and engine != "loop":
+        raise BadInput(
+            f'Engine "{engine}" cannot run the custom optimizer "{task.training.optimizer.removeprefix(CUSTOM)}". '
+            'Choose engine="loop", or one of the optimizers sgd, adam and adamw.'
+        )
     missing = {p.name: p.requires - PROVIDES[engine] for p in task.method.parts if p.requires - PROVIDES[engine]}
     if not missing:
         return

@@ -301,7 +301,8 @@ def _kept(before: torch.Tensor, after: torch.Tensor | None) -> bool:
 def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> tuple[str, ...]:
     """What a part changes: the hooks that it implements, without those that change nothing here."""
     acts = {hook for hook in ACTS_ON if hook in HOOKS and overrides(p, hook)} | (p.requires & {"joint"})
-    phase, one = [recipe_phase(task)], Client(NAMES[0], Split(torch.zeros(1), torch.zeros(1)))
+    one = Client(NAMES[0], Split(torch.zeros(1), torch.zeros(1)))
+    phase = [recipe_phase(task, context_of(task, 0, one))]
     idle = {
         "surgery": p.name not in task.net.changes,
         "route": p.name not in task.net.keeping,

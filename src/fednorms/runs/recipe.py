@@ -16,7 +16,7 @@ from fednorms._version import __version__
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest, shortened
 from fednorms.core.precision import Precision
-from fednorms.core.training import Training
+from fednorms.core.training import CUSTOM, Training
 from fednorms.runs.toml import dumps, loads
 
 if TYPE_CHECKING:
@@ -185,7 +185,8 @@ class Recipe(BaseModel):
         device = pick_device(self.device)
         engine = self.engine
         if engine == "auto":
-            fast = all(p.requires <= PROVIDES["graphs"] for p in _method(self.method).parts)
+            own = self.training.optimizer.startswith(CUSTOM)  # only the loop runs one
+            fast = not own and all(p.requires <= PROVIDES["graphs"] for p in _method(self.method).parts)
             measured = device == "cpu" and self.threads == 1  # the choice changes no bit, so it need not be recorded
             engine = "graphs" if device.startswith("cuda") and fast else "auto" if measured else "loop"
         mine = own_parts(_method(self.method))

@@ -14,6 +14,7 @@ from fednorms.core.errors import BadInput, RunFailed
 from fednorms.core.passes import passes
 from fednorms.core.round import broadcast, server_update
 from fednorms.core.states import Broadcast, ClientState, ServerState, Task
+from fednorms.core.training import CUSTOM
 from fednorms.core.tree import Tree
 from fednorms.data import Federation, Split
 from fednorms.data.facts import Facts
@@ -130,7 +131,12 @@ class OpenRun:
         return NextRound(models, state, tested)
 
     def check_loss(self) -> None:
-        """Refuse to repeat training if the run's custom loss was not passed again."""
+        """Refuse to repeat training if the run's custom loss was not passed again, or it had a custom schedule."""
+        if (schedule := self.recipe.training.schedule).startswith(CUSTOM):
+            raise BadInput(
+                f"Run {self.directory.path} was trained with a custom schedule ({custom_name(schedule)}), so its "
+                "rounds cannot be repeated."
+            )
         if self.lost_loss:
             raise BadInput(
                 f"Run {self.directory.path} was trained with a custom loss "
