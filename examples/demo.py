@@ -13,7 +13,6 @@ from pathlib import Path
 import fednorms as fn
 from fednorms.cli.compare import show
 from fednorms.runs import report
-from fednorms.runs.progress import CellWatch, Reporter
 
 METHODS = ["fedavg", "fedfn", "fednn", "greg", "fedbn", "gn", "fedwon"]
 ROUNDS, SEEDS = 30, 3
@@ -25,18 +24,17 @@ def main() -> int:
     out = Path("runs/demo")
     federation = fn.federation("digits-shift")
     print(federation, end="\n\n", flush=True)
-    with Reporter("demo", len(METHODS) * SEEDS * ROUNDS) as reporter:
-        comparison = fn.compare(
-            METHODS,
-            rounds=ROUNDS,
-            seeds=SEEDS,
-            lr=LR,
-            batch_size=32,
-            recipe=fn.Recipe(checkpoint_every=10, evaluate_every=2),
-            out=out,
-            jobs=min(2, os.cpu_count() or 1),
-            watch=CellWatch(reporter),
-        )
+    comparison = fn.compare(
+        METHODS,
+        rounds=ROUNDS,
+        seeds=SEEDS,
+        lr=LR,
+        batch_size=32,
+        recipe=fn.Recipe(checkpoint_every=10, evaluate_every=2),
+        out=out,
+        jobs=min(2, os.cpu_count() or 1),
+        progress=True,
+    )
     add_batch_statistics(comparison, out)
     report.write(comparison, out, federation)  # again, now with images of every site, which are public here
     show(comparison)

@@ -23,6 +23,7 @@ C = TypeVar("C")
 
 
 Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # `--json`, without "(default: False)"
+Track = Annotated[list[str], tyro.conf.arg(metavar="TRACKER [TRACKER ...]", help_behavior_hint="")]
 
 
 @dataclasses.dataclass

@@ -76,7 +76,8 @@ def reproduce(args: Sequence[str]) -> int:
         return _list(given.output)
     if not given.name:
         raise BadInput("Name a table (`fednorms reproduce --list` shows all) or a folder with a table.toml.")
-    from fednorms.cli.reproduce_show import Shown, show, show_plan
+    from fednorms.cli.reproduce_show import show, show_plan
+    from fednorms.papers.tables.observer import Shown
     from fednorms.papers.tables.reproduce import reproduce as run_table
 
     silent = given.output.quiet or given.output.json

@@ -1,52 +1,18 @@
-"""What `fednorms reproduce` shows: progress while runs are trained, then our numbers next to the paper's."""
+"""What `fednorms reproduce` shows: what would run, and our numbers next to the paper's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from rich.text import Text
-from typing_extensions import override
 
 from fednorms.cli.output import grid, stdout
 from fednorms.core.counted import counted
 from fednorms.papers.tables.cell import MISS, cell_text
 from fednorms.papers.tables.dry_run import Planned
-from fednorms.papers.tables.reproduce import Observer, Reproduction
+from fednorms.papers.tables.reproduce import Reproduction
 from fednorms.papers.tables.summary import Section, order_of, winners_of
-from fednorms.runs.cells import CellEvent
-from fednorms.runs.progress import CellWatch, Reporter, duration
-
-
-class Shown(Observer):
-    """Show remarks and progress on stderr."""
-
-    def __init__(self, silent: bool) -> None:
-        self.silent, self.wants_estimate = silent, not silent
-        self.reporter = Reporter("", 0, silent=silent)
-        self.cells: CellWatch | None = None
-
-    @override
-    def say(self, text: str) -> None:
-        """Print a remark."""
-        self.reporter.say(text)
-
-    @override
-    def begin(self, title: str, rounds: int) -> None:
-        """Show a bar for these runs."""
-        self.reporter = Reporter(title, rounds, silent=self.silent)
-        self.reporter.__enter__()
-        self.cells = CellWatch(self.reporter)
-
-    @override
-    def watch(self, event: CellEvent) -> None:
-        """Advance the bar."""
-        assert self.cells is not None
-        self.cells(event)
-
-    @override
-    def end(self) -> None:
-        """Remove the bar."""
-        self.reporter.__exit__(None, None, None)
+from fednorms.runs.progress import duration
 
 
 def show_plan(plan: Planned) -> None:

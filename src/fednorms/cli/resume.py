@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from fednorms.cli.parsing import Output, parse
+from fednorms.cli.parsing import Output, Track, parse
 from fednorms.cli.run import carry_out
 
 
@@ -19,6 +19,8 @@ class Resume:
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The run's directory."""
+    track: Track = field(default_factory=list)
+    """Trackers that log every round: tensorboard, wandb, mlflow."""
     output: Output = field(default_factory=Output)
 
 
@@ -29,4 +31,4 @@ def resume(args: Sequence[str]) -> int:
     from fednorms.runs.store.directory import RunDirectory
 
     recipe = recipe_to_resume(RunDirectory(given.run))
-    return carry_out(recipe, given.run, recipe.method, given.output)
+    return carry_out(recipe, given.run, recipe.method, given.output, given.track)

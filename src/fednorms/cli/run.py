@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from fednorms.cli.output import print_json, print_text
-from fednorms.cli.parsing import Output, merged, parse, recipe_options
+from fednorms.cli.parsing import Output, Track, merged, parse, recipe_options
 from fednorms.core.errors import BadInput
 from fednorms.runs.progress import Reporter
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.run_names import default_name
 
 if TYPE_CHECKING:
     from fednorms.runs.driver import RoundEvent
@@ -43,6 +44,8 @@ class Run(_Options):
         Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/METHOD-FEDERATION-SEED)")
     ] = None
     """Directory of the run: recipe, metrics, checkpoints, summary."""
+    track: Track = field(default_factory=list)
+    """Trackers that log every round: tensorboard, wandb, mlflow."""
     output: Output = field(default_factory=Output)
 
 
@@ -56,39 +59,31 @@ def run(args: Sequence[str]) -> int:
     recipe = merged(base, given)
     written = given.method or recipe.method  # "fedwon" is a better name for a directory than the sum of its parts
     out = given.out or Path("runs") / default_name(written, recipe)
-    return carry_out(recipe, out, written, given.output)
+    return carry_out(recipe, out, written, given.output, given.track)
 
 
-def default_name(method: str, recipe: Recipe) -> str:
-    """The name of a run's directory.
-
-    >>> default_name("scaffold + fedbn", Recipe(seed=3))
-    'scaffold+fedbn-digits-shift-3'
-    """
-    from fednorms.runs.compare import slug
-
-    federation = recipe.federation.removeprefix("folder:").rstrip("/").rpartition("/")[2]
-    return f"{slug(method)}-{slug(federation)}-{recipe.seed}"
-
-
-def carry_out(recipe: Recipe, out: Path, title: str, output: Output) -> int:
+def carry_out(recipe: Recipe, out: Path, title: str, output: Output, track: Sequence[str] = ()) -> int:
     """Run or continue a recipe in a directory, show progress, and print the result."""
     from fednorms.runs.driver import execute
+    from fednorms.runs.tracking.tracker import TrackedRun
+    from fednorms.runs.tracking.tracking import Tracking, asked_for
 
+    tracking = Tracking(asked_for(track))
     silent = output.quiet or output.json
     reached = 0
-    with Reporter(title, recipe.rounds, silent=silent, start=_reached(out)) as reporter:
+    with Reporter(title, recipe.rounds, silent=silent, start=_reached(out)) as reporter, tracking:
 
         def after_round(event: RoundEvent) -> None:
             nonlocal reached
             reached = event.round
             reporter.round_done(event.round, event.row, event.scores)
+            tracking.log(TrackedRun(out.name, event.recipe, out), event.row, event.scores)
 
         try:
             result = execute(recipe, out=out, callback=after_round)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_interrupted(out, reached)) from None
-    for note in result.notes:
+    for note in result.notes + tracking.notes:
         reporter.say(f"note: {note}")
     if not reached and result.rounds:
         reporter.say(f"{out} already holds this run, finished. Nothing was trained.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
@@ -26,14 +25,18 @@ from fednorms.core.part import Part
 from fednorms.core.training import Training
 from fednorms.data import Federation
 from fednorms.methods.registry import method as read_method
-from fednorms.runs.cells import Cell, Outcome, Watch, run_cells
+from fednorms.runs.cells import Cell, CellEvent, Outcome, Watch, run_cells
 from fednorms.runs.device import device_of, unused_gpu
 from fednorms.runs.identity import Custom, recipe_keys
 from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
+from fednorms.runs.progress import CellWatch, Reporter, is_wanted
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.run_names import slug as slug
 from fednorms.runs.session import Session, data_notes, open_federation
 from fednorms.runs.store.directory import RunDirectory
+from fednorms.runs.tracking.tracker import TrackedRun
+from fednorms.runs.tracking.tracking import Tracking, asked_for
 
 MEAN, BALANCED = "mean", "balanced"
 _SAME_START = (
@@ -240,6 +243,8 @@ def compare(
     out: str | Path | None = None,
     jobs: int = 1,
     watch: Watch = lambda event: None,
+    progress: bool | None = None,
+    track: str | Sequence[str] = (),
 ) -> Comparison:
     """Run every method with every seed; the same seed means the same cohorts, batches and (where it fits) weights.
 
@@ -248,7 +253,8 @@ def compare(
     cpu, cuda or auto (a GPU if there is one). With `out`, every run is stored in OUT/METHOD-SEED, calling again
     continues where it stopped, and the table is written as Markdown, CSV and JSON, with a picture of the learning
     curves. `jobs` is the number of runs in parallel processes. A run uses one thread unless the recipe says otherwise,
-    so results do not depend on `jobs`.
+    so results do not depend on `jobs`. `progress` shows a progress bar (default: on a terminal and in a notebook).
+    `track` names trackers that log every round of every run: "tensorboard", "wandb", "mlflow".
 
     A custom model starts every seed from the weights it has, and the table says so. A custom loss is a function of
     logits and labels; with `jobs` it must be picklable.
@@ -260,6 +266,7 @@ def compare(
     chosen = {text.strip(): str(read_method(text)) for text in given}
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     _check_request(given, chosen, numbers, jobs)
+    trackers = asked_for(track)
     base = recipe or Recipe()
     short = {"epochs": epochs, "batch_size": batch_size, "lr": None if isinstance(lr, Mapping) else lr}
     settings = with_changes(training or base.training, **{k: v for k, v in short.items() if v is not None})  # type: ignore[arg-type]
@@ -289,10 +296,18 @@ def compare(
     cells = _checked(cells, data, custom)
     if jobs == 1:  # worker processes open a named federation themselves
         custom = with_changes(custom, federation=data)
-    outcomes = run_cells(cells, jobs, custom, watch)
+    total = sum(cell.recipe.rounds for cell in cells)
+    with Reporter("compare", total, silent=not is_wanted(progress)) as reporter, Tracking(trackers) as tracking:
+        shown, tracked = CellWatch(reporter), _tracked(tracking, cells, root)
+
+        def tell(event: CellEvent) -> None:
+            for told in (watch, shown, tracked):
+                told(event)
+
+        outcomes = run_cells(cells, jobs, custom, tell)
     about = _about(cells, data, numbers)
     notes = [_SAME_START] * (custom.model is not None and len(numbers) > 1) + data_notes(data)
-    notes += [note] if (note := unused_gpu(asked)) else []
+    notes += tracking.notes + ([note] if (note := unused_gpu(asked)) else [])
     comparison = Comparison(chosen, numbers, outcomes, about, root, notes=notes, metric=cells[0].recipe.metric)
     if root is not None:
         comparison.notes += _replaced(root, chosen)
@@ -300,6 +315,26 @@ def compare(
 
         write(comparison, root)
     return comparison
+
+
+def _tracked(tracking: Tracking, cells: Sequence[Cell], root: Path | None) -> Watch:
+    """Log the rounds of all runs, each under the name of its directory."""
+    folders = _folders(dict.fromkeys(cell.label for cell in cells))
+    names = dict(zip(dict.fromkeys(cell.label for cell in cells), folders, strict=True))
+    runs = {
+        (cell.label, seed): TrackedRun(f"{names[cell.label]}-{seed}", cell.recipe, cell.path, root)
+        for cell in cells
+        for seed in [cell.recipe.seed]
+    }
+
+    def watch(event: CellEvent) -> None:
+        run = runs[event.label, event.seed]
+        if event.outcome is None:
+            tracking.log(run, event.row, event.scores)
+        else:
+            tracking.close(run.name, finished=not event.outcome.error)
+
+    return watch
 
 
 def _replaced(root: Path, chosen: Mapping[str, str]) -> list[str]:
@@ -320,15 +355,6 @@ def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
-
-
-def slug(text: str) -> str:
-    """A method as a file name.
-
-    >>> slug("scaffold + greg(alpha=1.0)")
-    'scaffold+greg-alpha-1.0'
-    """
-    return re.sub(r"[^a-z0-9.+]+", "-", text.lower().replace(" ", "").replace("/", "-")).strip("-.") or "run"
 
 
 def _folders(labels: Iterable[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,19 +47,24 @@ from fednorms.runs.result import Result
 from fednorms.runs.session import Session
 from fednorms.runs.store.checkpoint import load, save, save_best
 from fednorms.runs.store.directory import RunDirectory
+from fednorms.runs.watch import watching
 
 _TIE = 1e-12  # closer validation accuracies differ only in the order of their sum: the earlier round stays the best
 
 
 @dataclass(frozen=True)
 class RoundEvent:
-    """What a callback gets after every round: the row of metrics, the scores, and the server's state."""
+    """What a callback gets after every round: the row of metrics, the scores, the server's state, and the recipe.
+
+    Rounds count from 1. The recipe is that of the run, with nothing left open ("auto").
+    """
 
     round: int
     rounds: int
     row: dict[str, Any]
     scores: dict[str, Scores]
     state: ServerState
+    recipe: Recipe
 
 
 Callback = Callable[[RoundEvent], None]
@@ -87,6 +92,8 @@ def run(
     recipe: Recipe | None = None,
     out: str | Path | None = None,
     callback: Callback | None = None,
+    progress: bool | None = None,
+    track: str | Sequence[str] = (),
 ) -> Result:
     """Train a method on a federation and test it.
 
@@ -100,6 +107,9 @@ def run(
     how clients run on it ("loop", "graphs", "workers"). `head` names the classifier's layers if they cannot be found.
     `on_divergence` is "stop" or "skip"; "skip" leaves clients whose update is not finite out of the average.
     `weighting` of client models is "size", "uniform" or "auto" (the paper's choice).
+
+    `progress` shows a progress bar (default: on a terminal and in a notebook). `track` names trackers that log every
+    round: "tensorboard", "wandb", "mlflow".
 
     >>> result = run("fedbn", "digits-shift", model="cnn-small", rounds=1)
     >>> result.method, result.headline
@@ -122,14 +132,17 @@ def run(
         **recipe_keys(federation, model, loss, base.data.model_dump()),
     }
     custom = Custom.of(federation, model, loss)
-    return execute(
-        Recipe.make(base.model_dump() | {k: v for k, v in given.items() if v is not None}),
-        out=Path(out) if out else None,
-        federation=custom.federation,
-        model=custom.model,
-        loss=custom.loss,
-        callback=callback,
-    )
+    made = Recipe.make(base.model_dump() | {k: v for k, v in given.items() if v is not None})
+    with watching(made, out, callback, progress, track) as watch:
+        result = execute(
+            made,
+            out=Path(out) if out else None,
+            federation=custom.federation,
+            model=custom.model,
+            loss=custom.loss,
+            callback=watch.callback,
+        )
+    return watch.noted(result)
 
 
 def resume(
@@ -139,20 +152,18 @@ def resume(
     model: nn.Module | None = None,
     loss: Loss | None = None,
     callback: Callback | None = None,
+    progress: bool | None = None,
+    track: str | Sequence[str] = (),
 ) -> Result:
     """Continue an interrupted run from its last checkpoint; the end is bit-identical to an uninterrupted run.
 
-    A run with a custom federation, model or loss needs the same objects again.
+    A run with a custom federation, model or loss needs the same objects again. `progress` and `track` are those of
+    `run`; a tracker continues the curves of the same directory.
     """
-    directory = RunDirectory(Path(path))
-    return execute(
-        recipe_to_resume(directory, model, loss),
-        out=Path(path),
-        federation=federation,
-        model=model,
-        loss=loss,
-        callback=callback,
-    )
+    recipe = recipe_to_resume(RunDirectory(Path(path)), model, loss)
+    with watching(recipe, path, callback, progress, track) as watch:
+        result = execute(recipe, out=Path(path), federation=federation, model=model, loss=loss, callback=watch.callback)
+    return watch.noted(result)
 
 
 def recipe_to_resume(directory: RunDirectory, model: nn.Module | None = None, loss: Loss | None = None) -> Recipe:
@@ -307,7 +318,7 @@ class _Run:
         if self.directory:
             self._store(self.directory, row, cohort, better)
         self.result.add(row, self.best)
-        return RoundEvent(self.state.round, session.recipe.rounds, row, scores, self.state)
+        return RoundEvent(self.state.round, session.recipe.rounds, row, scores, self.state, session.recipe)
 
     def ended(self) -> Result:
         """Close the result, and write the summary."""
