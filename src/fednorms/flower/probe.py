@@ -29,7 +29,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from google.protobuf.message import Message
 
-from fednorms.core.errors import RunFailed
+from fednorms.core.errors import BadInput, RunFailed
 from fednorms.flower.certificates import authority
 from fednorms.flower.door import FLEET, KIB, ROUTES
 
@@ -65,6 +65,7 @@ class Door:
 
     host: str
     port: int
+    ca: Path
     trust: ssl.SSLContext
 
     def ask(
@@ -72,7 +73,12 @@ class Door:
     ) -> tuple[int, bytes]:
         """Send one request, exactly as written; status and body of the answer. 0: the connection was closed."""
         connection = http.client.HTTPSConnection(self.host, self.port, timeout=SECONDS, context=self.trust)
-        connection.connect()
+        try:
+            connection.connect()
+        except ssl.SSLError as error:
+            raise RunFailed(f"{self.host}:{self.port} has no certificate of {self.ca} ({error}).") from None
+        except OSError as error:
+            raise RunFailed(f"Cannot reach {self.host}:{self.port} ({error}).") from None
         try:
             connection.putrequest(method, path, skip_accept_encoding=True)
             told = {"content-type": PROTOBUF_MEDIA_TYPE, "content-length": str(len(body)), **(headers or {})}
@@ -93,12 +99,11 @@ def probe(
 ) -> Iterator[Finding]:
     """Try every known way in, one after the other. RunFailed if there is no door, or not one with this authority."""
     try:
-        door = Door(host, port, ssl.create_default_context(cafile=str(ca)))
-        door.ask("/")
-    except ssl.SSLError as error:
-        raise RunFailed(f"{host}:{port} has no certificate of {ca} ({error}). Nothing was tested.") from None
+        trust = ssl.create_default_context(cafile=str(ca))
     except OSError as error:
-        raise RunFailed(f"Cannot reach {host}:{port} ({error}). Nothing was tested.") from None
+        raise BadInput(f"{ca} is not a file of certificates ({error}).") from None
+    door = Door(host, port, ca, trust)
+    door.ask("/")
     yield _without_tls(door)
     yield _old_tls(door)
     yield _other_authority(door)
