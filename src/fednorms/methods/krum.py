@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 from typing_extensions import override
 
 from fednorms.core.part import Part, option, part
@@ -42,14 +41,10 @@ class Krum(Part):
         n = len(r.clients)
         if self.keep >= n or not r.model:
             return [1.0] * n, r.mine
-        between = _distances([torch.cat([t.flatten().double() for t in u.values()]) for u in r.updates])
+        rows = torch.stack([torch.cat([t.flatten().double() for t in u.values()]) for u in r.updates])
+        # By differences: |a|^2 + |b|^2 - 2 ab loses the digits of close updates.
+        between = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
         near = min(max(n - self.byzantine - 2, 1), n - 1)
         scores = between.sort(dim=1).values[:, 1 : near + 1].sum(dim=1)  # the first is the client itself
         best = set(scores.sort(stable=True).indices[: self.keep].tolist())
         return [float(k in best) for k in range(n)], r.mine
-
-
-def _distances(updates: list[Tensor]) -> Tensor:
-    """Squared distances; by differences, because |a|^2 + |b|^2 - 2 ab loses the digits of close updates."""
-    rows = [torch.stack([(a - b).square().sum() for b in updates]) for a in updates]
-    return torch.stack(rows)

@@ -1,4 +1,4 @@
-"""Coordinate-wise median: more than half of the clients must lie before a coordinate of the model does."""
+"""Coordinate-wise median: a minority of clients cannot move a number of the model beyond the values of the others."""
 
 from __future__ import annotations
 
