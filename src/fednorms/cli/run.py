@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,8 +71,11 @@ def default_name(method: str, recipe: Recipe) -> str:
     return f"{slug(method)}-{slug(federation)}-{recipe.seed}"
 
 
-def carry_out(recipe: Recipe, out: Path, title: str, output: Output) -> int:
-    """Run or continue a recipe in a directory, show progress, and print the result."""
+def carry_out(recipe: Recipe, out: Path, title: str, output: Output, changed: Mapping[str, Any] | None = None) -> int:
+    """Run or continue a recipe in a directory, show progress, and print the result.
+
+    `changed` are keys of the recipe that the stored run has otherwise.
+    """
     from fednorms.runs.driver import execute
 
     silent = output.quiet or output.json
@@ -85,7 +88,7 @@ def carry_out(recipe: Recipe, out: Path, title: str, output: Output) -> int:
             reporter.round_done(event.round, event.row, event.scores)
 
         try:
-            result = execute(recipe, out=out, callback=after_round)
+            result = execute(recipe, out=out, callback=after_round, changed=changed)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_interrupted(out, reached)) from None
     for note in result.notes:

@@ -127,7 +127,13 @@ def run_cell(cell: Cell, custom: Custom, watch: Watch) -> Outcome:
     try:
         data = custom.federation if custom.federation is not None else opened(recipe)
         result = execute(
-            recipe, out=cell.path, federation=data, model=custom.model, loss=custom.loss, callback=after_round
+            recipe,
+            out=cell.path,
+            federation=data,
+            model=custom.model,
+            loss=custom.loss,
+            own=custom.training,
+            callback=after_round,
         )
         return Outcome.of(cell.label, result)
     except FednormsError as error:

@@ -153,6 +153,11 @@ class RunDirectory:
                 f"another {option('out')}."
             )
 
+    def replace_recipe(self, recipe_toml: str) -> None:
+        """Write the recipe of a run that continues in another way; it has not ended any more."""
+        write_atomic(self.recipe, recipe_toml.encode())
+        self.summary_path.unlink(missing_ok=True)
+
     def read_recipe(self) -> str:
         """Read the recipe of the run; BadInput if there is none.
 
@@ -217,7 +222,7 @@ class RunDirectory:
         ...     RunDirectory(folder).metrics_path.read_text()
         '{"round": 0, "accuracy": {"a": null}}\n'
         """
-        line = (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
+        line = _line(row)
         with clear_errors(self.metrics_path):
             handle = os.open(self.metrics_path, _IN_PLACE, 0o666)
             try:
@@ -237,6 +242,11 @@ class RunDirectory:
         []
         """
         return [row for _, row in self._lines()]
+
+    def replace_metrics(self, row: Mapping[str, Any]) -> None:
+        """Write the row of the last round again, with more in it; the other rows stay."""
+        kept = [line for line, other in self._lines() if other.get("round") != row["round"]]
+        write_atomic(self.metrics_path, b"".join([*kept, _line(row)]))
 
     def cut_metrics(self, round: int) -> int:
         """Drop the rows of rounds after `round`, which a resumed run writes again; returns how many were dropped.
@@ -323,6 +333,10 @@ class RunDirectory:
             raise RunFailed(
                 f"Cannot read {self.summary_path} ({error}). `{self.resume_command}` writes it again."
             ) from error
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401
