@@ -258,7 +258,8 @@ def compare(
     in parallel processes. A run uses one thread unless the recipe says otherwise, so results do not depend on `jobs`.
 
     A custom model starts every seed from the weights it has, and the table says so. A custom loss is a function of
-    logits and labels; with `jobs` it must be picklable.
+    logits and labels. With `jobs`, code that a new process cannot import (from a notebook, or inside a function) is
+    sent with cloudpickle.
 
     >>> compare(["fedavg", "fedbn"], rounds=1, seeds=2).seeds
     [0, 1]
