@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -25,34 +26,18 @@ def main() -> int:
     out = Path("runs/demo")
     federation = fn.federation("digits-shift")
     print(federation, end="\n\n", flush=True)
-<<<<<<< HEAD
     comparison = fn.compare(
         METHODS,
         rounds=ROUNDS,
         seeds=SEEDS,
         lr=LR,
         batch_size=32,
-        recipe=fn.Recipe(checkpoint_every=10, evaluate_every=2),
+        recipe=fn.Recipe(checkpoint_every=CHECKPOINT_EVERY, evaluate_every=2),
         out=out,
         jobs=min(2, os.cpu_count() or 1),
         progress=True,
     )
-    add_batch_statistics(comparison, out)
-=======
-    with Reporter("demo", len(METHODS) * SEEDS * ROUNDS) as reporter:
-        comparison = fn.compare(
-            METHODS,
-            rounds=ROUNDS,
-            seeds=SEEDS,
-            lr=LR,
-            batch_size=32,
-            recipe=fn.Recipe(checkpoint_every=CHECKPOINT_EVERY, evaluate_every=2),
-            out=out,
-            jobs=min(2, os.cpu_count() or 1),
-            watch=CellWatch(reporter),
-        )
     add_batch_statistics(comparison, out, before=ROUNDS - CHECKPOINT_EVERY)
->>>>>>> d2
     report.write(comparison, out, federation)  # again, now with images of every site, which are public here
     show(comparison)
     return 1 if comparison.failed else 0
@@ -61,13 +46,14 @@ def main() -> int:
 def add_batch_statistics(comparison: fn.Comparison, out: Path, before: int) -> None:
     """Test FedNN also with the statistics of test batches: one more row, and a sentence on its fall since `before`."""
     falls: dict[str, list[float]] = {"global/global": [], "global/batch": []}
-    for outcome in comparison.outcomes:
+    for number, outcome in enumerate(comparison.outcomes):
         if outcome.label == "fednn" and outcome.status == "done":
             run = out / f"fednn-{outcome.seed}"
             earlier, last = (fn.evaluate_run(run, list(falls), which=which) for which in (before, "last"))
             for mode, found in falls.items():
                 found.append(100 * (earlier[f"{mode}/test"].mean - last[f"{mode}/test"].mean))
-            outcome.history[-1]["scores"]["global/batch/test"] = last["global/batch/test"].to_dict()
+            tested = {**outcome.last, "global/batch/test": last["global/batch/test"]}
+            comparison.outcomes[number] = replace(outcome, last=tested)
     if falls["global/batch"] and fmean(falls["global/global"]) > max(0.0, fmean(falls["global/batch"])):
         by = {mode: f"{fmean(found):.1f} points" for mode, found in falls.items()}
         comparison.notes.append(

@@ -337,6 +337,7 @@ RECIPE = {
     "evaluate": ["auto"],
     "evaluate_every": 1,
     "validate_every": None,
+    "patience": None,
     "checkpoint_every": 1,
     "keep_checkpoints": "newest",
     "on_divergence": "stop",
@@ -1374,19 +1375,19 @@ def test_fields_of_descriptions():
 # -- commands -------------------------------------------------------------------------------------------------------
 COMMANDS = {
     "run": "--recipe --out --method --federation --model --rounds --seed --participation --weighting --loss "
-    "--class-weights --metric --head --pretrained --weights --evaluate --evaluate-every --validate-every "
+    "--class-weights --metric --head --pretrained --weights --evaluate --evaluate-every --validate-every --patience "
     "--checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device --precision "
     "--deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
     "--optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition --quiet --json",
     "compare": "--methods --seeds --lrs --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
-    "--validate-every --checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device "
+    "--validate-every --patience --checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device "
     "--precision --deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule "
     "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
     "--complete --allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition "
     "--quiet --json",
-    "resume": "--quiet --json",
+    "resume": "--rounds --track --quiet --json",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
     "--incomplete --quiet --json --dry-run --quick --rounds",
     "evaluate": "--modes --which --split --clients --device --json",
@@ -1400,7 +1401,7 @@ COMMANDS = {
     "--group --hold-out --augment --partition",
     "deploy init": "--sites --classes --host --port --channels --minimum --deadline --recipe --json --method "
     "--federation --model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
-    "--pretrained --weights --evaluate --evaluate-every --validate-every --checkpoint-every "
+    "--pretrained --weights --evaluate --evaluate-every --validate-every --patience --checkpoint-every "
     "--keep-checkpoints --on-divergence --engine --workers --device --precision --deterministic "
     "--threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
     "--momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "

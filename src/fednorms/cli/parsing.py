@@ -261,7 +261,7 @@ _PANELS = {
         ("pretrained", "weights", "head", "loss", "class_weights"),
     ),
     "data": ("How images become sites and splits.", tuple(_OF_DATA)),
-    "testing": ("What is tested, and when.", ("evaluate", "evaluate_every", "validate_every", "metric")),
+    "testing": ("What is tested, and when.", ("evaluate", "evaluate_every", "validate_every", "patience", "metric")),
     "speed and storage": (
         "Where and how fast it runs, and what is kept.",
         (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,8 +62,18 @@ def run(args: Sequence[str]) -> int:
     return carry_out(recipe, out, written, given.output, given.track)
 
 
-def carry_out(recipe: Recipe, out: Path, title: str, output: Output, track: Sequence[str] = ()) -> int:
-    """Run or continue a recipe in a directory, show progress, and print the result."""
+def carry_out(
+    recipe: Recipe,
+    out: Path,
+    title: str,
+    output: Output,
+    track: Sequence[str] = (),
+    changed: Mapping[str, Any] | None = None,
+) -> int:
+    """Run or continue a recipe in a directory, show progress, and print the result.
+
+    `changed` are keys of the recipe that the stored run has otherwise.
+    """
     from fednorms.runs.driver import execute
     from fednorms.runs.tracking.tracker import TrackedRun
     from fednorms.runs.tracking.tracking import Tracking, asked_for
@@ -80,7 +90,7 @@ def carry_out(recipe: Recipe, out: Path, title: str, output: Output, track: Sequ
             tracking.log(TrackedRun(out.name, event.recipe, out), event.row, event.scores)
 
         try:
-            result = execute(recipe, out=out, callback=after_round)
+            result = execute(recipe, out=out, callback=after_round, changed=changed)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_interrupted(out, reached)) from None
     for note in result.notes + tracking.notes:

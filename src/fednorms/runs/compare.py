@@ -11,7 +11,7 @@ from dataclasses import replace as with_changes
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import nn
@@ -20,14 +20,16 @@ from fednorms._version import __version__
 from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
+from fednorms.core.optim import MakeOptimizer
 from fednorms.core.options import nearest
 from fednorms.core.part import Part
 from fednorms.core.training import Training
 from fednorms.data import Federation
 from fednorms.methods.registry import method as read_method
+from fednorms.runs.callables import Callables, Epochs, Schedule
 from fednorms.runs.cells import Cell, CellEvent, Outcome, Watch, run_cells
 from fednorms.runs.device import device_of, unused_gpu
-from fednorms.runs.identity import Custom, recipe_keys
+from fednorms.runs.identity import Custom, recipe_keys, training_keys
 from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
 from fednorms.runs.progress import CellWatch, Reporter, is_wanted
@@ -37,6 +39,7 @@ from fednorms.runs.session import Session, data_notes, open_federation
 from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.tracking.tracker import TrackedRun
 from fednorms.runs.tracking.tracking import Tracking, asked_for
+from fednorms.runs.unknown_options import refuse_unknown
 
 MEAN, BALANCED = "mean", "balanced"
 _SAME_START = (
@@ -233,7 +236,7 @@ def compare(
     loss: str | Loss | None = None,
     seeds: int | Sequence[int] = 3,
     lr: float | Mapping[str, float] | None = None,
-    epochs: int | None = None,
+    epochs: Epochs | None = None,
     batch_size: int | None = None,
     participation: str | None = None,
     training: Training | None = None,
@@ -245,10 +248,17 @@ def compare(
     watch: Watch = lambda event: None,
     progress: bool | None = None,
     track: str | Sequence[str] = (),
+    optimizer: str | MakeOptimizer | None = None,
+    momentum: float | None = None,
+    weight_decay: float | None = None,
+    schedule: str | Schedule | None = None,
+    warmup: int | None = None,
+    **unknown: Never,
 ) -> Comparison:
     """Run every method with every seed; the same seed means the same cohorts, batches and (where it fits) weights.
 
     `seeds=3` means 0, 1, 2. `lr` may be a dictionary {method: rate}; methods that it leaves out keep the recipe's rate.
+    `epochs`, `optimizer`, `momentum`, `weight_decay`, `schedule` and `warmup` are those of `run`.
     What is not given comes from `recipe`, or from its defaults: cnn-small on digits-shift for 30 rounds. `device` is
     cpu, cuda or auto (a GPU if there is one). With `out`, every run is stored in OUT/METHOD-SEED, calling again
     continues where it stopped, and the table is written as Markdown, CSV and JSON, with a picture of the learning
@@ -257,20 +267,25 @@ def compare(
     `track` names trackers that log every round of every run: "tensorboard", "wandb", "mlflow".
 
     A custom model starts every seed from the weights it has, and the table says so. A custom loss is a function of
-    logits and labels; with `jobs` it must be picklable.
+    logits and labels. With `jobs`, code that a new process cannot import (from a notebook, or inside a function) is
+    sent with cloudpickle.
 
     >>> compare(["fedavg", "fedbn"], rounds=1, seeds=2).seeds
     [0, 1]
     """
+    refuse_unknown(compare, unknown, *methods)
     given = [m if isinstance(m, str) else str(read_method(m)) for m in methods]
     chosen = {text.strip(): str(read_method(text)) for text in given}
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     _check_request(given, chosen, numbers, jobs)
     trackers = asked_for(track)
     base = recipe or Recipe()
-    short = {"epochs": epochs, "batch_size": batch_size, "lr": None if isinstance(lr, Mapping) else lr}
-    settings = with_changes(training or base.training, **{k: v for k, v in short.items() if v is not None})  # type: ignore[arg-type]
-    custom = Custom.of(federation, model, loss)
+    short = {"batch_size": batch_size, "momentum": momentum, "weight_decay": weight_decay, "warmup": warmup}
+    changed = {k: v for k, v in short.items() if v is not None} | training_keys(optimizer, schedule, epochs)
+    settings = with_changes(training or base.training, **changed)  # type: ignore[arg-type]
+    if isinstance(lr, float | int):
+        settings = with_changes(settings, lr=lr)
+    custom = Custom.of(federation, model, loss, Callables.of(optimizer, schedule, epochs))
     shared = base.model_dump() | {
         "rounds": base.rounds if rounds is None else rounds,
         "participation": participation or base.participation,
@@ -405,7 +420,7 @@ def _checked(cells: list[Cell], federation: Federation, custom: Custom) -> list[
     for label in dict.fromkeys(cell.label for cell in cells):
         try:
             first = next(c.recipe for c in cells if c.label == label)
-            resolved[label] = Session.open(first, federation, custom.model, custom.loss).recipe
+            resolved[label] = Session.open(first, federation, custom.model, custom.loss, own=custom.training).recipe
         except BadInput as error:
             problems[label] = str(error)
     if problems:

@@ -118,6 +118,8 @@ class Recipe(BaseModel):
     """Test every this many rounds, and after the last."""
     validate_every: int | None = Field(default=None, ge=1)
     """Between tests, validate every this many rounds, and test a round that is the best so far (default: never)."""
+    patience: int | None = Field(default=None, ge=1)
+    """Stop when the validation score has not improved for this many rounds (default: train all rounds)."""
     checkpoint_every: int = Field(default=1, ge=1)
     """Write a checkpoint every this many rounds, and after the last."""
     keep_checkpoints: Literal["newest", "all"] = "newest"
