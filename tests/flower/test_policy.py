@@ -78,6 +78,13 @@ def test_what_a_policy_objects_to_in_a_method(method, policy, said):
     assert bool(found) == bool(said)
 
 
+def test_a_site_imports_no_code_that_a_run_names():
+    (said,) = Policy().objections(Recipe(model="antigravity:Net"), Deployment())
+    assert 'model "antigravity:Net" names code to import' in said
+    for model in ("cnn-small", "torchvision:resnet18", "timm:resnet18"):
+        assert not Policy().objections(Recipe(model=model), Deployment())
+
+
 def test_the_number_of_sites_that_the_server_claims_counts_too():
     policy = Policy(minimum_sites=2)
     assert policy.objections(RECIPE, TWO, clients=2) == []
