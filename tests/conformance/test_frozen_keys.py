@@ -1412,7 +1412,7 @@ COMMANDS = {
     "deploy link": "--host --port --link-port --database",
     "deploy probe": "--ca --site --key --json",
     "deploy check": "--data --site --policy --json",
-    "deploy node": "--site --ca --key --data --server --state --audit --device --config",
+    "deploy node": "--site --ca --key --data --policy --server --state --audit --device --config",
     "deploy audit": "--json",
     "deploy export": "--site --out --state --json",
     "list": "--paper --costs --json",
