@@ -6,6 +6,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
+SECONDS ?= 600
 
 PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
@@ -13,7 +14,7 @@ READY := $(VENV)/.fednorms-installed
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format docs docs-pages tutorials index bench clean
+.PHONY: help demo test test-all campaign check format docs docs-pages tutorials index bench clean
 
 help:  ## list all targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -26,6 +27,9 @@ test: check  ## check, then run the quick tests and all doctests
 
 test-all: check  ## check, then run all tests, including the slow ones
 	$(PYTEST)
+
+campaign: $(READY)  ## kill, damage, fuzz and fill the disk for SECONDS (default 600), and count what went wrong
+	PYTHONPATH=src:. $(PY) -m tests.campaign --seconds $(SECONDS)
 
 check: $(READY)  ## check format, lint and types
 	$(PY) -m ruff format --check .
@@ -59,8 +63,8 @@ clean:  ## remove .venv, caches and builds, but no run directories
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each test process gets one core: on small tensors a second thread costs more than a second process.
-test test-all: export OMP_NUM_THREADS = 1
-test test-all: export MKL_NUM_THREADS = 1
+test test-all campaign: export OMP_NUM_THREADS = 1
+test test-all campaign: export MKL_NUM_THREADS = 1
 
 $(READY): pyproject.toml constraints.txt | $(UV)
 	$(UV) pip install --python $(PY) --constraints constraints.txt --build-constraints constraints.txt --editable '.[dev]'

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fednorms.runs.driver import RoundEvent, resume, run
     from fednorms.runs.recipe import Recipe
     from fednorms.runs.result import Result
+    from fednorms.runs.stopping import STOP, EarlyStopping
     from fednorms.runs.use.adapt import adapt
     from fednorms.runs.use.evaluate import evaluate_run
     from fednorms.runs.use.export import export
@@ -51,9 +52,11 @@ if TYPE_CHECKING:
     from fednorms.runs.use.verify import Verified, verify
 
 __all__ = [
+    "STOP",
     "BadInput",
     "Comparison",
     "Diverged",
+    "EarlyStopping",
     "Eval",
     "Federation",
     "FednormsError",
@@ -126,6 +129,7 @@ _DEFINED_IN = {
     "runs.driver": ("RoundEvent", "resume", "run"),
     "runs.recipe": ("Recipe",),
     "runs.result": ("Result",),
+    "runs.stopping": ("STOP", "EarlyStopping"),
     "runs.use.adapt": ("adapt",),
     "runs.use.evaluate": ("evaluate_run",),
     "runs.use.export": ("export",),

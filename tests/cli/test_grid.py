@@ -66,6 +66,17 @@ def test_numbers_stay_whole_and_come_in_blocks_with_the_first_column():
     assert len(drawn(1000, ["method", *names], rows, numbers_from=1)) == 3
 
 
+def test_blocks_repeat_as_many_columns_as_tell_the_rows_apart():
+    names = [f"site{i}" for i in range(6)]
+    rows = [["fednn", mode, *("81.5" for _ in names)] for mode in ("global/global", "global/batch")]
+    lines = drawn(40, ["method", "mode", *names], rows, numbers_from=2)
+    assert sum(line.startswith("fednn   global/batch") for line in lines) == 3
+    other = [["fedbn", "personal/own", *("81.5" for _ in names)], rows[0]]
+    lines = drawn(40, ["method", "mode", *names], other, numbers_from=2)
+    assert sum(line.startswith("fedbn") for line in lines) == 2
+    assert " ".join(lines).count("personal/own") == 1
+
+
 def test_a_word_wider_than_the_terminal_folds_and_loses_nothing():
     lines = drawn(20, ["file", "class"], [["x" * 50, "cat"]])
     assert max(map(cell_len, lines)) <= 20

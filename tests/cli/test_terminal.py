@@ -62,6 +62,8 @@ def words(text):
         ("reproduce", "--help"),
         ("run", "--help"),
         ("--help",),
+        ("describe", "scaffold + fedbn"),
+        ("describe", "scaffold + fedbn", "--privacy"),
     ],
     ids=" ".join,
 )

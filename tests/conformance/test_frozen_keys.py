@@ -32,6 +32,7 @@ from fednorms.core import noise, states, views
 from fednorms.core.error_origin import LIBRARIES
 from fednorms.core.part import HOOKS, REGISTRY, SUMS, Slot
 from fednorms.core.sampling import Participation
+from fednorms.core.training import OPTIMIZERS, SCHEDULES
 from fednorms.data.generate.corruptions import CORRUPTIONS
 from fednorms.data.pack import pack
 from fednorms.data.partition import plan as plan_partition
@@ -310,6 +311,8 @@ RECIPE = {
         "clip": None,
         "last": "keep",
         "keep_momentum": False,
+        "warmup": None,
+        "client_epochs": None,
     },
     "data": {
         "root": "",
@@ -334,6 +337,7 @@ RECIPE = {
     "evaluate": ["auto"],
     "evaluate_every": 1,
     "validate_every": None,
+    "patience": None,
     "checkpoint_every": 1,
     "keep_checkpoints": "newest",
     "on_divergence": "stop",
@@ -348,11 +352,7 @@ RECIPE = {
     "fingerprint": "",
     "own_parts": {},
 }
-TRAINING_CHOICES = {
-    "schedule": ["const", "exp", "step", "cosine"],
-    "optimizer": ["sgd", "adamw"],
-    "last": ["keep", "drop", "fill"],
-}
+TRAINING_CHOICES = {"last": ["keep", "drop", "fill"]}
 RECIPE_CHOICES = {
     "weighting": ["auto", "size", "uniform"],
     "class_weights": ["auto", "none", "balanced"],
@@ -375,6 +375,8 @@ def test_recipe_keys_and_defaults():
 
 def test_words_that_settings_may_have():
     assert choices_of(fn.Training) == TRAINING_CHOICES
+    assert SCHEDULES == ("const", "exp", "step", "cosine")  # which may also be custom:NAME@HASH
+    assert OPTIMIZERS == ("sgd", "adam", "adamw")
     assert choices_of(fn.Recipe) == RECIPE_CHOICES
 
 
@@ -502,11 +504,15 @@ METHODS = {
     "greg": "alpha=1.0, rho=0.1, detach_global=False",
     "hbn": "rate=0.002, variant='paper' of paper|author",
     "inorm": "",
+    "krum": "byzantine=1, keep=1",
     "lgfedavg": "layers=0, shared=''",
     "ln": "",
+    "maxweight": "share=0.5",
+    "median": "",
     "mixbn": "kind='fixed' of global|fixed|learned|ensemble, lam=0.5",
     "moon": "mu=0.1, temperature=0.5, projection=0",
     "nonorm": "",
+    "normbound": "bound=0.0, relative=3.0",
     "partialfed": "strategy='no_bn_no_head' of no_bn_no_head|no_bn|bottom_up|top_down|adaptive, m=1, temperature=5.0, "
     "cooling=0.965, choice_rate=0.1, choice_epochs=1",
     "perfedavg": "alpha=0.0, beta=0.0, variant='first' of first|exact|hessian_free, delta=0.001",
@@ -518,6 +524,7 @@ METHODS = {
     "sn": "biased=False",
     "spherefed": "loss_kind='mse' of mse|ce, temperature=1.0, mse_reduction='mean' of mean|sum_over_classes",
     "standalone": "",
+    "trimmedmean": "fraction=0.2",
     "wn": "variant='paper' of paper|author",
     "ws": "",
     "wsconv": "form='listing' of listing|formula, add_bias=False, start='keep' of keep|xavier, nf_residual=False",
@@ -864,7 +871,7 @@ def test_manifests_and_states(run):
     manifest = read(folder / "round-000002" / "manifest.json")
     assert fields(manifest, "clients") == words("""
         hash round seed server.path server.size server.hash clients.*.path clients.*.size clients.*.hash
-        extra.best.round extra.best.val extra.metrics.rows extra.metrics.hash version
+        extra.best.round extra.best.val extra.metrics.rows extra.metrics.hash extra.recipe version
     """)
     assert manifest["version"] == 1
     assert manifest["extra"]["metrics"]["rows"] == 2
@@ -1009,7 +1016,7 @@ def test_a_saved_partition(tmp_path):
 
 # -- across machines ------------------------------------------------------------------------------------------------
 DEPLOYMENT = {"sites": "", "minimum": 1, "wait": 600.0, "deadline": 3600.0, "out": "run", "classes": "", "channels": 3}
-DEPLOYMENT |= {"max_weight": 0.9, "restart": 0}  # added after 0.1
+DEPLOYMENT |= {"max_weight": 0.9, "norm_bound": 50.0, "restart": 0}  # added after 0.1
 
 
 def test_settings_of_a_deployment():
@@ -1121,7 +1128,7 @@ def test_files_and_keys_of_a_project(tmp_path):
         training.schedule training.decay training.optimizer training.momentum training.weight_decay training.last
         training.keep_momentum data.root data.protocol data.complete data.allow_pickle data.hold_out data.augment
         data.partition deploy.sites deploy.minimum deploy.wait deploy.deadline deploy.out deploy.classes
-        deploy.channels deploy.max_weight deploy.restart
+        deploy.channels deploy.max_weight deploy.norm_bound deploy.restart
     """)
     assert "from fednorms.flower import client_app, server_app" in (tmp_path / "p" / "fednorms_app.py").read_text()
 
@@ -1368,19 +1375,19 @@ def test_fields_of_descriptions():
 # -- commands -------------------------------------------------------------------------------------------------------
 COMMANDS = {
     "run": "--recipe --out --method --federation --model --rounds --seed --participation --weighting --loss "
-    "--class-weights --metric --head --pretrained --weights --evaluate --evaluate-every --validate-every "
+    "--class-weights --metric --head --pretrained --weights --evaluate --evaluate-every --validate-every --patience "
     "--checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device --precision "
     "--deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
-    "--optimizer --momentum --weight-decay --clip --last --keep-momentum --root --protocol --complete "
+    "--optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition --quiet --json",
     "compare": "--methods --seeds --lrs --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
-    "--validate-every --checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device "
+    "--validate-every --patience --checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device "
     "--precision --deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule "
-    "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --root --protocol "
+    "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
     "--complete --allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition "
     "--quiet --json",
-    "resume": "--quiet --json",
+    "resume": "--rounds --track --quiet --json",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
     "--incomplete --quiet --json --dry-run --quick --rounds",
     "evaluate": "--modes --which --split --clients --device --json",
@@ -1394,10 +1401,10 @@ COMMANDS = {
     "--group --hold-out --augment --partition",
     "deploy init": "--sites --classes --host --port --channels --minimum --deadline --recipe --json --method "
     "--federation --model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
-    "--pretrained --weights --evaluate --evaluate-every --validate-every --checkpoint-every "
+    "--pretrained --weights --evaluate --evaluate-every --validate-every --patience --checkpoint-every "
     "--keep-checkpoints --on-divergence --engine --workers --device --precision --deterministic "
     "--threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
-    "--momentum --weight-decay --clip --last --keep-momentum --root --protocol --complete "
+    "--momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition",
     "deploy certificates": "--days --renew --json",
     "deploy enroll": "--site --key",

@@ -32,6 +32,8 @@ COMBINED = [
     "fedplvm + greg",
     "ditto + scaffold + fedrdn",
     "fraug(distance=mmd) + fedprox",
+    "normbound(relative=0.5) + median + fedbn",
+    "krum + maxweight(share=0.4) + scaffold",
 ]
 # Options for the tiny network: FedWon's rule needs at least 8 channels, FedRep's ten epochs take time.
 FITTING = {"gn": "gn(groups=2)", "fedrep": "fedrep(head_epochs=1)", "fedfa": "fedfa(after=pool)"}
@@ -271,7 +273,7 @@ def test_a_null_part_changes_nothing_in_either_position(host, null):
 
 # -- every registered method does something ---------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "text", [t for t in TEXTS if t not in ("fedavg", "finetune", "centralised", "fixbn", "ditto", "adabn")]
+    "text", [t for t in TEXTS if t not in ("fedavg", "finetune", "centralised", "fixbn", "ditto", "adabn", "normbound")]
 )
 def test_a_method_differs_from_fedavg(text):
     data = tiny_data(7, 6)

@@ -1,11 +1,14 @@
 """The optimizer against torch.optim, clipping, kept momentum."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
+from fednorms.core.errors import BadInput
 from fednorms.core.net import Net
-from fednorms.core.optim import Optimizer, clipped
+from fednorms.core.optim import Optimizer, clipped, made_by
 from fednorms.core.part import Phase
 from fednorms.core.round import begin, broadcast, enter, initial_state
 from fednorms.core.states import Client, ClientState, Task
@@ -13,7 +16,7 @@ from fednorms.core.training import Training
 from fednorms.core.tree import Tree
 from fednorms.data import Split
 from fednorms.methods.registry import method
-from tests.support.tiny import close, plan_of, play, tiny_data, tiny_net, tiny_task
+from tests.support.tiny import close, plan_of, play, rounds, tiny_data, tiny_net, tiny_task
 
 
 def drive(settings, make, steps=7, clip=None, dtype=torch.float64):
@@ -81,6 +84,59 @@ def test_a_kept_velocity_may_have_another_memory_layout_than_its_weights():
 def test_adamw_is_torchs(decay):
     settings = {"lr": 0.01, "weight_decay": decay}
     drive({**settings, "optimizer": "adamw"}, lambda p: torch.optim.AdamW(p, **settings))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_adam_is_torchs(decay, clip):
+    settings = {"lr": 0.01, "weight_decay": decay}
+    drive({**settings, "optimizer": "adam"}, lambda p: torch.optim.Adam(p, **settings), clip=clip)
+
+
+# -- custom optimizers --------------------------------------------------------------------------------------------
+def rmsprop(params, lr, weight_decay=0.0):
+    return torch.optim.RMSprop(params, lr=lr, alpha=0.9, weight_decay=weight_decay)
+
+
+def test_a_custom_optimizer_gives_torchs_model():
+    data = tiny_data(8)
+    settings = {"optimizer": "custom:rmsprop@12", "weight_decay": 0.01, "schedule": "exp", "decay": 0.5, "lr": 0.01}
+    task = replace(tiny_task("fedavg", data, **settings), optimizer=rmsprop)
+    model = tiny_net().train()
+    for t in range(2):  # it starts fresh in every round, at the round's rate
+        optimizer = rmsprop(model.parameters(), lr=0.01 * 0.5**t, weight_decay=0.01)
+        for rows in plan_of(task, data["a"], "a", t):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(data["a"].x[rows]), data["a"].y[rows]).backward()
+            optimizer.step()
+    close(rounds(task, data, 2).model, model.state_dict())
+
+
+def test_a_custom_optimizer_leaves_tensors_without_a_gradient_alone():
+    task = replace(tiny_task("fedbabu", tiny_data(8), optimizer="custom:rmsprop@12", lr=0.01), optimizer=rmsprop)
+    run = rounds(task, tiny_data(8), 1)
+    assert torch.equal(run.model["head.weight"], tiny_net().head.weight)
+    assert not torch.equal(run.model["conv.weight"], tiny_net().conv.weight)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "words"),
+    [
+        (lambda params: torch.optim.SGD(params, lr=0.1), {}, 'takes no argument "lr". Write a function such as'),
+        (torch.optim.Adam, {"momentum": 0.9}, '"Adam" takes no argument "momentum". Leave momentum out'),
+        (torch.optim.LBFGS, {}, "needs a closure"),
+        (lambda params, lr: params, {}, "must make a torch.optim.Optimizer, got list"),
+    ],
+)
+def test_what_does_not_make_an_optimizer_is_refused(make, settings, words):
+    with pytest.raises(BadInput, match=words):
+        made_by(make, Training(**settings), [torch.zeros(1)], 0.1)
+
+
+def test_training_on_without_the_custom_optimizer_is_refused():
+    data = tiny_data(8)
+    with pytest.raises(BadInput, match='custom optimizer \\("rmsprop@12"\\), which is needed'):
+        rounds(tiny_task("fedavg", data, optimizer="custom:rmsprop@12"), data, 1)
 
 
 @pytest.mark.parametrize("clip", [0.1, 3.0, 1e9])

@@ -246,6 +246,21 @@ def test_divergence_names_the_part_and_the_hook():
         play(Method((worse,)), n=1)
 
 
+@pytest.mark.usefixtures("parts_as_before")
+def test_a_loss_that_is_not_finite_counts_even_if_its_gradient_is():
+    def infinite(self, s):  # no gradient comes from the constant
+        return s.logits.sum() * 0.0 + s.logits.new_tensor(float("inf"))
+
+    with pytest.raises(Diverged, match=r'Client "a" diverged in round 1, step 1: far \(loss\) is not finite'):
+        play(Method((own("far", loss=infinite),)), tiny_data(8), n=1)
+
+    def base(logits, y):
+        return torch.nn.functional.cross_entropy(logits, y) + torch.tensor(float("nan"))
+
+    with pytest.raises(Diverged, match=r"step 1: the model \(loss\) is not finite"):
+        play("fedavg", tiny_data(8), n=1, loss=base)
+
+
 def test_images_that_are_not_finite_are_named():
     data = tiny_data(4)
     data = {"a": Split(data["a"].x * float("nan"), data["a"].y)}

@@ -36,6 +36,8 @@ COMBINATIONS = [
     "greg + fedrdn",
     "fedexp + fedfn",
     "fedrep + fedprox",
+    "normbound(relative=1) + median + feddyn",
+    "krum(keep=2) + scaffold + maxweight(share=0.3)",
 ]
 
 
@@ -128,7 +130,9 @@ def test_replays_give_the_loops_results(text):
         Training(batch_size=8, momentum=0.9, weight_decay=1e-3),
         Training(batch_size=8, momentum=0.9, keep_momentum=True),
         Training(batch_size=8, optimizer="adamw", lr=1e-3, weight_decay=0.05),
+        Training(batch_size=8, optimizer="adam", lr=1e-3, weight_decay=0.05),
         Training(batch_size=8, clip=0.5),
+        Training(batch_size=8, warmup=2, client_epochs={"c1": 3}),
         Training(batch_size=5, last="fill", epochs=2),
         Training(batch_size=8, steps=3),
     ],
@@ -212,6 +216,28 @@ def test_a_diverging_client_is_named_or_skipped_as_in_the_loop():
     done = engine.train(broadcast(task, initial_state(task)), engine.clients)
     assert sorted(done.diverged) == engine.clients
     assert not done.uploads
+
+
+@pytest.mark.usefixtures("parts_as_before")
+def test_a_loss_that_is_not_finite_is_named_as_in_the_loop():
+    @part("far")
+    class Far(Part):
+        def loss(self, s):  # its gradient is finite
+            return s.logits.sum() * 0.0 + float("inf")
+
+    told = []
+    for kind in (Loop, Graphs):
+        task, engine = setting(kind, "far")
+        with pytest.raises(Diverged) as caught:
+            play(task, engine)
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+    assert "step 1: far (loss) is not finite" in told[0]
+
+
+def test_a_custom_optimizer_is_refused_by_name():
+    with pytest.raises(BadInput, match=r'Engine "graphs" cannot run the custom optimizer "mine@12".*engine="loop"'):
+        setting(Graphs, "fedavg", training=Training(optimizer="custom:mine@12"))
 
 
 def test_inputs_of_a_round_are_not_written_to():

@@ -223,6 +223,8 @@ def test_without_shared_memory_messages_are_in_the_temporary_directory(monkeypat
 
 # -- workers against the loop ---------------------------------------------------------------------------------------
 CASES = {
+    "normbound(relative=1) + trimmedmean + fedbn": ["personal"],
+    "krum(keep=2) + scaffold + maxweight(share=0.4)": ["global"],
     "fedavg": ["global", "global/batch", "unseen/batch:3", "unseen"],
     "scaffold + fedbn": ["personal", "unseen"],
     "hbn": ["personal"],  # passes before training and before a test
@@ -348,6 +350,19 @@ def test_devices_sum_to_the_loops_results(ranks, text):
         for x, y in ((a.local, b.local), *((t, b.parts[k]) for k, t in a.parts.items())):
             assert x.keys() == y.keys()
             assert all(torch.allclose(x[k], y[k], rtol=1e-12, atol=1e-12) for k in x)
+
+
+@pytest.mark.parametrize(
+    "text", ["krum(keep=2) + scaffold", "normbound(relative=1) + median + feddyn", "maxweight(share=0.25) + hbn"]
+)
+def test_devices_hand_each_upload_over_so_the_server_gets_the_loops_bits(ranks, text):
+    task = task_of(text, torch.float64)
+    loop, devices = engines(Devices, ranks, task)
+    (one, done, _), (two, gathered, _) = play(loop), play(devices)
+    assert gathered.combined is None
+    assert all(same(a.model, b.model) for a, b in zip(done.uploads, gathered.uploads, strict=True))
+    assert same(one.model, two.model)
+    assert all(same(tree, two.parts[name]) for name, tree in one.parts.items())
 
 
 def test_a_device_without_clients_and_one_whose_clients_diverge_do_not_stop_the_others(ranks):

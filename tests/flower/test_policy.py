@@ -5,6 +5,8 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is an optional extra: pip install 'fednorms[flower]'")
 
 import json
+import tomllib
+from pathlib import Path
 
 from fednorms.cli import main
 from fednorms.core.errors import BadInput, RunFailed
@@ -216,3 +218,12 @@ def test_the_audit_lists_every_key_of_a_sites_messages(method, counts, tmp_path)
     run(method, tmp_path, nodes=both, fault=listen, **more, **QUICK)
     said = {key for told in what_leaves(method).told for key in told.keys if told is not COUNTED or counts}
     assert seen == said
+
+
+def test_the_documented_policy_is_a_policy_that_sets_every_key():
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
+    text = page.partition("```toml\n")[2].partition("```")[0]
+    policy = Policy.make(tomllib.loads(text), "docs/privacy.md")
+    assert set(tomllib.loads(text)) == set(Policy.model_fields)
+    assert policy.objections(Recipe(method="dplocal + fedbn"), Deployment(minimum=3)) == []
+    assert len(policy.objections(Recipe(method="dplocal(noise=0.1) + fedavg"), Deployment(minimum=3))) == 2

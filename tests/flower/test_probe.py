@@ -69,6 +69,9 @@ def test_no_door_or_another_authoritys_is_said(keys, tmp_path, capsys):
         s.bind(("127.0.0.1", 0))  # nobody listens
         assert main(["deploy", "probe", f"127.0.0.1:{s.getsockname()[1]}", "--ca", str(keys.ca)]) == 1
     assert "Cannot reach" in capsys.readouterr().err
+    (tmp_path / "no.crt").write_text("no certificate")
+    assert main(["deploy", "probe", "127.0.0.1:1", "--ca", str(tmp_path / "no.crt")]) == 2
+    assert "is not a file of certificates" in capsys.readouterr().err
     for address in ("server", "server:0", ":8443", "server:x"):
         assert main(["deploy", "probe", address, "--ca", str(keys.ca)]) == 2
         assert "expected HOST:PORT" in capsys.readouterr().err

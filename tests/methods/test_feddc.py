@@ -62,8 +62,9 @@ def test_an_update_that_is_divided_by_its_steps_must_come_from_fresh_sgd(text):
     data = tiny_data()
     with pytest.raises(BadInput, match="keep_momentum = true"):
         tiny_task(text, data, momentum=0.9, keep_momentum=True)
-    with pytest.raises(BadInput, match='optimizer = "adamw"'):
-        tiny_task(text, data, optimizer="adamw")
+    for name in ("adam", "adamw", "custom:SGD@12"):
+        with pytest.raises(BadInput, match=f'optimizer = "{name}"'):
+            tiny_task(text, data, optimizer=name)
     play(text, n=1, momentum=0.9)
 
 

@@ -206,6 +206,8 @@ def test_the_default_is_option_two_of_the_paper_with_every_setting_of_sgd(settin
         ("scaffold", {}, "difference"),
         ("scaffold", {"momentum": 0.9, "weight_decay": 0.1, "clip": 1.0}, "difference"),
         ("scaffold", {"optimizer": "adamw"}, "gradient"),
+        ("scaffold", {"optimizer": "adam"}, "gradient"),
+        ("scaffold", {"optimizer": "custom:SGD@12"}, "gradient"),
         ("scaffold", {"momentum": 0.9, "keep_momentum": True}, "gradient"),
         ("scaffold + perfedavg(beta=0.01)", {}, "gradient"),  # which has its own rate
         ("scaffold + fedrep", {"momentum": 0.9}, "difference"),  # whose head is not sent

@@ -154,7 +154,7 @@ def test_a_wrong_size_is_refused_clearly(name, size):
 def test_unknown_names_get_the_nearest_and_the_list():
     with pytest.raises(BadInput, match=r"did you mean \"lenet\".*cnn-small, lenet, digits-cnn"):
         build("lennet", 10)
-    with pytest.raises(BadInput, match="torchvision:NAME or timm:NAME"):
+    with pytest.raises(BadInput, match="torchvision:NAME, timm:NAME or a custom mymodule:Net"):
         build("torchvision:", 10)
     with pytest.raises(BadInput, match="must be positive"):
         build("lenet", 0)

@@ -17,7 +17,8 @@ FITTING = {"gn": "gn(groups=2)", "fedfa": 'fedfa(after="pool")'}  # options that
 
 def engine_of(kind, text, fed, *, training=None, model=TinyNet, settings=DEFAULTS, **options):
     """The task and the engine of that kind, with its options."""
-    chosen = method(text)
+    training = training or Training(batch_size=8, lr=0.05, schedule="exp", decay=0.9)
+    chosen = method(text).settled(training)
     arranged = fed
     for p in chosen.parts:
         arranged = p.arrange(arranged)
@@ -25,7 +26,7 @@ def engine_of(kind, text, fed, *, training=None, model=TinyNet, settings=DEFAULT
     net = Net(model(), chosen, name="tiny", dtype=torch.float64)
     task = Task(
         net=net,
-        training=training or Training(batch_size=8, lr=0.05, schedule="exp", decay=0.9),
+        training=training,
         rounds=4,
         seed=0,
         clients=len(arranged.clients),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
+from fednorms.core.tree import Tree
 from fednorms.flower import messages
 from fednorms.runs.result import Result
 from tests.support.replay import served
@@ -69,6 +70,16 @@ def tensor(change, name: str = "conv1.weight", record: str = "model") -> Craft:
         if changed is not None:
             tree[name] = changed
         reply[record] = messages.array_record(tree)
+
+    return craft
+
+
+def named(name: str) -> Craft:
+    """Send one more tensor, under this name."""
+
+    def craft(reply: RecordDict) -> None:
+        tree = messages.tree_of(reply.array_records["model"])
+        reply["model"] = messages.array_record(Tree({**tree, name: next(iter(tree.values()))}))
 
     return craft
 

@@ -45,7 +45,9 @@ NEUTRAL = {
     "finetune": "finetune(epochs=0)",
     "fixbn": "fixbn(switch=1)",
     "greg": "greg(alpha=0, rho=1)",
+    "maxweight": "maxweight(share=1)",
     "moon": "moon(mu=0)",
+    "normbound": "normbound(relative=1e9)",
 }
 
 

@@ -11,7 +11,8 @@ import tyro
 from rich.text import Text
 
 from fednorms.cli.output import grid, print_json, stdout
-from fednorms.cli.parsing import Output, merged, parse, recipe_options
+from fednorms.cli.parsing import Output, Track, merged, parse, recipe_options
+from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
 from fednorms.runs.progress import CellWatch, Reporter
 from fednorms.runs.recipe import Recipe
@@ -52,6 +53,8 @@ class Compare(_Options, _Methods):
         Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/compare-FEDERATION)")
     ] = None
     """Directory for the table, the picture and all runs."""
+    track: Track = field(default_factory=list)
+    """Trackers that log every round of every run: tensorboard, wandb, mlflow."""
     jobs: int = 1
     """Number of runs at a time, each in its own process."""
     output: Output = field(default_factory=Output)
@@ -81,9 +84,11 @@ def compare(args: Sequence[str]) -> int:
                 out=out,
                 jobs=given.jobs,
                 watch=watch,
+                progress=False,
+                track=given.track,
             )
         except KeyboardInterrupt:
-            done = f"{watch.finished} of {len(given.methods) * given.seeds} runs"
+            done = f"{watch.finished} of {counted(len(given.methods) * given.seeds, 'run')}"
             raise KeyboardInterrupt(f"Interrupted with {done} finished. Continue with the same command.") from None
     if given.output.json:
         print_json(comparison.to_dict())
@@ -101,7 +106,7 @@ def show(comparison: Comparison) -> None:
     console.print(grid(header, shown, numbers_from=fixed))
     console.print()
     for remark in comparison.remarks():
-        console.print(remark, markup=False, soft_wrap=True)
+        console.print(remark, markup=False)
     if comparison.files:
         console.print("written: " + ", ".join(map(str, comparison.files)), markup=False, soft_wrap=True)
 

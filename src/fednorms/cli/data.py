@@ -17,6 +17,7 @@ import tyro
 
 from fednorms.cli.output import grid, print_json, stderr, stdout
 from fednorms.cli.parsing import Flag, parse
+from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from fednorms.data.readers.reader import Reader
 
 _COMMANDS = {
-    "check": ("data", "recognize a folder: its sites, classes, sizes, and tables that use it"),
+    "check": ("data", "recognize a folder: its sites, classes, sizes, and its tables"),
     "pack": ("data", "write a federation to one file, for fast opening or another machine"),
     "show": ("data_show", "show a federation's sites, their labels, and how much they differ"),
 }
@@ -78,7 +79,7 @@ def check(args: Sequence[str]) -> int:
         shown = rows[:20]
         console.print(grid(["site", "domain", "train", "val", "test"], shown, numbers_from=2))
         if len(rows) > 20:
-            print(f"... and {len(rows) - 20} more sites")
+            print(f"... and {counted(len(rows) - 20, 'more site')}")
     if report["protocols"]:
         print("\nProtocols (--protocol):")
         rows = [[name, what, ", ".join(report["tables"].get(name, []))] for name, what in report["protocols"].items()]
@@ -94,7 +95,9 @@ def _check_pack(path: Path) -> dict[str, Any]:
 
     header = check_pack(path)
     how = header["codec"] if header["quality"] is None else f"{header['codec']} of quality {header['quality']}"
-    facts = [f"{header['images']:,} images stored as {how}, {header['bytes'] / 2**20:,.1f} MiB; the hash matches"]
+    facts = [
+        f"{counted(header['images'], 'image')} stored as {how}, {header['bytes'] / 2**20:,.1f} MiB; the hash matches"
+    ]
     found = unpacked(path)
     return {
         "what": f"a pack of {found.name}",
@@ -175,9 +178,9 @@ def published(reader: Reader) -> dict[str, list[str]]:
 def _facts(found: Federation, shape: bool = True) -> list[str]:
     size = f", images {'x'.join(map(str, found.shape))}" if shape else ""
     names = ", ".join(found.classes[:12]) + (" ..." if found.num_classes > 12 else "")
-    clients = f"{len(found.clients)} sites with training data"
+    clients = f"{counted(len(found.clients), 'site')} with training data"
     unseen = f", {len(found.unseen)} unseen" if found.unseen else ""
-    return [f"{clients}{unseen}, {found.num_classes} classes ({names}){size}"]
+    return [f"{clients}{unseen}, {counted(found.num_classes, 'class', 'classes')} ({names}){size}"]
 
 
 def _sites(found: Federation) -> list[dict[str, Any]]:
@@ -255,5 +258,5 @@ def pack(args: Sequence[str]) -> int:
 
         codec = None if given.codec == "auto" else given.codec
         path = write(found, out, codec, given.quality or None, None if given.quiet else progress)
-    print(f"{path}: {path.stat().st_size / 2**20:,.1f} MiB, {len(found.sites)} sites; use it as pack:{path}")
+    print(f"{path}: {path.stat().st_size / 2**20:,.1f} MiB, {counted(len(found.sites), 'site')}; use it as pack:{path}")
     return 0

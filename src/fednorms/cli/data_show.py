@@ -12,6 +12,7 @@ import tyro
 from fednorms.cli.grid import Grid
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import DataOptions, Flag, merged, parse
+from fednorms.core.counted import counted
 from fednorms.runs.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -52,18 +53,18 @@ def show(args: Sequence[str]) -> int:
         print_json({**found.to_dict(), "notes": notes, "picture": None if drawn is None else str(drawn)})
         return 0
     console = stdout()
-    console.print(f"{found.name}: {len(federation.clients)} clients, {len(found.classes)} classes", markup=False)
+    clients, classes = counted(len(federation.clients), "client"), counted(len(found.classes), "class", "classes")
+    console.print(f"{found.name}: {clients}, {classes}", markup=False)
     console.print(table(found))
     if len(found.sites) > _SHOWN:
-        console.print(f"... and {len(found.sites) - _SHOWN} more sites")
+        console.print(f"... and {counted(len(found.sites) - _SHOWN, 'more site')}")
     console.print(
         f"label shift {found.label_shift:.3f} (mean distance of a client's labels from the pooled ones, 0 to 1), "
         f"feature shift {found.feature_shift:.3f} (of its pixels' mean and spread, in standard deviations), "
-        f"the largest client has {found.size_ratio:.1f} times the images of the smallest",
-        soft_wrap=True,
+        f"the largest client has {found.size_ratio:.1f} times the images of the smallest"
     )
     for note in notes:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        console.print(f"note: {note}", markup=False)
     if drawn:
         console.print(f"Picture: {drawn}", markup=False, soft_wrap=True)
     return 0

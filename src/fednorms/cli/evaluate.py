@@ -45,7 +45,9 @@ def evaluate(args: Sequence[str]) -> int:
     given = parse(Evaluate, "evaluate", args)
     from fednorms.runs.use.evaluate import evaluate_run
 
-    scores = evaluate_run(given.run, given.modes, given.which, given.split, device=given.device)
+    scores = evaluate_run(
+        given.run, given.modes, given.which, given.split, device=given.device, progress=False if given.json else None
+    )
     if given.json:
         print_json({"run": str(given.run), "which": given.which, "scores": {k: s.to_dict() for k, s in scores.items()}})
         return 0

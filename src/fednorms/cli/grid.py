@@ -16,7 +16,7 @@ class Grid:
     """A table without lines; `grid` makes one. What does not fit the width is treated in this order.
 
     Columns of words fold between words. Then the columns in `optional` are left out, the first one first, and a line
-    names them. Then the columns are cut into blocks, each with the first column.
+    names them. Then the columns are cut into blocks, each with the first columns that tell the rows apart.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class Grid:
         ]
         self.is_number = [numbers_from is not None and i >= numbers_from for i in range(len(header))]
         self.optional = [name for name in optional if name in header]
+        self.labels = self._telling_apart(1 if numbers_from is None else numbers_from)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         room = options.max_width
@@ -50,6 +51,14 @@ class Grid:
             words = "column does" if len(left_out) == 1 else "columns do"
             yield Text(f"({', '.join(left_out)}: the {words} not fit {room} characters)", style="dim")
 
+    def _telling_apart(self, most: int) -> int:
+        """How many of the first columns it takes until no two rows are alike."""
+        for n in range(1, most + 1):
+            rows = list(zip(*([cell.plain for cell in column] for column in self.columns[:n]), strict=True))
+            if len(set(rows)) == len(rows):
+                return n
+        return 1  # some rows are equal in all of them
+
     def _natural(self, column: int) -> int:
         return max(cell_len(cell.plain) for cell in self.columns[column])
 
@@ -63,14 +72,13 @@ class Grid:
         return sum(map(self._narrowest, columns)) + GAP * (len(columns) - 1)
 
     def _blocks(self, columns: list[int], room: int) -> list[list[int]]:
-        """The columns cut into blocks that fit, each starting with the first column."""
-        if not columns[1:]:
-            return [columns]
-        blocks = [columns[:2]]
-        for column in columns[2:]:
+        """The columns cut into blocks that fit, each starting with the columns that tell rows apart."""
+        labels = [column for column in columns if column < self.labels]
+        blocks = [columns[: len(labels) + 1]]
+        for column in columns[len(labels) + 1 :]:
             if self._least([*blocks[-1], column]) > room:
-                blocks.append([columns[0]])
-            blocks[-1].append(column)
+                blocks.append(labels)
+            blocks[-1] = [*blocks[-1], column]
         return blocks
 
     def _widths(self, columns: Sequence[int], room: int) -> list[int]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
+import textwrap
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -19,6 +21,20 @@ from fednorms.runs.progress import stderr as stderr
 def stdout() -> Console:
     """The console for results; a file or a pipe gets one line per row, without control characters."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE)
+
+
+def print_text(text: str) -> None:
+    """Print lines of a result; in a narrow terminal they fold between words, below their last column.
+
+    >>> print_text("  up    8 tensors   conv1.weight, ...")
+      up    8 tensors   conv1.weight, ...
+    """
+    width = stdout().width
+    for line in text.splitlines():
+        columns = [gap.end() for gap in re.finditer(r"(?:^|\S) {2,}(?=\S)", line) if gap.end() <= width * 0.6]
+        hanging = " " * max(columns, default=2)
+        folded = textwrap.wrap(line, width, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+        print("\n".join(folded))
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -42,7 +58,7 @@ def print_result(found: _Result, *, as_json: bool) -> None:
     if as_json:
         print_json(found.to_dict())
     else:
-        stdout().print(repr(found), markup=False, soft_wrap=True)
+        print_text(repr(found))
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401

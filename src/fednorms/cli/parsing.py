@@ -16,12 +16,14 @@ import tyro
 
 from fednorms.core.errors import BadInput
 from fednorms.core.training import Training
+from fednorms.runs.option_names import ELSEWHERE
 from fednorms.runs.recipe import Data, Recipe
 
 C = TypeVar("C")
 
 
 Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # `--json`, without "(default: False)"
+Track = Annotated[list[str], tyro.conf.arg(metavar="TRACKER [TRACKER ...]", help_behavior_hint="")]
 
 
 @dataclasses.dataclass
@@ -101,8 +103,9 @@ def _point_out(args: Sequence[str], known: Mapping[str, Any], command: str) -> N
         if arg == "--" or not arg.startswith("--") or name in known:
             continue
         value = value or next((a for a in args[i + 1 : i + 2] if not a.startswith("--")), "")
-        if f"--{_ELSEWHERE.get(word)}" in known:
-            raise BadInput(f"`fednorms {command}` has no option {name}. It is called --{_ELSEWHERE[word]}.")
+        called = f"--{ELSEWHERE.get(word, '').replace('_', '-')}"
+        if called in known:
+            raise BadInput(f"`fednorms {command}` has no option {name}. It is called {called}.")
         option = next((o for o in ("--method", "--methods") if o in known), "")
         if option and (having := _having(word, args)):
             others = f" (also of {', '.join(having[1:])})" if having[1:] else ""
@@ -120,37 +123,6 @@ def _having(parameter: str, args: Sequence[str]) -> list[str]:
     papers = index()["papers"].values()
     found: list[str] = index()["parameters"].get(parameter, [])
     return sorted(found, key=lambda m: (m not in asked, -sum(m in methods for methods in papers), m))
-
-
-# What other libraries call our options.
-_ELSEWHERE = {
-    "algorithm": "method",
-    "aggregator": "method",
-    "strategy": "method",
-    "dataset": "federation",
-    "net": "model",
-    "network": "model",
-    "arch": "model",
-    "num_rounds": "rounds",
-    "global_rounds": "rounds",
-    "communication_rounds": "rounds",
-    "learning_rate": "lr",
-    "local_epochs": "epochs",
-    "local_steps": "steps",
-    "bs": "batch-size",
-    "batchsize": "batch-size",
-    "local_batch_size": "batch-size",
-    "optim": "optimizer",
-    "scheduler": "schedule",
-    "lr_schedule": "schedule",
-    "wd": "weight-decay",
-    "gpu": "device",
-    "image_size": "size",
-    "output": "out",
-    "out_dir": "out",
-    "output_dir": "out",
-    "num_workers": "workers",
-}
 
 
 def _wrapped(doc: str) -> str:
@@ -241,12 +213,14 @@ _METAVARS = {
     "method": "METHOD",
     "federation": "NAME",
     "model": "NAME",
+    "optimizer": "sgd|adam|adamw",
+    "schedule": "const|exp|step|cosine",
     "root": "FOLDER",
     "weights": "FILE",
 }
 _RECORDED = ("training", "data", "version", "fingerprint", "own_parts")  # sections, and what a run records itself
 _OF_RECIPE = _keys("", Recipe, Recipe(), {}, omit=_RECORDED)
-_OF_TRAINING = _keys("training", Training, Training(), {})
+_OF_TRAINING = _keys("training", Training, Training(), {}, omit=["client_epochs"])
 _OF_DATA = _keys("data", Data, Data(), {"seed": "data_seed"})  # --seed is the run's
 _KEYS: _Keys = _OF_RECIPE | _OF_TRAINING | _OF_DATA
 _SWITCHES = {f"--{name.replace('_', '-')}" for name, key in _KEYS.items() if key.kind is bool}
@@ -265,7 +239,18 @@ _COMMON = ("method", "federation", "model", "rounds", "lr", "epochs", "batch_siz
 _PANELS = {
     "training": (
         "How a client trains in a round.",
-        ("optimizer", "momentum", "weight_decay", "schedule", "decay", "steps", "clip", "last", "keep_momentum"),
+        (
+            "optimizer",
+            "momentum",
+            "weight_decay",
+            "schedule",
+            "decay",
+            "warmup",
+            "steps",
+            "clip",
+            "last",
+            "keep_momentum",
+        ),
     ),
     "federation": (
         "Who takes part, and how models are averaged.",
@@ -276,7 +261,7 @@ _PANELS = {
         ("pretrained", "weights", "head", "loss", "class_weights"),
     ),
     "data": ("How images become sites and splits.", tuple(_OF_DATA)),
-    "testing": ("What is tested, and when.", ("evaluate", "evaluate_every", "validate_every", "metric")),
+    "testing": ("What is tested, and when.", ("evaluate", "evaluate_every", "validate_every", "patience", "metric")),
     "speed and storage": (
         "Where and how fast it runs, and what is kept.",
         (

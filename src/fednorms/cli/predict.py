@@ -13,6 +13,7 @@ import tyro
 
 from fednorms.cli.output import grid, per_cent, print_json, stderr, stdout
 from fednorms.cli.parsing import Flag, parse
+from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput, writing
 from fednorms.runs.store.atomic import replace_bytes
 
@@ -60,7 +61,7 @@ def predict(args: Sequence[str]) -> int:
         print_json({"predictions": [p.to_dict() for p in found]})
         return 0
     if given.out:
-        stdout().print(f"{len(found)} predictions written to {given.out}", markup=False, soft_wrap=True)
+        stdout().print(f"{counted(len(found), 'prediction')} written to {given.out}", markup=False, soft_wrap=True)
     else:
         rows = [[str(p.file), p.label, per_cent(p.probability)] for p in found]
         stdout().print(grid(["file", "class", "probability"], rows, numbers_from=2))

@@ -76,7 +76,8 @@ def reproduce(args: Sequence[str]) -> int:
         return _list(given.output)
     if not given.name:
         raise BadInput("Name a table (`fednorms reproduce --list` shows all) or a folder with a table.toml.")
-    from fednorms.cli.reproduce_show import Shown, show, show_plan
+    from fednorms.cli.reproduce_show import show, show_plan
+    from fednorms.papers.tables.observer import Shown
     from fednorms.papers.tables.reproduce import reproduce as run_table
 
     silent = given.output.quiet or given.output.json
@@ -122,7 +123,8 @@ def _list(output: Output) -> int:
         [e.name, e.paper, e.label, e.title, ", ".join(e.data), str(e.runs), _ran(e.done, e.runs, e.where)]
         for e in entries
     ]
-    stdout().print(grid(["name", "paper", "label", "what it shows", "data", "runs", "finished"], rows))
+    header = ["name", "paper", "label", "what it shows", "data", "runs", "finished"]
+    stdout().print(grid(header, rows, optional=["label", "paper", "finished"]))
     return 0
 
 

@@ -1,51 +1,18 @@
-"""What `fednorms reproduce` shows: progress while runs are trained, then our numbers next to the paper's."""
+"""What `fednorms reproduce` shows: what would run, and our numbers next to the paper's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from rich.text import Text
-from typing_extensions import override
 
 from fednorms.cli.output import grid, stdout
+from fednorms.core.counted import counted
 from fednorms.papers.tables.cell import MISS, cell_text
 from fednorms.papers.tables.dry_run import Planned
-from fednorms.papers.tables.reproduce import Observer, Reproduction
+from fednorms.papers.tables.reproduce import Reproduction
 from fednorms.papers.tables.summary import Section, order_of, winners_of
-from fednorms.runs.cells import CellEvent
-from fednorms.runs.progress import CellWatch, Reporter, duration
-
-
-class Shown(Observer):
-    """Show remarks and progress on stderr."""
-
-    def __init__(self, silent: bool) -> None:
-        self.silent, self.wants_estimate = silent, not silent
-        self.reporter = Reporter("", 0, silent=silent)
-        self.cells: CellWatch | None = None
-
-    @override
-    def say(self, text: str) -> None:
-        """Print a remark."""
-        self.reporter.say(text)
-
-    @override
-    def begin(self, title: str, rounds: int) -> None:
-        """Show a bar for these runs."""
-        self.reporter = Reporter(title, rounds, silent=self.silent)
-        self.reporter.__enter__()
-        self.cells = CellWatch(self.reporter)
-
-    @override
-    def watch(self, event: CellEvent) -> None:
-        """Advance the bar."""
-        assert self.cells is not None
-        self.cells(event)
-
-    @override
-    def end(self) -> None:
-        """Remove the bar."""
-        self.reporter.__exit__(None, None, None)
+from fednorms.runs.progress import duration
 
 
 def show_plan(plan: Planned) -> None:
@@ -71,7 +38,7 @@ def show_plan(plan: Planned) -> None:
         console.print(
             f"Without data: {', '.join(lacking)}. Give their folders with --data.", markup=False, soft_wrap=True
         )
-    console.print(f"{plan.runs} run{'s' * (plan.runs != 1)} would start. {_time(plan)}", markup=False, soft_wrap=True)
+    console.print(f"{counted(plan.runs, 'run')} would start. {_time(plan)}", markup=False, soft_wrap=True)
     console.print(f"Results would go to {plan.out}. Nothing was run or written.", markup=False, soft_wrap=True)
 
 
@@ -93,20 +60,20 @@ def show(done: Reproduction) -> None:
             columns = list(section.columns)
             console.print(grid(["", *columns], _rows(section, columns), numbers_from=1))
             if section.setting.ranked:
-                console.print(winners_of(section), markup=False, soft_wrap=True)
+                console.print(winners_of(section), markup=False)
             for column, why in section.not_comparable.items():
-                console.print(f"† {column}: {why}", markup=False, soft_wrap=True)
+                console.print(f"† {column}: {why}", markup=False)
             if section.order:
-                console.print(order_of(section), markup=False, soft_wrap=True)
+                console.print(order_of(section), markup=False)
             console.print()
     if summary.records:
         paper = (
             " | published | difference; ✗ worse than published, † not comparable" if summary.table.has_published else ""
         )
         console.print(f"Cells: ours ± std over seeds{paper}.")
-        console.print(summary.verdict, markup=False, soft_wrap=True)
+        console.print(summary.verdict, markup=False)
     for run, reason in done.failed.items():
-        console.print(f"{run} failed: {reason}", markup=False, soft_wrap=True)
+        console.print(f"{run} failed: {reason}", markup=False)
     if done.files:
         console.print("Written: " + ", ".join(map(str, done.files)), markup=False, soft_wrap=True)
 

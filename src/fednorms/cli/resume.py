@@ -9,24 +9,35 @@ from typing import Annotated
 
 import tyro
 
-from fednorms.cli.parsing import Output, parse
+from fednorms.cli.parsing import Output, Track, parse
 from fednorms.cli.run import carry_out
 
 
 @dataclass
 class Resume:
-    """Continue a run from its last checkpoint. The result equals that of an uninterrupted run, bit for bit."""
+    """Continue a run from its last checkpoint. The result equals that of an uninterrupted run, bit for bit.
+
+    With --rounds, a finished run trains on. Methods and schedules that depend on the number of rounds are refused.
+    """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The run's directory."""
+    rounds: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """Train on to this many rounds, more than the run was made for."""
+    track: Track = field(default_factory=list)
+    """Trackers that log every round: tensorboard, wandb, mlflow."""
     output: Output = field(default_factory=Output)
 
 
 def resume(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Resume, "resume", args)
-    from fednorms.runs.driver import recipe_to_resume
+    from fednorms.runs.driver import recipe_to_resume, with_rounds
     from fednorms.runs.store.directory import RunDirectory
 
-    recipe = recipe_to_resume(RunDirectory(given.run))
-    return carry_out(recipe, given.run, recipe.method, given.output)
+    directory = RunDirectory(given.run)
+    recipe = recipe_to_resume(directory)
+    if given.rounds is None:
+        return carry_out(recipe, given.run, recipe.method, given.output, given.track)
+    longer = with_rounds(recipe, directory, given.rounds)
+    return carry_out(longer, given.run, recipe.method, given.output, given.track, {"rounds": given.rounds})

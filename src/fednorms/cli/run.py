@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from fednorms.cli.output import print_json, stdout
-from fednorms.cli.parsing import Output, merged, parse, recipe_options
+from fednorms.cli.output import print_json, print_text
+from fednorms.cli.parsing import Output, Track, merged, parse, recipe_options
 from fednorms.core.errors import BadInput
 from fednorms.runs.progress import Reporter
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.run_names import default_name
 
 if TYPE_CHECKING:
     from fednorms.runs.driver import RoundEvent
@@ -43,6 +44,8 @@ class Run(_Options):
         Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/METHOD-FEDERATION-SEED)")
     ] = None
     """Directory of the run: recipe, metrics, checkpoints, summary."""
+    track: Track = field(default_factory=list)
+    """Trackers that log every round: tensorboard, wandb, mlflow."""
     output: Output = field(default_factory=Output)
 
 
@@ -56,39 +59,41 @@ def run(args: Sequence[str]) -> int:
     recipe = merged(base, given)
     written = given.method or recipe.method  # "fedwon" is a better name for a directory than the sum of its parts
     out = given.out or Path("runs") / default_name(written, recipe)
-    return carry_out(recipe, out, written, given.output)
+    return carry_out(recipe, out, written, given.output, given.track)
 
 
-def default_name(method: str, recipe: Recipe) -> str:
-    """The name of a run's directory.
+def carry_out(
+    recipe: Recipe,
+    out: Path,
+    title: str,
+    output: Output,
+    track: Sequence[str] = (),
+    changed: Mapping[str, Any] | None = None,
+) -> int:
+    """Run or continue a recipe in a directory, show progress, and print the result.
 
-    >>> default_name("scaffold + fedbn", Recipe(seed=3))
-    'scaffold+fedbn-digits-shift-3'
+    `changed` are keys of the recipe that the stored run has otherwise.
     """
-    from fednorms.runs.compare import slug
-
-    federation = recipe.federation.removeprefix("folder:").rstrip("/").rpartition("/")[2]
-    return f"{slug(method)}-{slug(federation)}-{recipe.seed}"
-
-
-def carry_out(recipe: Recipe, out: Path, title: str, output: Output) -> int:
-    """Run or continue a recipe in a directory, show progress, and print the result."""
     from fednorms.runs.driver import execute
+    from fednorms.runs.tracking.tracker import TrackedRun
+    from fednorms.runs.tracking.tracking import Tracking, asked_for
 
+    tracking = Tracking(asked_for(track))
     silent = output.quiet or output.json
     reached = 0
-    with Reporter(title, recipe.rounds, silent=silent, start=_reached(out)) as reporter:
+    with Reporter(title, recipe.rounds, silent=silent, start=_reached(out)) as reporter, tracking:
 
         def after_round(event: RoundEvent) -> None:
             nonlocal reached
             reached = event.round
             reporter.round_done(event.round, event.row, event.scores)
+            tracking.log(TrackedRun(out.name, event.recipe, out), event.row, event.scores)
 
         try:
-            result = execute(recipe, out=out, callback=after_round)
+            result = execute(recipe, out=out, callback=after_round, changed=changed)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_interrupted(out, reached)) from None
-    for note in result.notes:
+    for note in result.notes + tracking.notes:
         reporter.say(f"note: {note}")
     if not reached and result.rounds:
         reporter.say(f"{out} already holds this run, finished. Nothing was trained.")
@@ -101,7 +106,10 @@ def _reached(out: Path) -> int:
     from fednorms.runs.store.checkpoint import kept_rounds
     from fednorms.runs.store.directory import RunDirectory
 
-    return max(kept_rounds(RunDirectory(out).checkpoints), default=0)
+    try:
+        return max(kept_rounds(RunDirectory(out).checkpoints), default=0)
+    except OSError:  # no place for a run: creating it says so
+        return 0
 
 
 def show(result: Result, out: Path, output: Output) -> None:
@@ -111,9 +119,8 @@ def show(result: Result, out: Path, output: Output) -> None:
         scores = {"accuracy": result.accuracy if tested else None, "domains": result.domains if tested else {}}
         print_json(scores | {"path": str(out)} | result.to_dict())
         return
-    console = stdout()
-    console.print(repr(result), markup=False, soft_wrap=True)
-    console.print(f"  in {out}", markup=False, soft_wrap=True)
+    print_text(repr(result))
+    print(f"  in {out}")
 
 
 def _interrupted(out: Path, reached: int) -> str:

@@ -44,8 +44,11 @@ def misfit(task: Task, upload: Upload) -> str:
     return ""
 
 
-def implausible(task: Task, sent: Tree, upload: Upload) -> str:
-    """What is wrong with the values of an upload that fits: empty if nothing. `sent` is the model it started from."""
+def implausible(task: Task, sent: Tree, upload: Upload, images: int) -> str:
+    """What is wrong with the values of an upload that fits: empty if nothing.
+
+    `sent` is the model it started from, `images` the number of training images that the client has registered.
+    """
     if wrong := _not_numbers(upload.model):
         return wrong
     for name, t in upload.model.items():
@@ -54,7 +57,7 @@ def implausible(task: Task, sent: Tree, upload: Upload) -> str:
         if not t.is_floating_point() and bool((t < 0).any()) and not bool((sent[name] < 0).any()):
             return f"sent {name}, a counter, with negative entries"
     for p in task.method.parts:
-        if wrong := implausible_part(p, upload.parts.get(p.name, Tree())):
+        if wrong := implausible_part(p, upload.parts.get(p.name, Tree()), images):
             return wrong
     moved, most = _distance(sent, upload.model), _longest(task, sent)
     if moved > most:
@@ -62,27 +65,29 @@ def implausible(task: Task, sent: Tree, upload: Upload) -> str:
     return ""
 
 
-def implausible_part(p: Part, up: Tree) -> str:
-    """The same for what a client sent for one part, which may declare what is never negative."""
+def implausible_part(p: Part, up: Tree, images: int) -> str:
+    """The same for what a client sent for one part, by what the part declares."""
     if wrong := _not_numbers(up, f"{p.name}/"):
         return wrong
-    declared = (k for k in up if any(fnmatchcase(k, pattern) for pattern in p.never_negative))
-    negative = next((k for k in declared if bool((up[k] < 0).any())), "")
-    return f"sent {p.name}/{negative} with negative entries" if negative else ""
+    for name, t in up.items():
+        if _declared(name, p.never_negative) and bool((t < 0).any()):
+            return f"sent {p.name}/{name} with negative entries"
+        if _declared(name, p.counts_images) and float(t.to(torch.float64).sum()) > images * (1 + 1e-5):
+            return f"sent {p.name}/{name} for more than its {images} training images"
+    return ""
 
 
-def odd_uploads(task: Task, uploads: Mapping[str, Upload]) -> dict[str, str]:
+def odd_uploads(task: Task, uploads: Mapping[str, Upload], images: Mapping[str, int]) -> dict[str, str]:
     """Which clients sent uploads of parts that do not fit those of most clients, and why."""
     odd: dict[str, str] = {}
     for p in task.method.parts:
         trees = {n: u.parts.get(p.name, Tree()) for n, u in uploads.items()}
-        samples = {n: u.weight for n, u in uploads.items()}
-        odd = {**odd_ones(trees, reductions(task)[p.name], samples, task.net.initial), **odd}
+        odd = {**odd_ones(trees, reductions(task)[p.name], images, task.net.initial), **odd}
     return odd
 
 
 def odd_ones(
-    trees: Mapping[str, Tree], how: Reduction, samples: Mapping[str, float], net: Tree | None = None
+    trees: Mapping[str, Tree], how: Reduction, images: Mapping[str, int], net: Tree | None = None
 ) -> dict[str, str]:
     """Which trees do not fit most of them, in names, shapes, dtypes or length; ties favor the first name.
 
@@ -103,7 +108,7 @@ def odd_ones(
                 odd[name] = f"sent {entry} as {_words(_form(tree[entry]))}, expected {expected}"
         for entry in sorted({k for tree in trees.values() for k in tree}):
             alike = {n: t.pick([entry]) for n, t in trees.items() if entry in t and n not in odd}
-            odd = {**odd_ones(alike, "weighted", samples), **odd}
+            odd = {**odd_ones(alike, "weighted", images), **odd}
         return odd
     skip = 1 if how == "list" else 0
     forms = {n: {k: _form(t, skip) for k, t in sorted(tree.items())} for n, tree in sorted(trees.items())}
@@ -114,7 +119,7 @@ def odd_ones(
             entry = next(k for k in {**usual, **form} if usual.get(k) != form.get(k))
             said, most = _words(form.get(entry)), _words(usual.get(entry))
             odd[name] = f"sent {entry} as {said}, most sites send {most}"
-        elif how == "list" and (wrong := _rows(trees[name], samples[name])):
+        elif how == "list" and (wrong := _rows(trees[name], images[name])):
             odd[name] = wrong
     lengths = {n: _length(t) for n, t in trees.items() if n not in odd}
     middle = sorted(lengths.values())[(len(lengths) - 1) // 2] if lengths else 0.0
@@ -145,6 +150,10 @@ def _longest(task: Task, sent: Tree) -> float:
     return 1.01 * mechanism.clip * (1 + noise) + 1e-5 * (1 + _length(reference))  # the last term is rounding
 
 
+def _declared(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def _not_numbers(tree: Tree, prefix: str = "") -> str:
     for name, t in tree.items():
         if t.is_complex():
@@ -156,12 +165,12 @@ def _not_numbers(tree: Tree, prefix: str = "") -> str:
     return ""
 
 
-def _rows(tree: Tree, samples: float) -> str:
+def _rows(tree: Tree, images: int) -> str:
     rows = {t.shape[0] if t.dim() else 0 for t in tree.values()}
     if len(rows) > 1:
         return f"sent a list whose entries have {' and '.join(map(str, sorted(rows)))} rows"
     most = max(rows, default=1)
-    return "" if 1 <= most <= samples else f"sent a list of {most} rows for {samples:g} training images"
+    return "" if 1 <= most <= images else f"sent a list of {most} rows for {images} training images"
 
 
 def _distance(a: Tree, b: Tree) -> float:

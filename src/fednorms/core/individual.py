@@ -29,16 +29,8 @@ def combine_individually(task: Task, state: ServerState, uploads: list[Upload]) 
     uploads = sorted(uploads, key=lambda u: u.client)
     plain = [1.0] * len(uploads)
     weights = plain if any(p.sets_weights for p in method.parts) else upload_weights(task, uploads)
-    before = state.model.pick(floats(task))
     for p in method.having("receive"):
-        seen = _seen(task, state, p, parts[p.name], uploads, weights)
-        marks = [update.marks() for update in seen.updates]
-        updates, parts[p.name] = checks.updates(p, p.receive(seen), len(uploads), before)
-        for i, (update, untouched) in enumerate(zip(updates, marks, strict=True)):
-            if not update.is_as(untouched):  # otherwise the client's model stays as it is, bit for bit
-                checks.still_finite(p, "receive", update, state.round)
-                moved = possible(task, before + update)
-                uploads[i] = replace(uploads[i], model=Tree({**uploads[i].model, **moved}))
+        uploads, parts[p.name] = received(task, state, p, parts[p.name], uploads, weights)
     for p in method.having("weigh"):
         seen = _seen(task, state, p, parts[p.name], uploads, weights)
         factors, parts[p.name] = checks.factors(p, p.weigh(seen), len(uploads), state.round)
@@ -53,7 +45,7 @@ def combine_individually(task: Task, state: ServerState, uploads: list[Upload]) 
     uploads, weights = [u for u, _ in used], [w for _, w in used]
     if not (rules := method.having("aggregate")):
         return combine(task, uploads, weights), parts
-    rule, mine = rules[0], parts[rules[0].name]
+    rule, mine, before = rules[0], parts[rules[0].name], state.model.pick(floats(task))
 
     def average(models: list[Tree], weights: list[float]) -> Tree:
         seen = _seen(task, state, rule, mine, uploads, weights)
@@ -62,6 +54,27 @@ def combine_individually(task: Task, state: ServerState, uploads: list[Upload]) 
         return Tree({**models[0], **possible(task, found)})  # counters are the first client's
 
     return combine(task, uploads, weights, average), parts
+
+
+def received(
+    task: Task, state: ServerState, p: Part, mine: Tree, uploads: list[Upload], weights: list[float]
+) -> tuple[list[Upload], Tree]:
+    """The uploads after a part's `receive`, and its new state.
+
+    An upload that it does not change is the same object, and a tensor that it does not change keeps its bits.
+    """
+    seen, before = _seen(task, state, p, mine, uploads, weights), state.model.pick(floats(task))
+    marks = [update.marks() for update in seen.updates]
+    updates, new = checks.updates(p, p.receive(seen), len(uploads), before)
+    found = list(uploads)
+    for i, (update, untouched) in enumerate(zip(updates, marks, strict=True)):
+        same = {k for k, t, version in untouched if update.get(k) is t and t._version == version}
+        if len(same) < len(before):
+            checks.still_finite(p, "receive", update, state.round)
+            moved = possible(task, before + update)
+            changed = moved.pick(k for k in before if k not in same)
+            found[i] = replace(uploads[i], model=Tree({**uploads[i].model, **changed}))
+    return found, new
 
 
 def _seen(task: Task, state: ServerState, p: Part, mine: Tree, uploads: list[Upload], weights: list[float]) -> Received:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fednorms.core import checks
 from fednorms.core.errors import BadInput
 from fednorms.core.options import shortened
-from fednorms.core.part import Eval, Part, Pass, Phase, Weighting, overrides
+from fednorms.core.part import Eval, Part, Pass, Phase, Weighting, overrides, reads_rounds
 from fednorms.core.training import Training
 from fednorms.core.views import Context, Privacy
 
@@ -113,8 +113,8 @@ class Method:
         """The parts for which the server must see each client's update, not only their mean.
 
         >>> from fednorms.methods.registry import method
-        >>> method("fedbn + scaffold").individual
-        []
+        >>> method("fedbn + median").individual, method("fedbn").individual
+        (['median'], [])
         """
         return [p.name for p in self.parts if any(overrides(p, hook) for hook in ("receive", "weigh", "aggregate"))]
 
@@ -168,6 +168,16 @@ class Method:
             f"{', or scaffold(control=gradient)' if any(p.name == 'scaffold' for p in dividing) else ''}, "
             "or leave out the part."
         )
+
+    @property
+    def bound_to_rounds(self) -> list[str]:
+        """The parts that compute something else if a run has more rounds.
+
+        >>> from fednorms.methods.registry import method
+        >>> method("fedprox + fixbn").bound_to_rounds
+        ['fixbn']
+        """
+        return [p.name for p in self.parts if reads_rounds(type(p))]
 
     def phases(self, phases: list[Phase], c: Context) -> list[Phase]:
         """The phases of a round of local training after every part's `plan`."""

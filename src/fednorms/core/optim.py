@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from fednorms.core.training import Training
+from fednorms.core.errors import BadInput
+from fednorms.core.training import CUSTOM, Training
 from fednorms.core.tree import Tree
 
 
@@ -23,20 +26,40 @@ def clipped(g: Tree, clip: float) -> Tree:
     return g * (clip / (norm + 1e-6)).clamp(max=1.0)
 
 
+MakeOptimizer = Callable[..., torch.optim.Optimizer]
+"""A class of torch.optim, or a function of parameters and `lr` that returns an optimizer."""
+
+
 @dataclass
 class Optimizer:
-    """SGD or AdamW as a value: moments, number of updates and rate are tensors that a step advances in place."""
+    """SGD, Adam or AdamW as a value: moments, number of updates and rate are tensors that a step advances in place.
+
+    A custom optimizer is an object of torch.optim (`custom`) on the tensors that move.
+    """
 
     training: Training
     lr: Tensor
     updates: Tensor
     first_moment: Tree
     second_moment: Tree
+    custom: torch.optim.Optimizer | None = None
+    moving: Tree = field(default_factory=Tree)  # of a custom optimizer
 
     @classmethod
-    def fresh(cls, training: Training, params: Tree, lr: float, like: Tensor) -> Optimizer:
-        """A new optimizer for these parameters, with empty moments."""
-        adam = training.optimizer == "adamw"
+    def fresh(
+        cls, training: Training, params: Tree, lr: float, like: Tensor, make: MakeOptimizer | None = None
+    ) -> Optimizer:
+        """A new optimizer for these parameters, with empty moments; `make` makes a custom one."""
+        if training.optimizer.startswith(CUSTOM):
+            if make is None:
+                raise BadInput(
+                    f'The run was trained with a custom optimizer ("{training.optimizer.removeprefix(CUSTOM)}"), which '
+                    "is needed to train on. Only fednorms.run and fednorms.resume take one (optimizer=)."
+                )
+            rate, moving = torch.tensor(lr, dtype=like.dtype, device=like.device), params if params else Tree()
+            made = made_by(make, training, list(params.values()), lr) if params else None
+            return cls(training, rate, torch.zeros_like(rate), Tree(), Tree(), made, moving)
+        adam = training.optimizer in ("adam", "adamw")
         return cls(
             training,
             lr=torch.tensor(lr, dtype=like.dtype, device=like.device),
@@ -48,14 +71,20 @@ class Optimizer:
     def update(self, params: Tree, g: Tree) -> None:
         """Move `params` in place along the gradient; tensors without a gradient stay, weight decay included.
 
-        SGD: v <- rho v + g + wd w; w <- w - lr v. AdamW: decoupled decay, betas (0.9, 0.999), eps 1e-8.
+        SGD: v <- rho v + g + wd w; w <- w - lr v. Adam adds wd w to the gradient, too; AdamW first shrinks w by
+        lr wd instead. Both have betas (0.9, 0.999) and eps 1e-8.
         """
         names = list(g)
         if not names:
             return
+        if self.custom is not None:
+            for name, tensor in self.moving.items():
+                tensor.grad = g[name].to(tensor.dtype) if name in g else None
+            self.custom.step()
+            return
         w, grads = [params[k] for k in names], list(g.values())
-        if self.training.optimizer == "adamw":
-            self._adamw(names, w, grads)
+        if self.training.optimizer != "sgd":
+            self._adam(names, w, grads)
             return
         velocity = [self.first_moment[k] for k in names] if self.training.momentum else []
         if any(t.dtype != torch.float32 for t in (self.lr, *w)):  # the kernel below reads its rate in float32 only
@@ -84,11 +113,14 @@ class Optimizer:
             grads = velocity
         torch._foreach_sub_(w, torch._foreach_mul(grads, self.lr))
 
-    def _adamw(self, names: list[str], w: list[Tensor], grads: list[Tensor]) -> None:
+    def _adam(self, names: list[str], w: list[Tensor], grads: list[Tensor]) -> None:
         beta_1, beta_2, eps = 0.9, 0.999, 1e-8
         self.updates += 1
         m, v = [self.first_moment[k] for k in names], [self.second_moment[k] for k in names]
-        torch._foreach_mul_(w, 1 - self.lr * self.training.weight_decay)
+        if self.training.optimizer == "adamw":
+            torch._foreach_mul_(w, 1 - self.lr * self.training.weight_decay)
+        elif self.training.weight_decay:
+            grads = list(torch._foreach_add(grads, w, alpha=self.training.weight_decay))
         torch._foreach_lerp_(m, grads, 1 - beta_1)
         torch._foreach_mul_(v, beta_2)
         torch._foreach_addcmul_(v, grads, grads, 1 - beta_2)
@@ -96,6 +128,44 @@ class Optimizer:
         torch._foreach_add_(root, eps)
         rate = self.lr / (1 - beta_1**self.updates)
         torch._foreach_sub_(w, torch._foreach_mul(torch._foreach_div(m, root), rate))
+
+
+def made_by(make: MakeOptimizer, training: Training, params: list[Tensor], lr: float) -> torch.optim.Optimizer:
+    """A custom optimizer with the recipe's learning rate, and its momentum and weight decay where they are set.
+
+    >>> made_by(torch.optim.RMSprop, Training(weight_decay=0.1), [torch.zeros(2)], lr=0.5).defaults["weight_decay"]
+    0.1
+    """
+    name = name_of(make)
+    given = {"lr": lr, **{k: v for k in ("momentum", "weight_decay") if (v := getattr(training, k))}}
+    takes = inspect.signature(make).parameters.values()
+    if not any(p.kind is p.VAR_KEYWORD for p in takes):
+        for missing in [k for k in given if k not in {p.name for p in takes}]:
+            hint = "Write a function such as lambda params, lr: torch.optim.RMSprop(params, lr=lr)"
+            raise BadInput(
+                f'optimizer="{name}" takes no argument "{missing}". '
+                + (f"{hint}." if missing == "lr" else f"Leave {missing} out, or write a function that takes it.")
+            )
+    made: object = make(params, **given)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise BadInput(f'optimizer="{name}" must make a torch.optim.Optimizer, got {type(made).__name__}.')
+    if inspect.signature(made.step).parameters.get("closure", _OPTIONAL).default is inspect.Parameter.empty:
+        raise BadInput(f'optimizer="{name}" needs a closure that computes the loss again, which fednorms cannot give.')
+    return made
+
+
+def name_of(thing: object) -> str:
+    """The name of a function or class, of what a partial calls, or of an object's class.
+
+    >>> from functools import partial
+    >>> name_of(torch.optim.SGD), name_of(partial(torch.optim.SGD, nesterov=True))
+    ('SGD', 'SGD')
+    """
+    inner = getattr(thing, "func", thing)
+    return name_of(inner) if inner is not thing else getattr(thing, "__name__", type(thing).__name__)
+
+
+_OPTIONAL = inspect.Parameter("closure", inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

@@ -134,11 +134,13 @@ class Part:
     uses_even_mean: ClassVar[bool] = False  # `server` reads `even`
     needs_plain_updates: ClassVar[bool] = False  # only correct for unchanged updates; `uses_even_mean` implies it
     divides_updates: ClassVar[bool] = False  # by the weight of a round's gradients, which only SGD has
+    uses_rounds: ClassVar[bool] = False  # reads `context.rounds`, so more rounds change even the first
     proximal: ClassVar[float] = 0.0  # mu, if `loss` adds mu/2 |w - w_t|^2 in every step
     uploads: ClassVar[bool] = False  # sends more than the model's update
     sets_weights: ClassVar[bool] = False  # `weigh` returns the weights themselves, not factors of the usual ones
     tells_class_counts: ClassVar[bool] = False  # its uploads tell how many images of each class a client has
     never_negative: ClassVar[tuple[str, ...]] = ()  # patterns of uploaded entries, such as "count/*"; the server checks
+    counts_images: ClassVar[tuple[str, ...]] = ()  # such patterns of entries that sum to at most the client's images
 
     def settled(self, method: Method, training: Training) -> Self:
         """This part with every option that depends on the rest of the recipe replaced by its value."""
@@ -350,6 +352,13 @@ def sum_of_parts(name: str) -> Callable[[F], F]:
         return make
 
     return decorate
+
+
+def reads_rounds(cls: type[Part]) -> bool:
+    """Whether a part depends on how many rounds a run has: it says so, or its code reads `context.rounds`."""
+    own = (f for kind in cls.__mro__ if issubclass(kind, Part) and kind is not Part for f in vars(kind).values())
+    codes = (getattr(getattr(f, "fget", f), "__code__", None) for f in own)
+    return cls.uses_rounds or any("rounds" in code.co_names for code in codes if code is not None)
 
 
 def overrides(part: Part, hook: str) -> bool:

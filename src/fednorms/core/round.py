@@ -140,7 +140,8 @@ def enter(task: Task, carry: Carry, phase: Phase) -> None:
         training = replace(training, optimizer="sgd", momentum=0.0, weight_decay=0.0, keep_momentum=False)
     elif phase.weight_decay is not None:
         training = replace(training, weight_decay=phase.weight_decay)
-    carry.optimizer = Optimizer.fresh(training, moving, rate_of(carry.context, phase), task.like)
+    make = None if phase.plain else task.optimizer
+    carry.optimizer = Optimizer.fresh(training, moving, rate_of(carry.context, phase), task.like, make)
     for name, moment in carry.optimizer.first_moment.items():
         if name in carry.velocity:
             moment.copy_(carry.velocity[name])
@@ -285,7 +286,7 @@ def train_twin(task: Task, carry: Carry, p: Part) -> Tree:
     model = Tree({**received, **start_of_twin(task, carry.mine)})
     v = carry_of(task.for_twin, carry.broadcast, carry.client, carry.context, carry.mine, model)
     v.start, v.start_buffers, v.velocity, v.watch = carry.start, carry.start_buffers, branch(kept, "v"), carry.watch
-    train(task.for_twin, v, [recipe_phase(task)])
+    train(task.for_twin, v, [recipe_phase(task, carry.context)])
     return join(model=v.model().pick(start_of_twin(task, carry.mine)), v=_velocity(task, v))
 
 
@@ -308,15 +309,23 @@ def twin_model(task: Task, mine: dict[str, Tree]) -> Tree:
 def local_update(task: Task, sent: Broadcast, client: Client) -> tuple[Upload, ClientState]:
     """A client's whole round: `finish . fold(step over the batch plan) . begin`.
 
-    Raises Diverged, naming the part and the step, when the update is not finite.
+    Raises Diverged, naming the part and the step, when the update or the loss is not finite.
     """
     carry, early = begin(task, sent, client)
     train(task, carry, base_phases(task, carry.context))
     upload, state = finish(task, carry, early)
-    moved = (upload.model, state.local, twin_model(task, state.parts), *upload.parts.values())
-    if not all(tree.finite() for tree in moved):
+    if not all(tree.finite() for tree in moved(task, upload, state)):
         diagnose(task, sent, client)
     return upload, state
+
+
+def moved(task: Task, upload: Upload, state: ClientState) -> list[Tree]:
+    """What must be finite after a client's round: its update, what it keeps, and the loss.
+
+    A loss can be infinite where its gradient is not.
+    """
+    loss = Tree(loss=torch.as_tensor(upload.metrics["loss"]))
+    return [upload.model, state.local, twin_model(task, state.parts), *upload.parts.values(), loss]
 
 
 def diagnose(task: Task, sent: Broadcast, client: Client) -> None:
@@ -332,18 +341,20 @@ def diagnose(task: Task, sent: Broadcast, client: Client) -> None:
     train(task, carry, base_phases(task, carry.context))
     if task.twin:
         train_twin(task, carry, task.twin)
-    raise Diverged(f'Client "{client.name}" sent a non-finite update in round {sent.round + 1}, after its last step.')
+    raise Diverged(
+        f'Client "{client.name}" has a non-finite update or loss in round {sent.round + 1}, after its last step.'
+    )
 
 
 def base_phases(task: Task, context: Context) -> list[Phase]:
     """The phases of this round: the recipe's one, as the parts' `plan` changes it."""
-    return task.method.phases([recipe_phase(task)], context)
+    return task.method.phases([recipe_phase(task, context)], context)
 
 
-def recipe_phase(task: Task) -> Phase:
-    """The one phase that a recipe asks for."""
+def recipe_phase(task: Task, context: Context) -> Phase:
+    """The one phase that a recipe asks for at a client."""
     training = task.training
-    return Phase(epochs=None if training.steps else training.epochs, steps=training.steps)
+    return Phase(epochs=None if training.steps else training.epochs_of(context.client), steps=training.steps)
 
 
 def train(task: Task, carry: Carry, phases: Iterable[Phase]) -> None:

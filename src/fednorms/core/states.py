@@ -15,7 +15,7 @@ from fednorms.core.checks import kind
 from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
 from fednorms.core.net import Net
-from fednorms.core.optim import Optimizer
+from fednorms.core.optim import MakeOptimizer, Optimizer
 from fednorms.core.part import Part, Weighting
 from fednorms.core.preprocessing import Preprocessing
 from fednorms.core.training import Training
@@ -45,6 +45,8 @@ class Task:
     trains_twin: bool = False  # trains the clients' second models: see `Part.twin`
     cohort: float = 0.0  # how many clients a round is expected to have; 0: all
     deployed: bool = False  # across machines: see `Context`
+    factors: tuple[float, ...] = ()  # of a custom schedule: what multiplies the learning rate in each round
+    optimizer: MakeOptimizer | None = None  # a custom one: makes an optimizer of parameters and a learning rate
 
     def __post_init__(self) -> None:
         self.method.check_optimizer(self.training)
@@ -71,6 +73,16 @@ class Task:
     def for_twin(self) -> Task:
         """The same task as the clients' second models see it."""
         return replace(self, trains_twin=True)
+
+    def rate(self, t: int) -> float:
+        """The learning rate of round t, counted from 0."""
+        return self.training.warmed(t, self.full_rate(t))
+
+    def full_rate(self, t: int) -> float:
+        """The learning rate of round t without a warm-up."""
+        if self.factors:
+            return self.training.lr * self.factors[min(t, len(self.factors) - 1)]  # tests after the last round ask, too
+        return self.training.full_rate(t, self.rounds)
 
     def loss_of(self, logits: Tensor, y: Tensor) -> Tensor:
         """The recipe's loss, which may be a custom function."""
@@ -175,8 +187,8 @@ def context_of(task: Task, t: int, client: Client | None, *, evaluating: bool = 
     return Context(
         round=t,
         rounds=task.rounds,
-        lr=training.rate(max(t - 1, 0) if evaluating else t, task.rounds),
-        lr_0=training.rate(0, task.rounds),
+        lr=task.rate(max(t - 1, 0) if evaluating else t),
+        lr_0=task.full_rate(0),
         momentum=training.momentum if training.optimizer == "sgd" else 0.0,
         keeps_momentum=training.keep_momentum and training.momentum > 0,
         batch_size=training.batch_size,
@@ -187,7 +199,8 @@ def context_of(task: Task, t: int, client: Client | None, *, evaluating: bool = 
         attributes=client.attributes if client else {},
         evaluating=evaluating,
         mean_steps=training.steps
-        or training.epochs * math.ceil(task.samples / max(task.clients, 1) / training.batch_size),
+        or (training.epochs_of(client.name) if client else training.epochs)
+        * math.ceil(task.samples / max(task.clients, 1) / training.batch_size),
         seed=task.seed,
         cohort=task.cohort or task.clients,
         deployed=task.deployed,

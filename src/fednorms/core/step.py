@@ -151,6 +151,7 @@ def _whole_loss(task: Task, carry: Carry, s: Step) -> Tensor:
         if isinstance(term, Tensor):
             total = total + term
             watch(carry, [term], p.name, "loss")
+    watch(carry, [total], "the sum of all terms", "loss")
     return total
 
 

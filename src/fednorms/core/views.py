@@ -44,7 +44,7 @@ class Context:
     round: int
     rounds: int
     lr: float  # this round's rate; in a test, the last trained round's
-    lr_0: float  # the first round's rate
+    lr_0: float  # the first round's rate, without a warm-up
     momentum: float
     keeps_momentum: bool  # from round to round
     batch_size: int

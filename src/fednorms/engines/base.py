@@ -15,6 +15,7 @@ from fednorms.core.passes import passes
 from fednorms.core.reductions import reduce_uploads
 from fednorms.core.round import broadcast, server_update
 from fednorms.core.states import Broadcast, ClientState, Combined, ServerState, Task, Upload, context_of
+from fednorms.core.training import CUSTOM
 from fednorms.core.tree import Tree
 from fednorms.core.views import Round
 from fednorms.engines.states import ClientStates
@@ -174,21 +175,29 @@ class Engine(ABC):
         return {p.name: self._run_pass(p, job, tested, cohort or self.clients, keep=False) for p, job in jobs}
 
     def _run_pass(self, p: Part, job: Pass, state: ServerState, names: Sequence[str], *, keep: bool) -> Tree:
-        uploads, sizes = [], []
+        uploads: dict[str, Tree] = {}
         for name, (kept, up) in self.measure(p, job, broadcast(self.task, state), sorted(names)).items():
-            uploads.append(up)
-            sizes.append(float(self.samples(name)))
+            uploads[name] = up
             if keep:
                 old = self.store.get(name) or ClientState(0, Tree(), {})
                 self.store.put(name, replace(old, parts={**old.parts, p.name: kept}))
-        reduced = reduce_uploads(uploads, sizes, job.reduce)
+        return self._pooled(p, job, state, uploads)
+
+    def _pooled(self, p: Part, job: Pass, state: ServerState, uploads: Mapping[str, Tree]) -> Tree:
+        """The server's part of a pass: what clients uploaded, reduced, and what the part makes of it."""
+        reduced = reduce_uploads(list(uploads.values()), [float(self.samples(n)) for n in uploads], job.reduce)
         context = context_of(self.task, state.round, None)
         view = Round(state.model, reduced, state.parts[p.name], len(uploads), len(self.clients), context)
         return checks.tree(p, "server of a pass", job.server(reduced, view))
 
 
 def _refuse_missing(task: Task, engine: str) -> None:
-    """Raise BadInput if a part of the method needs something that an engine does not provide."""
+    """Raise BadInput if the optimizer or a part of the method needs something that an engine does not provide."""
+    if task.training.optimizer.startswith(CUSTOM) and engine != "loop":
+        raise BadInput(
+            f'Engine "{engine}" cannot run the custom optimizer "{task.training.optimizer.removeprefix(CUSTOM)}". '
+            'Choose engine="loop", or one of the optimizers sgd, adam and adamw.'
+        )
     missing = {p.name: p.requires - PROVIDES[engine] for p in task.method.parts if p.requires - PROVIDES[engine]}
     if not missing:
         return

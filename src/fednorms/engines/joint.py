@@ -21,7 +21,7 @@ from fednorms.core.moments import affine, per_channel, widened
 from fednorms.core.net import Net
 from fednorms.core.norm_act import is_fused
 from fednorms.core.part import Phase
-from fednorms.core.round import base_phases, begin, draws, finish, step, twin_model
+from fednorms.core.round import base_phases, begin, draws, finish, moved, step
 from fednorms.core.states import Batch, Broadcast, Carry, Client, ClientState, Task, Upload
 from fednorms.core.tree import Tree
 
@@ -67,16 +67,15 @@ def exchanges(net: Net) -> tuple[int, int]:
 
 
 def finish_alone(task: Task, begun: Begun) -> tuple[Upload, ClientState]:
-    """Run the rest of a client's round, without the others. Raises Diverged when its update is not finite."""
+    """Run the rest of a client's round, without the others. Raises Diverged when its update or loss is not finite."""
     for batches, phase in begun.rest:
         step(task, begun.carry, batches, phase)
     upload, state = finish(task, begun.carry, begun.early)
-    moved = (upload.model, state.local, twin_model(task, state.parts), *upload.parts.values())
-    if not all(tree.finite() for tree in moved):
+    if not all(tree.finite() for tree in moved(task, upload, state)):
         context = begun.carry.context
         raise Diverged(
-            f'Client "{context.client}" sent a non-finite update in round {context.round + 1}, after a first step '
-            f"together with the other clients. Lower the learning rate (now {context.lr:g}) or set clip."
+            f'Client "{context.client}" has a non-finite update or loss in round {context.round + 1}, after a first '
+            f"step together with the other clients. Lower the learning rate (now {context.lr:g}) or set clip."
         )
     return upload, state
 

@@ -185,12 +185,10 @@ class Description:
             names = [n for n, r in self.routes.items() if r is route]
             size = sum(self.sizes[n] for n in names)
             lines.append(f"  {route.name:<7}{count[route]:>4} tensors {_human(size):>10}   {few(names)}")
-        lines += ["", "  part           layers changed   down        up          kept by client  kept by server"]
-        lines.append(
-            f"  {'model':<32}{_human(self.model_down):<12}{_human(self.model_up):<12}{_human(self.model_kept)}"
-        )
+        lines += ["", "  part         layers changed  down      up       kept by client  kept by server"]
+        lines.append(f"  {'model':<29}{_human(self.model_down):<10}{_human(self.model_up):<9}{_human(self.model_kept)}")
         lines += [
-            f"  {p.name:<15}{p.layers_changed or '':<17}{_human(p.bytes_down):<12}{_human(p.bytes_up):<12}"
+            f"  {p.name:<13}{p.layers_changed or '':<16}{_human(p.bytes_down):<10}{_human(p.bytes_up):<9}"
             f"{_human(p.client_state):<16}{_human(p.server_state)}"
             for p in self.parts
         ]
@@ -303,7 +301,8 @@ def _kept(before: torch.Tensor, after: torch.Tensor | None) -> bool:
 def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> tuple[str, ...]:
     """What a part changes: the hooks that it implements, without those that change nothing here."""
     acts = {hook for hook in ACTS_ON if hook in HOOKS and overrides(p, hook)} | (p.requires & {"joint"})
-    phase, one = [recipe_phase(task)], Client(NAMES[0], Split(torch.zeros(1), torch.zeros(1)))
+    one = Client(NAMES[0], Split(torch.zeros(1), torch.zeros(1)))
+    phase = [recipe_phase(task, context_of(task, 0, one))]
     idle = {
         "surgery": p.name not in task.net.changes,
         "route": p.name not in task.net.keeping,

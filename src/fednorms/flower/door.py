@@ -236,7 +236,7 @@ class Door:
 
 
 class Impatient(H11Protocol):
-    """Closes connections that send no request: uvicorn itself would keep them open for ever."""
+    """Closes connections that send no request; uvicorn itself keeps them open."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Give the first request a deadline."""

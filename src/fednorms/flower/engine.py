@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, TypeVar
 
 import torch
 from flwr.app import MetricRecord, RecordDict
 
 from fednorms.core import border
 from fednorms.core.errors import Diverged, RunFailed
+from fednorms.core.individual import received
 from fednorms.core.part import Part, Pass
 from fednorms.core.round import server_update
 from fednorms.core.states import Broadcast, ClientState, ServerState, Task, Upload
 from fednorms.core.tree import Tree
+from fednorms.core.views import Weights
 from fednorms.engines.base import DEFAULTS, Engine, EngineSettings, SplitName, Trained
 from fednorms.engines.states import ClientStates
 from fednorms.evaluation.modes import Mode
@@ -22,9 +24,11 @@ from fednorms.flower import messages
 from fednorms.flower.agreement import agreement
 from fednorms.flower.generations import NONE
 from fednorms.flower.roster import Answers, Roster
-from fednorms.flower.schema import BadMessage
+from fednorms.flower.schema import BadMessage, printable
+from fednorms.methods.normbound import NormBound
 from fednorms.runs.store.clients import ClientStore
 
+T = TypeVar("T")
 AFTER_LOCAL = "after_local"  # the record of a score right after training
 
 
@@ -51,6 +55,7 @@ class Remote(Engine):
         self._scores: dict[tuple[int, str], dict[str, SiteScore]] = {}  # of the last tested round, by "mode/split"
         self._cached_measures: dict[int, dict[str, Tree]] = {}  # of the last tested round
         self._capped: set[str] = set()  # sites whose weight was noted to be limited
+        self._shortened: set[str] = set()  # sites of which an update was noted to be shortened
         self._kept: dict[str, int] = {}  # the rounds of the states that sites keep, until `average` accepts them
 
     @property
@@ -90,11 +95,12 @@ class Remote(Engine):
             except BadMessage as error:
                 bad[name] = _unreadable(error)
                 continue
-            if wrong := border.implausible_part(p, up):
-                bad[name] = wrong
+            if wrong := border.implausible_part(p, up, self._images[name]):
+                bad[name] = printable(wrong)
             else:
                 found[name] = up
-        bad |= border.odd_ones(found, job.reduce, {n: float(self.samples(n)) for n in found}, self.task.net.initial)
+        odd = border.odd_ones(found, job.reduce, self._images, self.task.net.initial)
+        bad |= {name: printable(wrong) for name, wrong in odd.items()}
         self.refused += len(bad)
         why = {**answers.lost, **answers.diverged, **bad}
         when = f"after round {sent.round}" if sent.round else "before round 1"
@@ -117,9 +123,9 @@ class Remote(Engine):
                 if AFTER_LOCAL in content.metric_records:
                     done.after_local[name] = self._score(name, content.metric_records[AFTER_LOCAL], "test")
             except BadMessage as error:
-                bad[name] = str(error)
+                bad[name] = printable(str(error))
         uploads = {n: u for n, u in uploads.items() if n not in bad}
-        bad |= border.odd_uploads(self.task, uploads)
+        bad |= {name: printable(wrong) for name, wrong in border.odd_uploads(self.task, uploads, self._images).items()}
         self.refused += len(bad)
         done.lost |= bad
         uploads = {n: u for n, u in uploads.items() if n not in bad}
@@ -132,35 +138,83 @@ class Remote(Engine):
 
     def average(self, state: ServerState, done: Trained) -> ServerState:
         """The server's next state. Uploads that would break the model are left out before anything is stored."""
-        after, why = self._tried(state, done.uploads)
-        if after is None:
-            guilty = {u.client: reason for u in done.uploads if (reason := self._tried(state, [u])[1])}
-            if isinstance(why, Exception) and len(guilty) == len(done.uploads):
-                raise why  # of a part, whatever sites send
-            done.lost |= {n: f"would break the model: {reason}" for n, reason in guilty.items()}
-            done.uploads = [u for u in done.uploads if u.client not in guilty]
-            self.refused += len(guilty)
-            self._require(len(done.uploads), f"Round {state.round + 1}", done.lost)
-            after, why = self._tried(state, done.uploads) if guilty else (None, why)
-            if after is None:
-                raise RunFailed(
-                    f"Round {state.round + 1}: the updates of {', '.join(u.client for u in done.uploads)} together "
-                    f"would break the model ({why}). The checkpoint of round {state.round} is the last good one: run "
-                    "again to continue from it, with a smaller training.lr or without one of these sites."
-                )
+        done.uploads = self._bounded(state, done.uploads)
+
+        def attempt(names: Sequence[str]) -> tuple[ServerState, str]:
+            after = server_update(self.task, state, [u for u in done.uploads if u.client in names])
+            return after, border.exploded(state, after)
+
+        after, guilty = self._sound(attempt, [u.client for u in done.uploads], f"Round {state.round + 1}", state.round)
+        done.lost |= guilty
+        done.uploads = [u for u in done.uploads if u.client not in guilty]
         for upload in done.uploads:
             if (kept := self._kept[upload.client]) != NONE:
                 self.store.put(upload.client, ClientState(kept, Tree(), {}))
         return after
 
-    def _tried(self, state: ServerState, uploads: list[Upload]) -> tuple[ServerState | None, Exception | str]:
-        """The state after averaging these uploads, or None and why it must not be used."""
-        try:
-            after = server_update(self.task, state, uploads)
-        except Exception as error:  # a part's server step may raise anything on values that nobody expected
-            return None, error
-        wrong = border.exploded(state, after)
-        return (None, wrong) if wrong else (after, "")
+    def _pooled(self, p: Part, job: Pass, state: ServerState, uploads: Mapping[str, Tree]) -> Tree:
+        def attempt(names: Sequence[str]) -> tuple[Tree, str]:
+            found = super(Remote, self)._pooled(p, job, state, {n: uploads[n] for n in names})
+            return found, "" if found.finite() else f"the state of {p.name} would not be finite"
+
+        when = f"{p.name}, after round {state.round}" if state.round else f"{p.name}, before round 1"
+        found, guilty = self._sound(attempt, list(uploads), when, state.round)
+        self.notes += [f"{when}: {name} {reason}" for name, reason in sorted(guilty.items())]
+        return found
+
+    def _sound(
+        self, attempt: Callable[[Sequence[str]], tuple[T, str]], names: list[str], when: str, good: int
+    ) -> tuple[T, dict[str, str]]:
+        """The result of an attempt with the uploads of these sites, without those that break it on their own.
+
+        An attempt returns what is wrong with its result. It may raise anything on values that nobody expected.
+        """
+
+        def tried(some: Sequence[str]) -> tuple[T | None, Exception | str]:
+            try:
+                found, wrong = attempt(some)
+            except Exception as error:
+                return None, error
+            return (None, wrong) if wrong else (found, "")
+
+        found, why = tried(names)
+        if found is not None:
+            return found, {}
+        alone = {name: tried([name])[1] for name in names}
+        guilty = {n: f"would break the model: {printable(str(reason))}" for n, reason in alone.items() if reason}
+        if isinstance(why, Exception) and len(guilty) == len(names):
+            raise why  # of a part, whatever sites send
+        rest = [name for name in names if name not in guilty]
+        self.refused += len(guilty)
+        self._require(len(rest), when, guilty)
+        if guilty:
+            found, why = tried(rest)
+        if found is None:
+            raise RunFailed(
+                f"{when}: what {', '.join(rest)} sent would break the model together ({why}). The checkpoint of round "
+                f"{good} is the last good one: run again to continue from it, with a smaller training.lr or without "
+                "one of these sites."
+            )
+        return found, guilty
+
+    def _bounded(self, state: ServerState, uploads: list[Upload]) -> list[Upload]:
+        """The uploads with no update longer than `deploy.norm_bound` times that of the median site, in this round."""
+        most = self.roster.deployment.norm_bound
+        if (
+            not most or not uploads or self.task.method.moves_without_clients
+        ):  # whose updates have a length of their own
+            return uploads
+        part = NormBound(relative=most)
+        start = part.init(Weights(Tree(), {}))[0]
+        bounded, _ = received(self.task, state, part, start, uploads, [1.0] * len(uploads))
+        for old, new in zip(uploads, bounded, strict=True):
+            if new is not old and new.client not in self._shortened:
+                self._shortened.add(new.client)
+                self.notes.append(
+                    f'Round {state.round + 1}: the update of "{new.client}" was more than {most:g} times as long as '
+                    "that of the median site, and was shortened to that (deploy.norm_bound)."
+                )
+        return bounded
 
     def _upload(self, name: str, content: RecordDict, sent: Broadcast) -> Upload:
         """A site's upload, after every check that needs no other site; raises BadMessage."""
@@ -172,7 +226,8 @@ class Remote(Engine):
             raise BadMessage(_unreadable(error)) from None
         if kept not in (self._accepted(name), sent.round + 1):
             raise BadMessage(f"says that it keeps the state after round {kept}")
-        if wrong := border.misfit(self.task, upload) or border.implausible(self.task, sent.model, upload):
+        images = self._images[name]
+        if wrong := border.misfit(self.task, upload) or border.implausible(self.task, sent.model, upload, images):
             raise BadMessage(wrong)
         self._kept[name] = kept
         return upload
@@ -260,6 +315,11 @@ class Remote(Engine):
         return state.round if state else NONE
 
     @property
+    def _images(self) -> dict[str, int]:
+        """The training images on the sites' cards, whatever weight they have."""
+        return {name: card.facts.samples for name, card in self.roster.cards.items()}
+
+    @property
     def _device(self) -> torch.device:
         return self.task.like.device
 
@@ -273,4 +333,4 @@ class Remote(Engine):
 
 
 def _unreadable(error: BadMessage) -> str:
-    return f"sent a message that cannot be read ({error})"
+    return f"sent a message that cannot be read ({printable(str(error))})"

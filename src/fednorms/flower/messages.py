@@ -15,6 +15,16 @@ from fednorms.flower import schema
 
 ABOUT, MODEL, FIXED, PART, METRICS, UP = "about", "model", "fixed", "part:", "metrics", "up"
 NO_METRICS = {"loss": math.nan, "steps": 0.0, "dropped": 0.0}  # the metrics of a site that does not send any
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES = (
+    *_FLOATS,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+)  # that torch computes in
 About = dict[str, str | int | float | bool | list[str]]
 
 
@@ -105,7 +115,11 @@ def unpack_kept(content: RecordDict) -> int:
 def refusal(content: RecordDict) -> tuple[str, str] | None:
     """The name and the text of the error that a site answers with; None if it answers with a result."""
     words = about(content)
-    return (schema.printable(words.get("error", "")), schema.printable(words["reason"])) if "reason" in words else None
+    return (
+        (schema.printable(words.get("error", "")), schema.printable(words["reason"], 2000))
+        if "reason" in words
+        else None
+    )
 
 
 def pack_score(score: SiteScore, *, class_counts: bool) -> MetricRecord:
@@ -139,6 +153,10 @@ def _with_parts(content: RecordDict, parts: Mapping[str, Tree]) -> RecordDict:
 def _decoded(content: RecordDict, device: torch.device | str) -> dict[str, Tree]:
     """All trees of a message; bytes from a stranger can make the decoder raise anything."""
     try:
-        return trees(content, device)
+        found = trees(content, device)
     except Exception as error:
         raise schema.BadMessage(f"tensors cannot be read, {type(error).__name__}: {error}") from None
+    for name, t in ((name, t) for tree in found.values() for name, t in tree.items()):
+        if t.dtype not in DTYPES:
+            raise schema.BadMessage(f"{name} is of {str(t.dtype).removeprefix('torch.')}, which no part sends")
+    return found

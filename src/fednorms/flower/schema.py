@@ -187,11 +187,11 @@ def problem(error: Exception) -> str:
 def printable(text: object, most: int = 500) -> str:
     r"""A stranger's text for logs and files: no control characters, and not longer than a few lines.
 
-    >>> printable("a\x1b[2Jb"), printable(7)
-    ('a?[2Jb', '7')
+    >>> printable("a\x1b[2J\nb"), printable(7)
+    ('a?[2J b', '7')
     """
     said = text[: most + 1] if isinstance(text, str) else _shown(text)
-    said = "".join(c if c.isprintable() or c == "\n" else "?" for c in said)
+    said = "".join(c if c.isprintable() else " " if c == "\n" else "?" for c in said)  # one line: logs have no others
     return said if len(said) <= most else said[:most] + "..."
 
 

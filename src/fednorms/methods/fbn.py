@@ -35,6 +35,7 @@ class FBN(Part):
     paper = "Guerraoui et al. 2024"
     uploads = True
     never_negative = ("n/*", "second/*")
+    counts_images = ("n/*",)
     reduction = "sum"
 
     rho: float = option(0.1, at_least=0.0, at_most=1.0)

@@ -62,6 +62,7 @@ class AGN(Part):
     """
 
     paper = "Kang et al. 2024 (FedNN)"
+    uses_rounds = True
 
     tau: float = option(5.0, above=0.0)
     groups: int = option(2, at_least=1)

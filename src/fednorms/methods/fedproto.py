@@ -46,6 +46,7 @@ class FedProto(Part):
     uploads = True
     tells_class_counts = True
     never_negative = ("count",)
+    counts_images = ("count",)
     keeps_all_local = True
 
     lam: float = option(1.0, at_least=0.0)

@@ -33,6 +33,7 @@ class FixBN(Part):
     """
 
     paper = "Zhong et al. 2023"
+    uses_rounds = True
 
     switch: float = option(0.5, at_least=0.0, at_most=1.0)
 

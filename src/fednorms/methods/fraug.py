@@ -60,6 +60,7 @@ class FRAug(Part):
     """
 
     paper = "Chen et al. 2023"
+    uses_rounds = True
 
     latent: int = option(32, at_least=1)
     gamma: float = option(0.01, at_least=0.0)

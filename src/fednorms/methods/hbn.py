@@ -38,6 +38,7 @@ class HBN(Part):
     paper = "Chen et al. 2025 (HBN)"
     uploads = True
     never_negative = ("moments/var/*", "count/*")
+    counts_images = ("count/*",)
 
     rate: float = option(0.002, at_least=0.0, at_most=1.0)
     variant: Literal["paper", "author"] = option("paper", choices=("paper", "author"))

@@ -11,21 +11,29 @@ from fednorms.core.method import Method
 from fednorms.core.net import Net
 from fednorms.core.sampling import Participation
 from fednorms.core.states import Task
+from fednorms.core.training import CUSTOM
 from fednorms.data.facts import Facts
 from fednorms.engines.devices import dtype_of, pick_device
 from fednorms.models import build, models
 from fednorms.models.custom import bare
+from fednorms.runs.callables import NO_CALLABLES, Callables
 from fednorms.runs.losses import Loss, base_loss
 from fednorms.runs.option_names import option
 from fednorms.runs.recipe import Recipe
 
 
 def assemble(
-    recipe: Recipe, facts: Facts, model: nn.Module | None = None, loss: Loss | None = None, *, deployed: bool = False
+    recipe: Recipe,
+    facts: Facts,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    *,
+    own: Callables = NO_CALLABLES,
+    deployed: bool = False,
 ) -> Task:
     """Make the task of a recipe on a federation of which only the facts are known.
 
-    `model` and `loss` replace what the recipe names. `deployed` is for runs across machines.
+    `model`, `loss` and `own` replace what the recipe names. `deployed` is for runs across machines.
 
     >>> from fednorms.data.registry import federation
     >>> task = assemble(Recipe(method="fedbn", rounds=3), Facts.of(federation("digits-shift")))
@@ -38,6 +46,11 @@ def assemble(
         raise BadInput(
             f'Model "{recipe.model}" takes square images, but federation "{facts.name}" has {height}x{width}. '
             f"Resize the images ({option('size')}), or pass a custom model."
+        )
+    if deployed and recipe.training.schedule.startswith(CUSTOM):
+        raise BadInput(
+            f'A schedule of your own ("{recipe.training.schedule}") cannot be sent to other machines. Choose const, '
+            "exp, step or cosine, with or without a warm-up."
         )
     net = build_net(recipe, facts.num_classes, facts.shape, model)
     task = Task(
@@ -53,6 +66,8 @@ def assemble(
         needs_two=net.probe(facts.shape, facts.num_classes),
         cohort=participation_of(recipe, net.method).expected(len(facts.clients)),
         deployed=deployed,
+        factors=own.factors(recipe.training, recipe.rounds),
+        optimizer=own.make_optimizer(recipe.training),
     )
     net.method.weighting(task.weighting)  # parts that insist on different weightings are an error now
     return task

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -24,6 +24,7 @@ from fednorms.runs.driver import RoundEvent, execute
 from fednorms.runs.identity import Custom
 from fednorms.runs.recipe import Data, Recipe
 from fednorms.runs.result import Result
+from fednorms.runs.sent_code import packed, unpack
 from fednorms.runs.session import open_federation
 from fednorms.runs.store.directory import RunDirectory
 
@@ -127,7 +128,13 @@ def run_cell(cell: Cell, custom: Custom, watch: Watch) -> Outcome:
     try:
         data = custom.federation if custom.federation is not None else opened(recipe)
         result = execute(
-            recipe, out=cell.path, federation=data, model=custom.model, loss=custom.loss, callback=after_round
+            recipe,
+            out=cell.path,
+            federation=data,
+            model=custom.model,
+            loss=custom.loss,
+            own=custom.training,
+            callback=after_round,
         )
         return Outcome.of(cell.label, result)
     except FednormsError as error:
@@ -165,7 +172,8 @@ def run_cells(
         watch(_done(cells[i], outcomes[i]))
     rest = [i for i in range(len(cells)) if i not in outcomes]
     if rest:
-        done = _Pool(min(jobs, len(rest)), custom, watch).run([cells[i] for i in rest])
+        methods = dict.fromkeys(cells[i].recipe.method for i in rest)
+        done = _Pool(min(jobs, len(rest)), custom, methods, watch).run([cells[i] for i in rest])
         outcomes.update(zip(rest, done, strict=True))
     return [outcomes[i] for i in range(len(cells))]
 
@@ -196,8 +204,9 @@ class _Worker:
 class _Pool:
     """Worker processes that each take the next cell; if one dies, only its cell is lost."""
 
-    def __init__(self, jobs: int, custom: Custom, watch: Watch) -> None:
-        self.jobs, self.custom, self.watch = jobs, custom, watch
+    def __init__(self, jobs: int, custom: Custom, methods: Iterable[str], watch: Watch) -> None:
+        self.jobs, self.federation, self.watch = jobs, custom.federation, watch
+        self.code = packed(custom, methods)
         self.context = get_context("spawn")  # a fork would inherit torch's threads in an unusable state
         self.workers: list[_Worker] = []
 
@@ -227,7 +236,7 @@ class _Pool:
 
     def _start(self, index: int, cells: Sequence[Cell]) -> None:
         here, there = self.context.Pipe()
-        process = self.context.Process(target=_work, args=(there, self.custom), daemon=True)
+        process = self.context.Process(target=_work, args=(there, self.federation, self.code), daemon=True)
         process.start()
         there.close()
         self.workers.append(_Worker(process, here, index))
@@ -263,9 +272,10 @@ class _Pool:
         return said
 
 
-def _work(line: Connection, custom: Custom) -> None:
+def _work(line: Connection, federation: Federation | None, code: bytes) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # often sent to all processes: the parent handles it and ends them
         signal.signal(number, signal.SIG_IGN)
+    custom = replace(unpack(code), federation=federation)
     line.send(None)
     with suppress(EOFError, BrokenPipeError):
         while True:

@@ -5,34 +5,41 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import nn
 
 from fednorms._version import __version__
+from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
+from fednorms.core.optim import MakeOptimizer
 from fednorms.core.options import nearest
 from fednorms.core.part import Part
 from fednorms.core.training import Training
 from fednorms.data import Federation
 from fednorms.methods.registry import method as read_method
-from fednorms.runs.cells import Cell, Outcome, Watch, run_cells
+from fednorms.runs.callables import Callables, Epochs, Schedule
+from fednorms.runs.cells import Cell, CellEvent, Outcome, Watch, run_cells
 from fednorms.runs.device import device_of, unused_gpu
-from fednorms.runs.identity import Custom, recipe_keys
+from fednorms.runs.identity import Custom, recipe_keys, training_keys
 from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
+from fednorms.runs.progress import CellWatch, Reporter, is_wanted
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.run_names import slug as slug
 from fednorms.runs.session import Session, data_notes, open_federation
 from fednorms.runs.store.directory import RunDirectory
+from fednorms.runs.tracking.tracker import TrackedRun
+from fednorms.runs.tracking.tracking import Tracking, asked_for
+from fednorms.runs.unknown_options import refuse_unknown
 
 MEAN, BALANCED = "mean", "balanced"
 _SAME_START = (
@@ -229,7 +236,7 @@ def compare(
     loss: str | Loss | None = None,
     seeds: int | Sequence[int] = 3,
     lr: float | Mapping[str, float] | None = None,
-    epochs: int | None = None,
+    epochs: Epochs | None = None,
     batch_size: int | None = None,
     participation: str | None = None,
     training: Training | None = None,
@@ -239,30 +246,46 @@ def compare(
     out: str | Path | None = None,
     jobs: int = 1,
     watch: Watch = lambda event: None,
+    progress: bool | None = None,
+    track: str | Sequence[str] = (),
+    optimizer: str | MakeOptimizer | None = None,
+    momentum: float | None = None,
+    weight_decay: float | None = None,
+    schedule: str | Schedule | None = None,
+    warmup: int | None = None,
+    **unknown: Never,
 ) -> Comparison:
     """Run every method with every seed; the same seed means the same cohorts, batches and (where it fits) weights.
 
     `seeds=3` means 0, 1, 2. `lr` may be a dictionary {method: rate}; methods that it leaves out keep the recipe's rate.
+    `epochs`, `optimizer`, `momentum`, `weight_decay`, `schedule` and `warmup` are those of `run`.
     What is not given comes from `recipe`, or from its defaults: cnn-small on digits-shift for 30 rounds. `device` is
     cpu, cuda or auto (a GPU if there is one). With `out`, every run is stored in OUT/METHOD-SEED, calling again
     continues where it stopped, and the table is written as Markdown, CSV and JSON, with a picture of the learning
     curves. `jobs` is the number of runs in parallel processes. A run uses one thread unless the recipe says otherwise,
-    so results do not depend on `jobs`.
+    so results do not depend on `jobs`. `progress` shows a progress bar (default: on a terminal and in a notebook).
+    `track` names trackers that log every round of every run: "tensorboard", "wandb", "mlflow".
 
     A custom model starts every seed from the weights it has, and the table says so. A custom loss is a function of
-    logits and labels; with `jobs` it must be picklable.
+    logits and labels. With `jobs`, code that a new process cannot import (from a notebook, or inside a function) is
+    sent with cloudpickle.
 
     >>> compare(["fedavg", "fedbn"], rounds=1, seeds=2).seeds
     [0, 1]
     """
+    refuse_unknown(compare, unknown, *methods)
     given = [m if isinstance(m, str) else str(read_method(m)) for m in methods]
     chosen = {text.strip(): str(read_method(text)) for text in given}
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     _check_request(given, chosen, numbers, jobs)
+    trackers = asked_for(track)
     base = recipe or Recipe()
-    short = {"epochs": epochs, "batch_size": batch_size, "lr": None if isinstance(lr, Mapping) else lr}
-    settings = with_changes(training or base.training, **{k: v for k, v in short.items() if v is not None})  # type: ignore[arg-type]
-    custom = Custom.of(federation, model, loss)
+    short = {"batch_size": batch_size, "momentum": momentum, "weight_decay": weight_decay, "warmup": warmup}
+    changed = {k: v for k, v in short.items() if v is not None} | training_keys(optimizer, schedule, epochs)
+    settings = with_changes(training or base.training, **changed)  # type: ignore[arg-type]
+    if isinstance(lr, float | int):
+        settings = with_changes(settings, lr=lr)
+    custom = Custom.of(federation, model, loss, Callables.of(optimizer, schedule, epochs))
     shared = base.model_dump() | {
         "rounds": base.rounds if rounds is None else rounds,
         "participation": participation or base.participation,
@@ -288,10 +311,18 @@ def compare(
     cells = _checked(cells, data, custom)
     if jobs == 1:  # worker processes open a named federation themselves
         custom = with_changes(custom, federation=data)
-    outcomes = run_cells(cells, jobs, custom, watch)
+    total = sum(cell.recipe.rounds for cell in cells)
+    with Reporter("compare", total, silent=not is_wanted(progress)) as reporter, Tracking(trackers) as tracking:
+        shown, tracked = CellWatch(reporter), _tracked(tracking, cells, root)
+
+        def tell(event: CellEvent) -> None:
+            for told in (watch, shown, tracked):
+                told(event)
+
+        outcomes = run_cells(cells, jobs, custom, tell)
     about = _about(cells, data, numbers)
     notes = [_SAME_START] * (custom.model is not None and len(numbers) > 1) + data_notes(data)
-    notes += [note] if (note := unused_gpu(asked)) else []
+    notes += tracking.notes + ([note] if (note := unused_gpu(asked)) else [])
     comparison = Comparison(chosen, numbers, outcomes, about, root, notes=notes, metric=cells[0].recipe.metric)
     if root is not None:
         comparison.notes += _replaced(root, chosen)
@@ -299,6 +330,26 @@ def compare(
 
         write(comparison, root)
     return comparison
+
+
+def _tracked(tracking: Tracking, cells: Sequence[Cell], root: Path | None) -> Watch:
+    """Log the rounds of all runs, each under the name of its directory."""
+    folders = _folders(dict.fromkeys(cell.label for cell in cells))
+    names = dict(zip(dict.fromkeys(cell.label for cell in cells), folders, strict=True))
+    runs = {
+        (cell.label, seed): TrackedRun(f"{names[cell.label]}-{seed}", cell.recipe, cell.path, root)
+        for cell in cells
+        for seed in [cell.recipe.seed]
+    }
+
+    def watch(event: CellEvent) -> None:
+        run = runs[event.label, event.seed]
+        if event.outcome is None:
+            tracking.log(run, event.row, event.scores)
+        else:
+            tracking.close(run.name, finished=not event.outcome.error)
+
+    return watch
 
 
 def _replaced(root: Path, chosen: Mapping[str, str]) -> list[str]:
@@ -319,15 +370,6 @@ def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
-
-
-def slug(text: str) -> str:
-    """A method as a file name.
-
-    >>> slug("scaffold + greg(alpha=1.0)")
-    'scaffold+greg-alpha-1.0'
-    """
-    return re.sub(r"[^a-z0-9.+]+", "-", text.lower().replace(" ", "").replace("/", "-")).strip("-.") or "run"
 
 
 def _folders(labels: Iterable[str]) -> list[str]:
@@ -378,7 +420,7 @@ def _checked(cells: list[Cell], federation: Federation, custom: Custom) -> list[
     for label in dict.fromkeys(cell.label for cell in cells):
         try:
             first = next(c.recipe for c in cells if c.label == label)
-            resolved[label] = Session.open(first, federation, custom.model, custom.loss).recipe
+            resolved[label] = Session.open(first, federation, custom.model, custom.loss, own=custom.training).recipe
         except BadInput as error:
             problems[label] = str(error)
     if problems:
@@ -401,16 +443,16 @@ def _about(cells: list[Cell], federation: Federation, seeds: list[int]) -> dict[
     default = Training(lr=training.lr, batch_size=training.batch_size, epochs=training.epochs)
     more = [f"{k} {v}" for k, v in vars(training).items() if v != getattr(default, k)]
     rates = {c.recipe.training.lr for c in cells}
-    each = f"{training.steps} steps" if training.steps else f"{training.epochs} epoch{'s' * (training.epochs > 1)}"
+    each = counted(training.steps, "step") if training.steps else counted(training.epochs, "epoch")
     return {
         "data": (
-            f"{recipe.federation}, {len(federation.clients)} clients"
+            f"{recipe.federation}, {counted(len(federation.clients), 'client')}"
             + (f" and {len(federation.unseen)} unseen sites" if federation.unseen else "")
             + f", {' x '.join(map(str, federation.shape))} pixels, {federation.num_classes} classes, "
             + ", ".join(f"{n:,} {part}" for part, n in sizes.items() if n)
         ),
         "training": (
-            f"{recipe.model}, {recipe.rounds} rounds of {each}, batch {training.batch_size}, "
+            f"{recipe.model}, {counted(recipe.rounds, 'round')} of {each}, batch {training.batch_size}, "
             + ("lr as listed" if len(rates) > 1 else f"lr {training.lr:g}")
             + (", " + ", ".join(more) if more else "")
             + f", participation {recipe.participation}"

@@ -23,10 +23,13 @@ from torch import Tensor, nn
 from fednorms.core.error_origin import LIBRARIES, of_user
 from fednorms.core.errors import BadInput, refuse_class
 from fednorms.core.method import Method
+from fednorms.core.optim import MakeOptimizer, name_of
+from fednorms.core.training import CUSTOM
 from fednorms.data import Federation
 from fednorms.data.registry import federation as make_federation
 from fednorms.models import models
 from fednorms.models.custom import bare, find
+from fednorms.runs.callables import NO_CALLABLES, Callables, Epochs, Schedule
 from fednorms.runs.losses import Loss
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -66,7 +69,15 @@ def own_parts(method: Method) -> dict[str, str]:
     >>> own_parts(method("fedbn + fedfn"))
     {}
     """
-    return {p.name: code_hash(type(p)) for p in method.parts if not _of_library(type(p))}
+    return {p.name: _REMEMBERED.get(type(p)) or code_hash(type(p)) for p in method.parts if not _of_library(type(p))}
+
+
+_REMEMBERED: dict[type, str] = {}
+
+
+def remember_code(cls: type, code: str) -> None:
+    """Use this hash for a class whose source text is in another process."""
+    _REMEMBERED[cls] = code
 
 
 def own_model(model: nn.Module) -> str:
@@ -96,16 +107,22 @@ class Custom:
     federation: Federation | None = None
     model: nn.Module | None = None
     loss: Loss | None = None
+    training: Callables = NO_CALLABLES
 
     @classmethod
     def of(
-        cls, federation: str | Path | Federation | None, model: str | nn.Module | None, loss: str | Loss | None
+        cls,
+        federation: str | Path | Federation | None,
+        model: str | nn.Module | None,
+        loss: str | Loss | None,
+        training: Callables = NO_CALLABLES,
     ) -> Custom:
         """The objects among these arguments; the others are names."""
         return cls(
             federation if isinstance(federation, Federation) else None,
             model if isinstance(model, nn.Module) else None,
             loss if callable(loss) else None,
+            training,
         )
 
 
@@ -158,6 +175,32 @@ def own_loss(loss: Callable[..., Tensor]) -> str:
     """How a recipe names a custom loss: custom:NAME@CODE."""
     refuse_class("loss", loss)
     return f"custom:{getattr(loss, '__name__', type(loss).__name__)}@{code_hash(loss)}"
+
+
+def own_name(thing: object) -> str:
+    """How a recipe names a function or class of the user's: custom:NAME@CODE."""
+    return f"{CUSTOM}{name_of(thing)}@{code_hash(thing)}"
+
+
+def training_keys(
+    optimizer: str | MakeOptimizer | None, schedule: str | Schedule | None, epochs: Epochs | None
+) -> dict[str, Any]:
+    """How a recipe records an optimizer, a schedule and epochs that were given.
+
+    >>> training_keys("adam", None, {"north": 5})
+    {'optimizer': 'adam', 'client_epochs': {'north': 5}}
+    >>> training_keys(torch.optim.RMSprop, None, 2)["optimizer"].partition("@")[0]
+    'custom:RMSprop'
+    """
+    keys: dict[str, Any] = {}
+    for key, given in (("optimizer", optimizer), ("schedule", schedule)):
+        if given is not None:
+            keys[key] = own_name(given) if callable(given) else given
+    if isinstance(epochs, Mapping):
+        keys["client_epochs"] = dict(epochs)
+    elif epochs is not None:
+        keys |= {"client_epochs": None} | ({} if callable(epochs) else {"epochs": epochs})
+    return keys
 
 
 def custom_name(text: str) -> str:

@@ -13,15 +13,16 @@ class LocalScores:
     """Collects each client's score right after its last local training before a test.
 
     Cohorts are drawn from seeds, so a client's last round before the next test is known in advance, and only such
-    rounds are scored. If a client can fail without ending the run, all rounds are scored, because its last successful
-    round may be an earlier one. A client that never trained has no score. Rounds between two tests record their scores
-    in their rows, from which a resumed run starts.
+    rounds are scored. If a client can fail without ending the run, or the run can end early, all rounds are scored,
+    because the last successful round may be an earlier one. A client that never trained has no score. Rounds
+    between two tests record their scores in their rows, from which a resumed run starts.
     """
 
     def __init__(self, session: Session, history: Iterable[Mapping[str, Any]]) -> None:
         self.mode = next((mode for mode in session.modes if mode.model == "after_local"), None)
         self._session = session
-        self._may_fail = session.recipe.on_divergence == "skip" or session.task.deployed
+        recipe = session.recipe
+        self.every_round = recipe.on_divergence == "skip" or session.task.deployed or recipe.patience is not None
         self._window = range(0)
         self._last: dict[str, int] = {}
         self.latest: dict[str, SiteScore] = {}
@@ -39,7 +40,7 @@ class LocalScores:
         """The clients that train in round t and, as far as is known, not again before the next test."""
         if self.mode is None:
             return set()
-        if self._may_fail:
+        if self.every_round:
             return set(self._session.cohort(t))
         if t not in self._window:
             end = t

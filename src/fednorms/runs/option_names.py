@@ -40,3 +40,37 @@ def flag(name: str) -> str:
     'skip_broken=True'
     """
     return option(name) + ("" if _on_command_line.get() else "True")
+
+
+# What other libraries call our options.
+ELSEWHERE = {
+    "algorithm": "method",
+    "aggregator": "method",
+    "strategy": "method",
+    "dataset": "federation",
+    "net": "model",
+    "network": "model",
+    "arch": "model",
+    "num_rounds": "rounds",
+    "global_rounds": "rounds",
+    "communication_rounds": "rounds",
+    "learning_rate": "lr",
+    "local_epochs": "epochs",
+    "local_steps": "steps",
+    "bs": "batch_size",
+    "batchsize": "batch_size",
+    "local_batch_size": "batch_size",
+    "optim": "optimizer",
+    "scheduler": "schedule",
+    "lr_schedule": "schedule",
+    "wd": "weight_decay",
+    "l2": "weight_decay",
+    "warmup_rounds": "warmup",
+    "gpu": "device",
+    "image_size": "size",
+    "callbacks": "callback",
+    "output": "out",
+    "out_dir": "out",
+    "output_dir": "out",
+    "num_workers": "workers",
+}

@@ -1,7 +1,8 @@
-"""Progress: a live bar on a terminal, a few lines elsewhere, nothing if quiet."""
+"""Progress: a live bar on a terminal and in a notebook, a few lines elsewhere, nothing if quiet."""
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -47,33 +48,65 @@ class _Left(ProgressColumn):
         return Text(self.reporter.left())
 
 
-class Reporter:
-    """Shows progress over `total` rounds, of which a continued run had `start`; call `round_done` after each."""
+class _Cell:
+    """The output of a notebook cell, replaced again and again; rich draws it."""
 
-    def __init__(self, title: str, total: int, *, silent: bool = False, start: int = 0) -> None:
-        self.title, self.total, self.silent = title, total, silent
+    def __init__(self) -> None:
+        from IPython.display import HTML, display
+
+        self.html, self.handle = HTML, display(HTML(""), display_id=True)
+        self.drawn = 0.0  # time of the last drawing
+
+    def draw(self, bars: _Bars, *, at_once: bool = False) -> None:
+        """Show the bars; at most ten times per second unless `at_once`."""
+        if not at_once and time.monotonic() - self.drawn < 0.1:
+            return
+        paper = Console(file=io.StringIO(), record=True, width=100, force_jupyter=False, highlight=False)
+        paper.print(bars.get_renderable())
+        self.handle.update(self.html(paper.export_html(inline_styles=True, code_format=_IN_A_CELL)))
+        self.drawn = time.monotonic()
+
+
+_IN_A_CELL = '<pre style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
+
+
+class Reporter:
+    """Shows progress over `total` rounds (or other units), of which a continued run had `start`.
+
+    Call `round_done` after each.
+    """
+
+    def __init__(self, title: str, total: int, *, silent: bool = False, start: int = 0, unit: str = "round") -> None:
+        self.title, self.total, self.silent, self.unit = title, total, silent, unit
         self.console: Console = stderr()
         self.done = start
         self.newest: dict[str, tuple[str, str]] = {}  # latest accuracies, shown in rounds without a test
         self.pace = Pace()
         self.bars: _Bars | None = None
+        self.cell: _Cell | None = None
 
     def __enter__(self) -> Reporter:
-        if not self.silent and self.console.is_terminal:
+        if not self.silent and _is_live(self.console):
             self.bars = _Bars(
                 TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
-                TextColumn("round" if self.total == 1 else "rounds"),
+                TextColumn(self.unit if self.total == 1 else f"{self.unit}s"),
                 _Left(self),
                 console=self.console,
             )
             self.task = self.bars.add_task(self.title, total=self.total, completed=self.done)
-            self.bars.start()
+            if self.console.is_jupyter:
+                self.cell = _Cell()
+                self.cell.draw(self.bars)
+            else:
+                self.bars.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.bars:
+        if self.bars and self.cell:
+            self.cell.draw(self.bars, at_once=True)
+        elif self.bars:
             self.bars.stop()
 
     def say(self, text: str) -> None:
@@ -101,11 +134,13 @@ class Reporter:
         if self.bars:
             self.bars.below = text
             self.bars.update(self.task, completed=done)
+            if self.cell:
+                self.cell.draw(self.bars)
             return
         step = max(1, self.total // LINES)
         if before // step != done // step or done == self.total:
             left = f"  {text_left}" if (text_left := self.left()) else ""
-            line = f"{self.title}  round {done}/{self.total}  {text}{left}"
+            line = f"{self.title}  {self.unit} {done}/{self.total}  {text}{left}"
             self.console.print(line, markup=False, soft_wrap=True)
 
     def left(self) -> str:
@@ -142,6 +177,19 @@ class CellWatch:
 def stderr() -> Console:
     """The console for progress."""
     return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else PIPE)
+
+
+def is_wanted(progress: bool | None) -> bool:
+    """Whether to show progress: as asked for; by default (None) on a terminal and in a notebook only.
+
+    >>> is_wanted(True), is_wanted(False)
+    (True, False)
+    """
+    return _is_live(stderr()) if progress is None else progress
+
+
+def _is_live(console: Console) -> bool:
+    return console.is_terminal or console.is_jupyter
 
 
 def duration(seconds: float) -> str:

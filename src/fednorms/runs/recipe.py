@@ -16,7 +16,7 @@ from fednorms._version import __version__
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest, shortened
 from fednorms.core.precision import Precision
-from fednorms.core.training import Training
+from fednorms.core.training import CUSTOM, Training
 from fednorms.runs.toml import dumps, loads
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ class Recipe(BaseModel):
     """Test every this many rounds, and after the last."""
     validate_every: int | None = Field(default=None, ge=1)
     """Between tests, validate every this many rounds, and test a round that is the best so far (default: never)."""
+    patience: int | None = Field(default=None, ge=1)
+    """Stop when the validation score has not improved for this many rounds (default: train all rounds)."""
     checkpoint_every: int = Field(default=1, ge=1)
     """Write a checkpoint every this many rounds, and after the last."""
     keep_checkpoints: Literal["newest", "all"] = "newest"
@@ -185,7 +187,8 @@ class Recipe(BaseModel):
         device = pick_device(self.device)
         engine = self.engine
         if engine == "auto":
-            fast = all(p.requires <= PROVIDES["graphs"] for p in _method(self.method).parts)
+            own = self.training.optimizer.startswith(CUSTOM)  # only the loop runs one
+            fast = not own and all(p.requires <= PROVIDES["graphs"] for p in _method(self.method).parts)
             measured = device == "cpu" and self.threads == 1  # the choice changes no bit, so it need not be recorded
             engine = "graphs" if device.startswith("cuda") and fast else "auto" if measured else "loop"
         mine = own_parts(_method(self.method))

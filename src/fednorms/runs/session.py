@@ -21,6 +21,7 @@ from fednorms.engines.base import Engine, EngineSettings
 from fednorms.engines.open import open_engine
 from fednorms.evaluation.modes import Mode, headline
 from fednorms.runs.assemble import assemble, participation_of
+from fednorms.runs.callables import NO_CALLABLES, Callables
 from fednorms.runs.device import unused_gpu
 from fednorms.runs.losses import Loss, base_loss
 from fednorms.runs.option_names import option
@@ -73,6 +74,7 @@ class Session:
         loss: Loss | None = None,
         spill: Path | None = None,
         known: tuple[Facts, Task] | None = None,
+        own: Callables = NO_CALLABLES,
     ) -> Session:
         """Build everything that a recipe names; objects given here replace what it names.
 
@@ -90,11 +92,12 @@ class Session:
         for p in recipe.whole_method().parts:
             training = checks.one(p, "arrange", p.arrange(training), Federation)
         facts = Facts.of(given, training)
+        recipe = recipe.model_copy(update={"training": own.with_epochs(recipe.training, training, given)})
         if known and known[0] == facts:
             task = known[1]
         else:
             loss = loss or base_loss(recipe.loss, recipe.class_weights, Facts.of(training))
-            task = assemble(recipe, facts, model, loss)
+            task = assemble(recipe, facts, model, loss, own=own)
         _check_sizes(training, task)
         plan = Plan.of(recipe, task, facts)
         store = ClientStore(recipe.state_limit_mb * 2**20, spill)

@@ -12,7 +12,7 @@ from typing import Any
 from fednorms.core.errors import BadInput
 
 _LONGEST = 2**20  # characters
-_WORD = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_WORD = r"""(?:(?<![\w-])[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _DEEP_KEY = re.compile(rf"{_WORD}(?:[ \t]*+\.[ \t]*+{_WORD}){{64}}")  # the standard parser's time is quadratic in them
 
 

@@ -125,6 +125,12 @@ def test_a_run_that_was_interrupted_is_still_opened_at_its_last_checkpoint(run):
     assert fn.open_run(run.path).state.round == 2
 
 
+def test_a_changed_recipe_is_said(run):
+    run.recipe.write_text(run.recipe.read_text().replace("lr = 0.05", "lr = 0.04"))
+    assert any("recipe.toml has changed" in note for note in fn.open_run(run.path).notes)
+    assert any("recipe.toml has changed" in note for note in resume(run).notes)
+
+
 def test_a_deleted_best_manifest_is_said(run):
     (run.checkpoints / "best" / "manifest.json").unlink()
     with pytest.raises(RunFailed, match="has lost its best model"):

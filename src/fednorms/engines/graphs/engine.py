@@ -30,11 +30,11 @@ from fednorms.core.round import (
     base_phases,
     diagnose,
     finish,
+    moved,
     rate_of,
     recipe_phase,
     start_of_twin,
     step,
-    twin_model,
 )
 from fednorms.core.states import Broadcast, Carry, Client, ClientState, Task, Upload, context_of
 from fednorms.core.tree import Packed, Tree, branch, join
@@ -179,8 +179,7 @@ class Graphs(LocalEngine):
             client = self.local.client(name)
             with self.device.on(self.streams[number % self.stream_count]):
                 upload, state = self._one(number % self.stream_count, sent, packed, client)
-                moved = [upload.model, state.local, twin_model(self.task, state.parts), *upload.parts.values()]
-                finite.append(_finite(moved, self.task.like))
+                finite.append(_finite(moved(self.task, upload, state), self.task.like))
             # The store may free the memory of a state before the stream has read it.
             self.device.mark_used(_tensors(client.state), self.streams[number % self.stream_count])
             pending.add(name, upload, state)
@@ -272,7 +271,7 @@ class Graphs(LocalEngine):
         twin.reset(outer.context)
         v = replace(twin.carry, client=outer.client, context=outer.context, path=outer.path, grad_steps={})
         v.velocity = branch(kept, "v")
-        self._phase(twin, v, recipe_phase(task), 0)
+        self._phase(twin, v, recipe_phase(task, outer.context), 0)
         after, _ = twin.model()
         moments = twin.optimizer.first_moment.clone() if task.training.keep_momentum else Tree()
         return join(model=after.pick(start), v=moments)

@@ -16,6 +16,8 @@ from fednorms.papers.analysis.measures import ANALYSES
 from fednorms.papers.analysis.stored_run import StoredRun
 from fednorms.papers.tables.catalog import default_out, open_table
 from fednorms.papers.tables.dry_run import Planned, PlannedSetting
+from fednorms.papers.tables.observer import Observer as Observer
+from fednorms.papers.tables.observer import Shown
 from fednorms.papers.tables.plan import (
     Found,
     Job,
@@ -45,35 +47,13 @@ from fednorms.papers.tables.table import Row, Setting, Table, as_recipe
 from fednorms.papers.tables.trial import rounds_of_trial, trial, trial_folder
 from fednorms.runs.cells import Cell, CellEvent, Outcome, run_cells
 from fednorms.runs.compare import hardware as hardware_of
-from fednorms.runs.progress import duration
+from fednorms.runs.progress import duration, is_wanted
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.store.atomic import check_folder
 from fednorms.runs.store.directory import same_recipe
 
 Fingerprint = Callable[[Setting, Recipe], str | None]
 Choices = dict[tuple[str, str], dict[str, Any]]  # by setting and row: what a search on validation images has chosen
-
-
-class Observer:
-    """Receive remarks and progress, and ignore them; the command line shows them.
-
-    >>> Observer().say("nothing is printed")
-    """
-
-    wants_estimate = False
-    """Whether to time a few rounds if no finished run tells how long the others take."""
-
-    def say(self, text: str) -> None:
-        """Receive a remark."""
-
-    def begin(self, title: str, rounds: int) -> None:
-        """Start runs with so many rounds in total."""
-
-    def watch(self, event: CellEvent) -> None:
-        """Receive the end of a round or of a run."""
-
-    def end(self) -> None:
-        """End these runs, or their interruption."""
 
 
 @dataclass
@@ -120,6 +100,7 @@ def reproduce(
     allow_pickle: bool = False,
     incomplete: bool = False,
     observer: Observer | None = None,
+    progress: bool | None = None,
     rounds: int | None = None,
     quick: bool = False,
     dry_run: bool = False,
@@ -141,7 +122,8 @@ def reproduce(
         report: Run nothing; reuse runs of the tables next to `out`, and write the report.
         allow_pickle: Open pickled archives of NumPy arrays.
         incomplete: Accept data sets whose image counts differ from the published ones; the report says how.
-        observer: Receives remarks and progress.
+        observer: Receives remarks and progress, instead of showing them.
+        progress: Whether to show remarks and progress (default: on a terminal and in a notebook).
         rounds: The rounds of a trial (2); only with `quick`.
         quick: A trial of a few rounds and one seed in a folder of its own: marked, and never judged.
         dry_run: Run and write nothing; `planned` of the result says what would run, on which data, and how long.
@@ -169,7 +151,7 @@ def reproduce(
         jobs=jobs,
         device=pick_device(device),
         reading={"allow_pickle": allow_pickle, "complete": not incomplete},
-        observer=observer or Observer(),
+        observer=observer or (Shown() if is_wanted(progress) else Observer()),
     )
     if dry_run:
         return work.dry_run()

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
 from fednorms.papers.tables.plan import found_in
 from fednorms.papers.tables.store import ResultStore
 from fednorms.papers.tables.table import Row, Table, as_recipe, merged
+from fednorms.runs.option_names import flag, option
 
 ROUNDS = 2  # of a trial, unless told otherwise
 
@@ -22,8 +24,8 @@ def rounds_of_trial(rounds: int | None, quick: bool) -> int | None:
     """
     if rounds is not None and not quick:
         raise BadInput(
-            f"reproduce: the number of rounds belongs to the table. For a trial of {count(rounds)}, which is not "
-            "compared with the paper, add --quick (quick=True)."
+            "reproduce: the number of rounds belongs to the table. For a trial, which is not compared with the paper, "
+            f"add {flag('quick')}."
         )
     if rounds is not None and rounds < 1:
         raise BadInput(f"reproduce: rounds must be an integer >= 1, got {rounds}.")
@@ -32,11 +34,12 @@ def rounds_of_trial(rounds: int | None, quick: bool) -> int | None:
 
 def trial(table: Table, rounds: int) -> Table:
     """The same table with so many rounds and one seed; searches take their first values, published values are gone."""
-    marked = f"TRIAL of {count(rounds)}, not comparable with the paper. {table.title}"
+    length = counted(rounds, "round")
+    marked = f"TRIAL of {length}, not comparable with the paper. {table.title}"
     return table.model_copy(
         update={
             "title": marked,
-            "notes": [f"A trial of {count(rounds)}: it shows that everything runs, and says nothing about the paper."],
+            "notes": [f"A trial of {length}: it shows that everything runs, and says nothing about the paper."],
             "recipe": table.recipe | {"rounds": rounds},
             "settings": [
                 s.model_copy(update={"recipe": _without_rounds(s.recipe), "derived": []}) for s in table.settings
@@ -54,18 +57,9 @@ def trial_folder(table: Table, rounds: int, out: str | Path | None) -> Path:
     if others := found_in(ResultStore(folder), trial(table, rounds), {}).stale:
         raise BadInput(
             f"{folder} holds results of other runs ({others[0]}, ...), whose report a trial would replace. "
-            "Choose another --out (out=)."
+            f"Choose another {option('out')}."
         )
     return folder
-
-
-def count(rounds: int) -> str:
-    """A number of rounds in words.
-
-    >>> count(1), count(2)
-    ('1 round', '2 rounds')
-    """
-    return f"{rounds} round{'s' * (rounds != 1)}"
 
 
 def _tried(table: Table, row: Row) -> Row:

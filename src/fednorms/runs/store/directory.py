@@ -155,6 +155,11 @@ class RunDirectory:
                 f"another {option('out')}."
             )
 
+    def replace_recipe(self, recipe_toml: str) -> None:
+        """Write the recipe of a run that continues in another way; it has not ended any more."""
+        write_atomic(self.recipe, recipe_toml.encode())
+        self.summary_path.unlink(missing_ok=True)
+
     def read_recipe(self) -> str:
         """Read the recipe of the run; BadInput if there is none.
 
@@ -219,7 +224,7 @@ class RunDirectory:
         ...     RunDirectory(folder).metrics_path.read_text()
         '{"round": 0, "accuracy": {"a": null}}\n'
         """
-        line = (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
+        line = _line(row)
         with clear_errors(self.metrics_path):
             handle = os.open(self.metrics_path, _IN_PLACE, 0o666)
             try:
@@ -242,8 +247,22 @@ class RunDirectory:
         """
         return [row for _, row in self._lines()]
 
-    def metrics_mark(self) -> dict[str, Any]:
+    def recipe_mark(self) -> str:
+        """The hash of the recipe as it is now; a checkpoint keeps it."""
+        return hash_of(self.recipe.read_bytes())
+
+    def changed_recipe(self, mark: str | None) -> list[str]:
+        """A note if the recipe is not the one that a checkpoint was made with: edited deliberately, or damaged."""
+        if mark is None or mark == self.recipe_mark():
+            return []
+        return [
+            f"{self.recipe} has changed since the last checkpoint was written; if you have not edited it, restore it"
+        ]
+
+    def metrics_mark(self, *, without_last: bool = False) -> dict[str, Any]:
         """How many rows the metrics have, and their hash, after putting them on disk for good; for a checkpoint.
+
+        `without_last` leaves out the last row, which is about to be written again.
 
         >>> RunDirectory("nowhere").metrics_mark()["rows"]
         0
@@ -256,7 +275,8 @@ class RunDirectory:
                 os.fsync(handle)
             finally:
                 os.close(handle)
-        return {"rows": self._mark[0], "hash": self._mark[1]}
+        rows, digest = _mark_of(self.metrics()[:-1]) if without_last else self._mark
+        return {"rows": rows, "hash": digest}
 
     def check_metrics(self, mark: Mapping[str, Any] | None) -> str:
         """Compare the metrics with what a checkpoint says of them; returns a note if they were removed.
@@ -273,6 +293,12 @@ class RunDirectory:
                 "Restore it from a copy, or delete it to continue without these rows."
             )
         return ""
+
+    def replace_metrics(self, row: Mapping[str, Any]) -> None:
+        """Write the row of the last round again, with more in it; the other rows stay."""
+        kept = [line for line, other in self._lines() if other.get("round") != row["round"]]
+        write_atomic(self.metrics_path, b"".join([*kept, _line(row)]))
+        self._mark = None
 
     def cut_metrics(self, round: int) -> int:
         """Drop the rows of rounds after `round`, which a resumed run writes again; returns how many were dropped.
@@ -361,6 +387,10 @@ class RunDirectory:
             raise RunFailed(
                 f"Cannot read {self.summary_path} ({error}). `{self.resume_command}` writes it again."
             ) from error
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401

@@ -15,6 +15,7 @@ from fednorms.evaluation.scores import Scores
 from fednorms.runs.identity import custom_name
 from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
+from fednorms.runs.progress import Reporter, is_wanted, per_cent
 from fednorms.runs.use.open import OpenRun, Which, open_run
 
 
@@ -27,12 +28,14 @@ def evaluate_run(
     model: nn.Module | None = None,
     loss: Loss | None = None,
     device: str = "auto",
+    progress: bool | None = None,
 ) -> dict[str, Scores]:
     """Evaluate a run's models in the given modes ("personal", "global/batch", ...; default: those of its recipe).
 
     The keys are "mode/statistics/split". The run's data must be available; `federation` evaluates on other data with
     the same classes. "after_local" scores are those that the run recorded, because these models are gone.
-    `device` is cpu, cuda or auto (the run's own, or the CPU if that is not here).
+    `device` is cpu, cuda or auto (the run's own, or the CPU if that is not here). `progress` shows a progress bar
+    (default: on a terminal and in a notebook).
 
     >>> import tempfile
     >>> from fednorms.runs.driver import run
@@ -51,20 +54,23 @@ def evaluate_run(
     asked = session.modes if not modes else [Mode.read(text).resolved(opened.task) for text in modes]
     found: dict[str, Scores] = {}
     empty: list[Mode] = []
-    for mode in dict.fromkeys(asked):
-        if mode.model == "adapted" and opened.lost_loss:
-            raise BadInput(
-                f'Mode "adapted" trains with the run\'s custom loss ({custom_name(opened.lost_loss)}). '
-                "Pass it as loss=."
-            )
-        if mode.model == "after_local":
-            scores = _recorded(opened, mode, split)
-        else:
-            scores = session.engine.evaluate(opened.state, mode, opened.cohort, split)
-        if scores is None:
-            empty.append(mode)
-        else:
-            found[f"{mode}/{split}"] = scores
+    tested = list(dict.fromkeys(asked))
+    with Reporter("evaluate", len(tested), silent=not is_wanted(progress), unit="mode") as reporter:
+        for number, mode in enumerate(tested, 1):
+            if mode.model == "adapted" and opened.lost_loss:
+                raise BadInput(
+                    f'Mode "adapted" trains with the run\'s custom loss ({custom_name(opened.lost_loss)}). '
+                    "Pass it as loss=."
+                )
+            if mode.model == "after_local":
+                scores = _recorded(opened, mode, split)
+            else:
+                scores = session.engine.evaluate(opened.state, mode, opened.cohort, split)
+            if scores is None:
+                empty.append(mode)
+            else:
+                found[f"{mode}/{split}"] = scores
+            reporter.advance(number, f"{mode}: " + ("nothing to test" if scores is None else per_cent(scores.mean)))
     if not found or (empty and modes):
         raise BadInput(_nothing_to_test(session.federation, empty, split))
     return found

@@ -14,6 +14,7 @@ from fednorms.core.errors import BadInput, RunFailed
 from fednorms.core.passes import passes
 from fednorms.core.round import broadcast, server_update
 from fednorms.core.states import Broadcast, ClientState, ServerState, Task
+from fednorms.core.training import CUSTOM
 from fednorms.core.tree import Tree
 from fednorms.data import Federation, Split
 from fednorms.data.facts import Facts
@@ -130,7 +131,12 @@ class OpenRun:
         return NextRound(models, state, tested)
 
     def check_loss(self) -> None:
-        """Refuse to repeat training if the run's custom loss was not passed again."""
+        """Refuse to repeat training if the run's custom loss was not passed again, or it had a custom schedule."""
+        if (schedule := self.recipe.training.schedule).startswith(CUSTOM):
+            raise BadInput(
+                f"Run {self.directory.path} was trained with a custom schedule ({custom_name(schedule)}), so its "
+                "rounds cannot be repeated."
+            )
         if self.lost_loss:
             raise BadInput(
                 f"Run {self.directory.path} was trained with a custom loss "
@@ -194,7 +200,8 @@ def open_run(
     task = assemble(known, facts, model, loss)
     _check_fit(task, found.server, path)
     states = found.server, found.clients
-    return OpenRun(directory, recipe, facts, task, *states, which, list(found.notes), federation, model, lost)
+    notes = [*found.notes, *directory.changed_recipe(found.extra.get("recipe"))]
+    return OpenRun(directory, recipe, facts, task, *states, which, notes, federation, model, lost)
 
 
 def _portable(recipe: Recipe, device: str) -> Recipe:

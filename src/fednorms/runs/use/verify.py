@@ -161,7 +161,11 @@ def _run(run: RunDirectory) -> _Found:
     if run.summary_path.exists():
         yield (summary := _sealed(run.summary_path))
         ended = run.summary() if summary[1] != "damaged" else None
-    yield _recipe(run, ended)
+    if extra and "recipe" in extra[1]:
+        changed = run.changed_recipe(extra[1]["recipe"]) if run.recipe.exists() else ["missing"]
+        yield run.recipe, "damaged" if changed else "intact", "".join(changed)
+    else:
+        yield _recipe(run, ended)
     if mark:
         missing = not run.metrics_path.exists()
         found = _judged(run.metrics_path, lambda: run.check_metrics(mark))

@@ -1,0 +1,1 @@
+"""Tracking: the rounds of a run in TensorBoard, Weights & Biases or MLflow."""
