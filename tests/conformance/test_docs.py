@@ -77,11 +77,14 @@ def test_the_page_of_commuting_pairs_is_current():
 
 
 # -- adding a method ------------------------------------------------------------------------------------------------
-def test_the_code_of_add_a_method_runs():
+@pytest.mark.parametrize(
+    "page", [WALK, pytest.param(DOCS / "training.md", marks=pytest.mark.slow)], ids=lambda p: p.name
+)
+def test_the_code_of_a_page_runs(page):
     before = dict(REGISTRY)
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     try:
-        failed, tried = doctest.testfile(str(WALK), module_relative=False, optionflags=flags, encoding="utf-8")
+        failed, tried = doctest.testfile(str(page), module_relative=False, optionflags=flags, encoding="utf-8")
     finally:
         REGISTRY.clear()
         REGISTRY.update(before)

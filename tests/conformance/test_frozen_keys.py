@@ -1379,15 +1379,15 @@ COMMANDS = {
     "--checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device --precision "
     "--deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
     "--optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
-    "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition --quiet --json",
+    "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition --quiet --json --track",
     "compare": "--methods --seeds --lrs --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
     "--validate-every --patience --checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device "
     "--precision --deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule "
     "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
     "--complete --allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition "
-    "--quiet --json",
-    "resume": "--rounds --track --quiet --json",
+    "--quiet --json --track",
+    "resume": "--rounds --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
     "--incomplete --quiet --json --dry-run --quick --rounds",
     "evaluate": "--modes --which --split --clients --device --json",
@@ -1464,5 +1464,5 @@ def test_environment_variables():
                 found.add(node.args[0].value if isinstance(node.args[0], ast.Constant) else keys.VARIABLE)
     assert sorted(found) == words("""
         CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_METHODS FEDNORMS_POLICY FEDNORMS_ROSTER
-        FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME PATH XDG_CACHE_HOME XDG_STATE_HOME
+        FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME MLFLOW_EXPERIMENT_NAME PATH WANDB_PROJECT XDG_CACHE_HOME XDG_STATE_HOME
     """)

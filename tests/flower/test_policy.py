@@ -78,6 +78,13 @@ def test_what_a_policy_objects_to_in_a_method(method, policy, said):
     assert bool(found) == bool(said)
 
 
+def test_a_site_imports_no_code_that_a_run_names():
+    (said,) = Policy().objections(Recipe(model="antigravity:Net"), Deployment())
+    assert 'model "antigravity:Net" names code to import' in said
+    for model in ("cnn-small", "torchvision:resnet18", "timm:resnet18"):
+        assert not Policy().objections(Recipe(model=model), Deployment())
+
+
 def test_the_number_of_sites_that_the_server_claims_counts_too():
     policy = Policy(minimum_sites=2)
     assert policy.objections(RECIPE, TWO, clients=2) == []
@@ -191,9 +198,9 @@ def test_check_reports_what_the_policy_refuses(tmp_path, capsys):
     assert main(["deploy", "init", str(tmp_path / "p"), *INIT, "--method", "fedavg"]) == 0
     check = ["deploy", "check", str(tmp_path / "p"), "--site", "north", "--data", str(images(tmp_path / "north"))]
     capsys.readouterr()
-    assert main([*check, "--policy", policy_file(tmp_path, 'require = ["dplocal"]\nminimum_sites = 2')]) == 2
+    assert main([*check, "--policy", policy_file(tmp_path, 'require = ["dplocal"]\nminimum_sites = 3')]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "This site's policy refuses the run: dplocal is required; a round counts with 1 site" in said
+    assert "This site's policy refuses the run: dplocal is required; a round counts with 2 sites" in said
     assert main([*check, "--policy", policy_file(tmp_path, "statistics = true")]) == 0
     assert "allows what the project asks for" in " ".join(capsys.readouterr().out.split())
 

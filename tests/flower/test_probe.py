@@ -42,7 +42,9 @@ def test_flowers_own_link_is_found_open(keys, capsys):
     from flwr.superlink.main import create_app
 
     files = {"ssl_certfile": keys.certificates / "server.pem", "ssl_keyfile": str(keys.certificates / "server.key")}
-    server = uvicorn.Server(uvicorn.Config(create_app(), log_level="error", lifespan="off", ws="none", **files))
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(), log_config=None, log_level="error", lifespan="off", ws="none", **files)
+    )
     with running(server) as port:
         assert main(["deploy", "probe", f"127.0.0.1:{port}", "--ca", str(keys.ca), "--site", "south", "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
@@ -55,7 +57,9 @@ def test_flowers_own_link_is_found_open(keys, capsys):
 
 
 def test_a_door_without_tls_is_found_open(keys):
-    server = uvicorn.Server(uvicorn.Config(FakeLink(keys).door(keys), log_level="error", lifespan="off", ws="none"))
+    server = uvicorn.Server(
+        uvicorn.Config(FakeLink(keys).door(keys), log_config=None, log_level="error", lifespan="off", ws="none")
+    )
     with running(server) as port, pytest.raises(RunFailed, match="has no certificate"):
         list(probe("127.0.0.1", port, keys.ca, "south"))
 

@@ -86,7 +86,7 @@ def test_files_hold_the_same_numbers(comparison, tmp_path):
     plain = json.loads((tmp_path / "comparison.json").read_text())
     table = list(csv.DictReader((tmp_path / "comparison.csv").read_text().splitlines()))
     for row, line, value in zip(comparison.rows, table, plain["rows"], strict=True):
-        assert float(line["mean mean"]) == pytest.approx(100 * row.entries["mean"].mean, abs=0.006)
+        assert float(line["mean"]) == pytest.approx(100 * row.entries["mean"].mean, abs=0.006)
         assert value["accuracy"]["east"]["mean"] == row.entries["east"].mean
     markdown = (tmp_path / "comparison.md").read_text().splitlines()
     assert {line.count("|") for line in markdown[:4]} == {markdown[0].count("|")}

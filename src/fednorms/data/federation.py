@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fednorms.core.errors import BadInput
+from fednorms.core.markup import html_page, html_table
 from fednorms.core.options import did_you_mean
 from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.facts import Facts
@@ -20,6 +21,9 @@ from fednorms.data.mapped import MappedImages
 from fednorms.data.problems import by, problems_of, raise_problems, some
 from fednorms.data.protocol import Protocol
 from fednorms.data.read_ahead import read_ahead
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Indices = Tensor | np.ndarray | Sequence[int]
 
@@ -292,21 +296,45 @@ class Federation:
         shown = ("name", "classes", "shape", "stored_shape", "preprocessing", "protocol", "source", "sites")
         return {key: facts[key] for key in shown}
 
-    def __repr__(self) -> str:
-        head = f"Federation {self.name!r}: {len(self.sites)} sites, {self.num_classes} classes"
+    def show(self, sites: Sequence[str] | None = None, classes: Sequence[str] | None = None) -> Figure:
+        """Images of the sites as a matplotlib figure: a row per site, a column per class.
+
+        Without names, up to 12 sites and 10 classes are shown. A notebook shows the figure; elsewhere,
+        `federation.show().savefig("sites.png")`. Needs the extra "report".
+        """
+        from fednorms.data.show import sites_by_class
+
+        return sites_by_class(self, sites, classes)
+
+    def _table(self) -> list[tuple[str, ...]]:
+        """The first sites: names, sizes, and how many classes they have; the header first."""
         rows: list[tuple[str, ...]] = [("site", "domain", "train", "val", "test", "classes")]
         for site in self.sites[:_SHOWN]:
             present = sum(map(any, zip(*site.counts(self.num_classes).values(), strict=True)))
             sizes = [str(len(site.splits[p])) if p in site.splits else "-" for p in ("train", "val", "test")]
             rows.append((site.name, site.domain, *sizes, f"{present}/{self.num_classes}"))
+        return rows
+
+    def _title(self) -> str:
+        plural = "s" * (len(self.sites) != 1)
+        head = f"Federation {self.name!r}: {len(self.sites)} site{plural}, {self.num_classes} classes"
+        return f"{head}, images {by(self.shape)}"
+
+    def _more(self) -> list[str]:
+        return [f"... and {len(self.sites) - _SHOWN} more sites"] if len(self.sites) > _SHOWN else []
+
+    def _repr_html_(self) -> str:
+        header, *rows = self._table()
+        return html_page(self._title(), html_table(header, rows, numbers_from=2), notes=self._more())
+
+    def __repr__(self) -> str:
+        rows = self._table()
         widths = [max(len(row[i]) for row in rows) for i in range(6)]
         lines = [
             "  ".join(c.rjust(w) if 2 <= i <= 4 else c.ljust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True)))
             for r in rows
         ]
-        if len(self.sites) > _SHOWN:
-            lines.append(f"... and {len(self.sites) - _SHOWN} more sites")
-        return "\n".join([f"{head}, images {by(self.shape)}", *(line.rstrip() for line in lines)])
+        return "\n".join([self._title(), *(line.rstrip() for line in lines), *self._more()])
 
     def _select(self, names: Sequence[str]) -> list[Site]:
         known = [s.name for s in self.sites] + list(self.domains)

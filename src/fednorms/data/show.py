@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,8 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from fednorms.core.errors import BadInput, writing
+from fednorms.core.optional import new_figure
+from fednorms.core.options import nearest
 from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.rules import draws
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _LOOKED_AT = 512  # images per site whose pixels are measured
 _ROWS = 24  # sites in the picture
@@ -171,17 +176,50 @@ def _deviation(moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _mosaic(sites: Sequence[Site], federation: Federation, images: int) -> np.ndarray:
-    channels = federation.shape[0]
     canvas = torch.ones(3, len(sites) * _PIXELS, images * _PIXELS)
     for i, site in enumerate(sites):
         part = _looked_at(site)
         for j, at in enumerate(_one_of_each(part.y, images)):
-            x = federation.preprocessing.unit(part.batch([at])[0])[0]
-            color = x[:3] if channels >= 3 else x[:1].expand(3, -1, -1)
-            rows, columns = (slice(k * _PIXELS + 1, (k + 1) * _PIXELS - 1) for k in (i, j))  # a white line between
-            seen = _visible(color).unsqueeze(0)
-            canvas[:, rows, columns] = functional.interpolate(seen, size=(_PIXELS - 2,) * 2, mode="area")[0]
+            _put(canvas, i, j, federation, part, at)
     return canvas.permute(1, 2, 0).numpy()
+
+
+def _put(canvas: Tensor, i: int, j: int, federation: Federation, part: Split, at: int) -> None:
+    """Draw one image of a split into row i and column j."""
+    x = federation.preprocessing.unit(part.batch([at])[0])[0]
+    color = x[:3] if len(x) >= 3 else x[:1].expand(3, -1, -1)
+    rows, columns = (slice(k * _PIXELS + 1, (k + 1) * _PIXELS - 1) for k in (i, j))  # a white line between
+    seen = _visible(color).unsqueeze(0)
+    canvas[:, rows, columns] = functional.interpolate(seen, size=(_PIXELS - 2,) * 2, mode="area")[0]
+
+
+def sites_by_class(
+    federation: Federation, sites: Sequence[str] | None = None, classes: Sequence[str] | None = None
+) -> Figure:
+    """Draw one image of every site and class, chosen at random; a class that a site does not have stays white."""
+    known = list(federation.classes)
+    if unknown := [c for c in classes or () if c not in known]:
+        raise BadInput(f'Federation "{federation.name}" has no class "{unknown[0]}": {nearest(unknown[0], known)}')
+    everyone = [*federation.clients, *federation.unseen]
+    rows = [everyone[i] for i in _even(len(everyone), 12)] if sites is None else [federation.site(s) for s in sites]
+    columns = [known[i] for i in _even(len(known), 10)] if classes is None else list(classes)
+    canvas = torch.ones(3, len(rows) * _PIXELS, len(columns) * _PIXELS)
+    for i, site in enumerate(rows):
+        part = _looked_at(site)
+        order = draws("show", len(part)).permutation(len(part))
+        labels = part.y.numpy()[order]
+        for j, name in enumerate(columns):
+            if len(here := np.flatnonzero(labels == known.index(name))):
+                _put(canvas, i, j, federation, part, int(order[here[0]]))
+    figure = new_figure(1.8 + 0.62 * len(columns), 1.1 + 0.62 * len(rows))
+    axis = figure.subplots()
+    axis.imshow(canvas.permute(1, 2, 0).numpy())
+    axis.set_yticks([(i + 0.5) * _PIXELS for i in range(len(rows))], [_short(site.name) for site in rows])
+    axis.set_xticks([(j + 0.5) * _PIXELS for j in range(len(columns))], [_short(c, 10) for c in columns], rotation=45)
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+    axis.set_title(f"{federation.name}: {len(rows)} of {len(everyone)} sites, {len(columns)} of {len(known)} classes")
+    return figure
 
 
 def _visible(x: Tensor) -> Tensor:

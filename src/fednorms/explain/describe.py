@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fednorms.core import noise
+from fednorms.core.markup import html_page, html_table
 from fednorms.core.method import Method
 from fednorms.core.net import Net
 from fednorms.core.options import few
@@ -192,26 +193,52 @@ class Description:
             f"{_human(p.client_state):<16}{_human(p.server_state)}"
             for p in self.parts
         ]
+        lines += ["", *(f"  {what:<31} {how}" for what, how in self._facts())]
+        return "\n".join(lines)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """Everything that is not in bytes per tensor or part."""
         trips = [f"{p.name}: {p.setup_trips} before the first round" for p in self.parts if p.setup_trips]
         trips += [f"{p.name}: {p.round_trips} in every round" for p in self.parts if p.round_trips]
         trips += [f"{p.name}: {p.test_trips} per evaluation" for p in self.parts if p.test_trips]
         lost = [*self.lost_weights, *self.lost_statistics]
         weights = f"all but {len(lost)} tensors: {few(lost)}" if lost else "all"
-        lines += [
-            "",
-            f"  acts on                         {', '.join(self.acts_on) or 'nothing'}",
-            f"  forward passes per local step   {self.forward_passes:g}",
-            f"  other passes over the data      {self.extra_passes:g} per round",
-            f"  extra round trips               {'; '.join(trips) or 'none'}",
-            f"  clients keep state              {_human(self.client_state) if self.client_state else 'no'}",
-            f"  trains with batches of one      {'yes' if self.batch_of_one else 'no'}"
-            f"{' (but images of a batch are normalized or changed together)' if self.mixes_batch else ''}",
-            f"  uses published weights          {weights}",
-            f"  serves sites that never trained {UNSEEN[self.unseen]}",
-            f"  uploads are only averaged       {'yes' if self.averaged_only else 'no'}"
-            f" (secure aggregation {'possible' if self.averaged_only else 'impossible'})",
+        one = "yes" if self.batch_of_one else "no"
+        mixes = " (but images of a batch are normalized or changed together)" if self.mixes_batch else ""
+        secure = "yes (secure aggregation possible)" if self.averaged_only else "no (secure aggregation impossible)"
+        return [
+            ("acts on", ", ".join(self.acts_on) or "nothing"),
+            ("forward passes per local step", f"{self.forward_passes:g}"),
+            ("other passes over the data", f"{self.extra_passes:g} per round"),
+            ("extra round trips", "; ".join(trips) or "none"),
+            ("clients keep state", _human(self.client_state) if self.client_state else "no"),
+            ("trains with batches of one", one + mixes),
+            ("uses published weights", weights),
+            ("serves sites that never trained", UNSEEN[self.unseen]),
+            ("uploads are only averaged", secure),
         ]
-        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        routes = []
+        for route in sorted(set(self.routes.values())):
+            names = [n for n, r in self.routes.items() if r is route]
+            size = _human(sum(self.sizes[n] for n in names))
+            routes.append([route.name, few(names), str(len(names)), size])
+        model = ["model", "", _human(self.model_down), _human(self.model_up), _human(self.model_kept), ""]
+        parts = [
+            [
+                p.name,
+                str(p.layers_changed or ""),
+                *map(_human, (p.bytes_down, p.bytes_up, p.client_state, p.server_state)),
+            ]
+            for p in self.parts
+        ]
+        return html_page(
+            f'Method "{self.method}" on model "{self.model}" (models weighted by {self.weighting})',
+            html_table(["route", "tensors", "number", "size"], routes, numbers_from=2),
+            html_table(["part", "layers changed", "down", "up", "kept by client", "kept by server"], [model, *parts]),
+            html_table(["", ""], self._facts(), numbers_from=2),
+        )
 
 
 def describe(

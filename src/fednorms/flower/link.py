@@ -88,6 +88,7 @@ def door_server(door: Door, host: str, port: int, certificates: Path) -> uvicorn
         proxy_headers=False,
         server_header=False,
         access_log=False,
+        log_config=None,  # uvicorn would replace the handlers of the whole process
         log_level="warning",
     )
     return uvicorn.Server(config)

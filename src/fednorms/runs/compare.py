@@ -11,7 +11,7 @@ from dataclasses import replace as with_changes
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any, Literal, Never
 
 import torch
 from torch import nn
@@ -19,8 +19,10 @@ from torch import nn
 from fednorms._version import __version__
 from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
+from fednorms.core.markup import html_page, html_table, latex_table
 from fednorms.core.method import Method
 from fednorms.core.optim import MakeOptimizer
+from fednorms.core.optional import new_frame
 from fednorms.core.options import nearest
 from fednorms.core.part import Part
 from fednorms.core.training import Training
@@ -40,6 +42,10 @@ from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.tracking.tracker import TrackedRun
 from fednorms.runs.tracking.tracking import Tracking, asked_for
 from fednorms.runs.unknown_options import refuse_unknown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 MEAN, BALANCED = "mean", "balanced"
 _SAME_START = (
@@ -198,6 +204,59 @@ class Comparison:
 
     def __repr__(self) -> str:
         return "\n".join([self.table(), "", *self.remarks()])
+
+    def _repr_html_(self) -> str:
+        header, rows, numbers_from, best = self._marked()
+        title = f"{len(self.methods)} method{'s' * (len(self.methods) != 1)}, accuracy in percent (best in bold)"
+        return html_page(title, html_table(header, rows, numbers_from=numbers_from, bold=best), notes=self.remarks())
+
+    def plot(self, federation: Federation | None = None) -> Figure:
+        """The comparison as a matplotlib figure: accuracies as a heat map, and learning curves.
+
+        With `federation`, images of every site come first. A notebook shows the figure; elsewhere,
+        `comparison.plot().savefig("methods.png")`. Needs the extra "report".
+        """
+        from fednorms.runs.report import figure
+
+        return figure(self, federation)
+
+    def to_frame(self, by: Literal["method", "seed"] = "method") -> DataFrame:
+        """The table as a pandas DataFrame: one line per method and mode, or also per seed.
+
+        Accuracies are fractions. Columns are those of comparison.csv. Needs the extra "frame".
+        """
+        from fednorms.runs.report import plain_name, records
+
+        if by not in ("method", "seed"):
+            raise BadInput(f'to_frame: by= must be "method" or "seed", got "{by}".')
+        if by == "method":
+            return new_frame(records(self))
+        return new_frame(
+            [
+                {"method": row.label, "mode": row.mode, "lr": row.lr, "seed": seed}
+                | {plain_name(c): values.get(c) for c in self.columns}
+                for row in self.rows
+                for seed, values in row.per_seed.items()
+            ]
+        )
+
+    def to_markdown(self) -> str:
+        """The table as Markdown, with the best of each column in bold, and below it what was compared."""
+        from fednorms.runs.report import markdown
+
+        return markdown(self)
+
+    def to_latex(self) -> str:
+        """The table as a LaTeX tabular, with the best of each column in bold; it needs the package booktabs."""
+        header, rows, numbers_from, best = self._marked()
+        return latex_table(header, rows, numbers_from=numbers_from, bold=best)
+
+    def _marked(self) -> tuple[list[str], list[list[str]], int, set[tuple[int, int]]]:
+        """The table's cells, the first column of numbers, and where the best of each column are."""
+        header, *cells = self.cells()
+        best = {(i, j) for i, row in enumerate(cells) for j, cell in enumerate(row) if cell.endswith(" *")}
+        rows = [[cell.removesuffix(" *") for cell in row] for row in cells]
+        return header, rows, len(header) - len(self.columns), best
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, accuracies as fractions."""

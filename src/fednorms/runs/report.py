@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fednorms.core.optional import new_figure
 from fednorms.data import Federation
 from fednorms.runs.compare import MEAN, Comparison
 from fednorms.runs.store.atomic import clear_errors, write_atomic
@@ -60,22 +61,42 @@ def csv_table(comparison: Comparison) -> str:
 
     >>> from fednorms.runs.compare import compare
     >>> csv_table(compare(["fedavg"], rounds=1, seeds=1)).splitlines()[0]
-    'method,mode,lr,seeds,failed,clean mean,clean std,...,mean mean,mean std'
+    'method,mode,lr,seeds,failed,clean,clean_std,...,mean,mean_std'
     """
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    columns = comparison.columns
-    head = [f"{c} {what}" for c in columns for what in ("mean", "std")]
-    writer.writerow(["method", "mode", "lr", "seeds", "failed", *head])
-    for row in comparison.rows:
-        numbers: list[str] = []
-        for column in columns:
-            entry = row.entries.get(column)
-            numbers.append("" if entry is None else f"{100 * entry.mean:.2f}")
-            numbers.append("" if entry is None or entry.std is None else f"{100 * entry.std:.2f}")
-        seeds = " ".join(map(str, row.per_seed))
-        writer.writerow([row.label, row.mode, f"{row.lr:g}", seeds, " ".join(map(str, row.failed)), *numbers])
+    rows = records(comparison)
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        shares = {k: "" if v is None else f"{100 * v:.2f}" for k, v in row.items() if k not in ABOUT}
+        writer.writerow(row | {"lr": f"{row['lr']:g}"} | shares)
     return text.getvalue()
+
+
+ABOUT = ("method", "mode", "lr", "seeds", "failed")
+
+
+def records(comparison: Comparison) -> list[dict[str, Any]]:
+    """The rows of the table with plain names: of every column the mean and, as NAME_std, its standard deviation."""
+    rows = []
+    for row in comparison.rows:
+        seeds, failed = (" ".join(map(str, numbers)) for numbers in (row.per_seed, row.failed))
+        plain: dict[str, Any] = dict(zip(ABOUT, (row.label, row.mode, row.lr, seeds, failed), strict=True))
+        for column in comparison.columns:
+            entry, name = row.entries.get(column), plain_name(column)
+            plain[name] = None if entry is None else entry.mean
+            plain[f"{name}_std"] = None if entry is None else entry.std
+        rows.append(plain)
+    return rows
+
+
+def plain_name(column: str) -> str:
+    """A column's name in files and data frames; a domain never hides another column.
+
+    >>> plain_name("clean"), plain_name("clean (unseen)"), plain_name("seed")
+    ('clean', 'clean_unseen', 'seed_accuracy')
+    """
+    return f"{column}_accuracy" if column in (*ABOUT, "seed") else column.replace(" (unseen)", "_unseen")
 
 
 def write(comparison: Comparison, folder: Path, federation: Federation | None = None) -> None:
@@ -103,14 +124,12 @@ def write(comparison: Comparison, folder: Path, federation: Federation | None = 
 
 def figure(comparison: Comparison, federation: Federation | None = None) -> Figure:
     """The comparison as a matplotlib figure: sample images (if a federation is given), heat map, learning curves."""
-    from matplotlib.figure import Figure
-
     rows, columns = len(comparison.rows), len(comparison.columns)
     widths = [0.55 * columns + 2.6, 5.6]
     if federation is not None:
         widths = [2.0, *widths]
     height = max(4.4, 1.6 + 0.42 * rows)
-    fig = Figure(figsize=(sum(widths), height), layout="constrained", facecolor="white")
+    fig = new_figure(sum(widths), height)
     panels: list[Any] = list(np.ravel(fig.subfigures(1, len(widths), width_ratios=widths, wspace=0.03)))  # type: ignore[arg-type]
     if federation is not None:
         _samples(panels.pop(0), federation)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
 from fednorms.core.errors import BadInput
+from fednorms.core.markup import html_page, html_table, latex_table, markdown_table
+from fednorms.core.optional import new_frame
 from fednorms.core.states import ServerState
 from fednorms.evaluation.scores import Scores
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session
 from fednorms.runs.use.choose import choose
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 Row = dict[str, Any]
 
@@ -131,24 +137,101 @@ class Result:
             "recipe": self.recipe.to_dict(),
         }
 
+    # -- showing ------------------------------------------------------------------------------------------------
+    def plot(self) -> Figure:
+        """The run as a matplotlib figure: accuracy per domain and training loss, over rounds from 1.
+
+        A notebook shows it; elsewhere, `result.plot().savefig("run.png")`. Needs the extra "report".
+        """
+        from fednorms.runs.picture import result_figure
+
+        return result_figure(self)
+
+    def to_frame(self, by: Literal["round", "site"] = "round") -> DataFrame:
+        """The history as a pandas DataFrame: one line per round, or per round, mode, split and site.
+
+        Accuracies are fractions; by round, they are those of the headline mode. Needs the extra "frame".
+        """
+        if by not in ("round", "site"):
+            raise BadInput(f'to_frame: by= must be "round" or "site", got "{by}".')
+        return new_frame(list(self._by_round() if by == "round" else self._by_site()))
+
+    def to_markdown(self) -> str:
+        """The scores of the last round as a Markdown table, in percent."""
+        return markdown_table(*self._table(), numbers_from=2)
+
+    def to_latex(self) -> str:
+        """The scores of the last round as a LaTeX tabular, in percent; it needs the package booktabs."""
+        return latex_table(*self._table(), numbers_from=2)
+
+    def _by_round(self) -> Iterator[Row]:
+        for row in self.history:
+            plain = {k: row[k] for k in ("round", "lr", "clients", "train_loss", "bytes_up", "bytes_down", "seconds")}
+            plain |= {"epsilon": row["epsilon"]} if "epsilon" in row else {}
+            tested = Scores.in_row(row, self.domain_of)
+            for split in ("val", "test"):
+                s = tested.get(f"{self.headline}/{split}")
+                plain[f"{split}_accuracy"] = None if s is None else s.mean
+                plain[f"{split}_balanced_accuracy"] = None if s is None else s.balanced_accuracy
+                plain[f"{split}_loss"] = None if s is None else s.loss
+            yield plain
+
+    def _by_site(self) -> Iterator[Row]:
+        for row in self.history:
+            for s in Scores.in_row(row, self.domain_of).values():
+                for site, score in s.sites.items():
+                    yield {
+                        "round": row["round"],
+                        "mode": s.label,
+                        "split": s.split,
+                        "site": site,
+                        "domain": self.domain_of[site],
+                        "accuracy": score.accuracy,
+                        "balanced_accuracy": score.balanced_accuracy,
+                        "loss": score.loss,
+                        "images": score.samples,
+                    }
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """The last round in percent: a line per mode, a column per domain."""
+        tested = {name: self.scores(name.rpartition("/")[0], split=name.rpartition("/")[2]) for name in self._shown()}
+        domains = list(dict.fromkeys(d for s in tested.values() for d in s.domains))
+        balanced = self.recipe.metric == "balanced_accuracy"
+        header = ["model/statistics", "split", *domains, "mean", "std over sites", *(["balanced"] if balanced else [])]
+        rows = []
+        for s in tested.values():
+            per_domain = [f"{100 * s.domains[d]:.1f}" if d in s.domains else "-" for d in domains]
+            over = [100 * s.mean, 100 * s.std, *([100 * s.balanced_accuracy] if balanced else [])]
+            rows.append([s.label, s.split, *per_domain, *(f"{x:.1f}" for x in over)])
+        return header, rows
+
+    def _title(self) -> str:
+        plural = "s" * (self.rounds != 1)
+        about = f"{self.method} on {self.recipe.federation}, {self.recipe.model}"
+        return f"{about}, {self.rounds} round{plural}, seed {self.recipe.seed}"
+
+    def _remarks(self) -> list[str]:
+        """Lines below the scores."""
+        shown = self._shown()
+        lines = [] if shown else ["not tested: there are no test images"]
+        if self.privacy:
+            lines.append("epsilon {epsilon:.3g} at delta {delta:g}: {neighbours}".format(**self.privacy))
+        if self.best and f"{self.headline}/test" in shown:
+            best = self.scores(which="best").judged(self.recipe.metric)
+            lines.append(f"at the best validation (round {self.best['round']}): {100 * best:.1f} %")
+        return lines
+
     def __repr__(self) -> str:
         if not self.history:
             return f"Result({self.method}: no round yet)"
-        plural = "s" * (self.rounds != 1)
-        lines = [
-            f"{self.method} on {self.recipe.federation}, {self.recipe.model}, {self.rounds} round{plural}, "
-            f"seed {self.recipe.seed}"
-        ]
-        shown = self._shown()
-        lines += [line for name in shown for line in self._lines(name)]
-        if not shown:
-            lines.append("  not tested: there are no test images")
-        if self.privacy:
-            lines.append("  epsilon {epsilon:.3g} at delta {delta:g}: {neighbours}".format(**self.privacy))
-        if self.best and f"{self.headline}/test" in shown:
-            best = self.scores(which="best").judged(self.recipe.metric)
-            lines.append(f"  at the best validation (round {self.best['round']}): {100 * best:.1f} %")
-        return "\n".join(lines)
+        scores = [line for name in self._shown() for line in self._lines(name)]
+        return "\n".join([self._title(), *scores, *(f"  {remark}" for remark in self._remarks())])
+
+    def _repr_html_(self) -> str:
+        if not self.history:
+            return html_page(repr(self))
+        remarks = ["Accuracy in percent, last round.", *self._remarks(), *(f"Note: {note}" for note in self.notes)]
+        return html_page(self._title(), html_table(*self._table(), numbers_from=2), notes=remarks)
 
     def _shown(self) -> list[str]:
         """The tests of the run, the headline's first; without any, those on validation images."""

@@ -60,6 +60,14 @@ def test_a_finished_table_is_one_file_and_the_directories_of_its_runs_are_gone(f
     assert [r for *_, r in ears.rounds] == [1, 2, 1, 2]
 
 
+def test_a_notebook_shows_the_cells_of_the_text(finished):
+    _, _, done, _ = finished
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", done._repr_html_())
+    assert cells[0] == "FedAvg"
+    assert all(cell in repr(done) for cell in cells)
+    assert done.summary.verdict in done._repr_html_()
+
+
 def test_a_setting_without_its_data_is_skipped_and_named(finished):
     *_, done, ears = finished
     assert done.skipped == {"pictures": "pacs"}

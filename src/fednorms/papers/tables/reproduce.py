@@ -72,6 +72,9 @@ class Reproduction:
     def __repr__(self) -> str:
         return self.summary.text()
 
+    def _repr_html_(self) -> str:
+        return self.summary.html()
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
         return {

@@ -9,6 +9,7 @@ from itertools import combinations
 from statistics import fmean, stdev
 from typing import Any
 
+from fednorms.core.markup import html_page, html_table
 from fednorms.papers.analysis.findings import Findings
 from fednorms.papers.tables.cell import (
     BETTER,
@@ -73,6 +74,16 @@ class Section:
     def cells(self) -> Iterator[TableCell]:
         """All cells."""
         return (cell for row in self.rows.values() for cell in row.values())
+
+    def text_cells(self) -> list[list[str]]:
+        """The cells as text, the header first."""
+        return [
+            ["", *self.columns],
+            *(
+                [name, *(cell_text(self.rows[row][c], self.selectors[c]) for c in self.columns)]
+                for row, name in self.names.items()
+            ),
+        ]
 
     @property
     def has_published(self) -> bool:
@@ -141,18 +152,22 @@ class Summary:
         marked = self.table.has_published or any(section.not_comparable for section in self.sections)
         return f"{text}. † marks what is not comparable." if marked else f"{text}."
 
+    def html(self) -> str:
+        """The table as HTML."""
+        blocks = []
+        for section in self.sections:
+            if section.shown:
+                header, *rows = section.text_cells()
+                blocks.append(html_page(section.title, html_table(header, rows)))
+        return html_page(self.table.heading, *blocks, notes=[self.legend, self.verdict])
+
     def text(self) -> str:
         """The table as plain text."""
         lines = [self.table.heading, ""]
         for section in self.sections:
             if not section.shown:
                 continue
-            table = [["", *section.columns]]
-            table += [
-                [name, *(cell_text(section.rows[row][c], section.selectors[c]) for c in section.columns)]
-                for row, name in section.names.items()
-            ]
-            lines += [section.title, *aligned(table)]
+            lines += [section.title, *aligned(section.text_cells())]
             lines += [winners_of(section)] if section.setting.ranked else []
             lines += [*([order_of(section)] if section.order else []), ""]
         return "\n".join([*lines, self.verdict])
