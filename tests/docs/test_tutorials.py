@@ -1,0 +1,139 @@
+"""Tutorials: they run, they are stored without noise, and they use only what users have."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import fednorms
+
+pytest.importorskip("nbclient", reason="needs the extra dev")
+pytest.importorskip("ipykernel", reason="needs the extra dev")
+import nbformat
+
+from docs import make_tutorials
+from docs.make_tutorials import PARAMETERS, TUTORIALS, cleaned, executed
+
+NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
+DEPLOYS = "05-privacy-and-deployment"
+QUICK = "ROUNDS = SEEDS = DEPLOYED_ROUNDS = 1"
+PATHS = re.compile(r"(?<![\w.:/])(?:/(?:home|root|tmp|usr|var|opt|work|private|Users|workspace)/|[A-Z]:\\+)[\w.-]+")
+
+each_notebook = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def code_cells(notebook):
+    return [cell for cell in nbformat.read(notebook, as_version=4).cells if cell.cell_type == "code"]
+
+
+def kinds(cells):
+    """What each cell shows: printed text, or the formats of its outputs."""
+    return [[output.get("name") or sorted(output.data) for output in cell.outputs] for cell in cells]
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Flower waits as long as a busy machine needs."""
+    pytest.importorskip("flwr", reason="Flower is an optional extra: pip install 'fednorms[flower]'")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support" / "patient"))
+
+
+def test_there_are_five_tutorials_in_the_order_of_their_numbers():
+    assert [path.stem[:3] for path in NOTEBOOKS] == ["01-", "02-", "03-", "04-", "05-"]
+
+
+@pytest.mark.parametrize("notebook", [n for n in NOTEBOOKS if n.stem != DEPLOYS], ids=lambda path: path.stem)
+def test_a_tutorial_runs_with_fewer_rounds(notebook, tmp_path):
+    made = executed(notebook, tmp_path, QUICK)
+    assert len(made.cells) == len(nbformat.read(notebook, as_version=4).cells)
+
+
+def test_the_deployment_runs_and_equals_the_simulation(patient, tmp_path):
+    made = executed(TUTORIALS / f"{DEPLOYS}.ipynb", tmp_path, QUICK)
+    said = "".join(output.get("text", "") for cell in made.cells for output in cell.get("outputs", []))
+    assert "attempts were refused" in said
+    assert "equal, bit for bit: True" in said
+
+
+@pytest.mark.slow
+@each_notebook
+def test_a_tutorial_runs_in_full_and_shows_what_is_stored(notebook, patient, tmp_path):
+    made = cleaned(executed(notebook, tmp_path))
+    assert kinds([cell for cell in made.cells if cell.cell_type == "code"]) == kinds(code_cells(notebook))
+
+
+def test_a_cell_that_fails_fails_the_tutorial(tmp_path):
+    from nbclient.exceptions import CellExecutionError
+
+    cells = [nbformat.v4.new_code_cell("N = 3"), nbformat.v4.new_code_cell("print(1 / N)")]
+    cells[0].metadata["tags"] = [PARAMETERS]
+    notebook = tmp_path / "one.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), notebook)
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        executed(notebook, tmp_path, "N = 0")
+
+
+@each_notebook
+def test_a_tutorial_is_stored_as_the_maker_writes_it(notebook):
+    read = nbformat.read(notebook, as_version=4)
+    nbformat.validate(read)
+    assert nbformat.writes(cleaned(read)).strip() == notebook.read_text(encoding="utf-8").strip()
+    assert sum(PARAMETERS in cell.metadata.get("tags", []) for cell in read.cells) == 1
+
+
+@each_notebook
+def test_a_tutorial_was_saved_with_outputs_and_without_warnings(notebook):
+    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
+    assert len(outputs) >= 5
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    assert notebook.stat().st_size < 150_000
+
+
+@each_notebook
+def test_a_tutorial_names_no_path_of_a_machine(notebook):
+    read = nbformat.read(notebook, as_version=4)
+    for output in [output for cell in read.cells for output in cell.get("outputs", [])]:
+        output.get("data", {}).pop("image/png", None)
+    assert not PATHS.findall(nbformat.writes(read))
+
+
+@pytest.mark.parametrize("path", ["/home/me/run", "saved in /tmp/x.y", '"/root/.cache"', "C:\\Users"])
+def test_paths_of_machines_are_found(path):
+    assert PATHS.search(path)
+    assert not PATHS.search("https://example.org/home/me and data/tmp/x, 3 / 4")
+
+
+@each_notebook
+def test_a_tutorial_uses_only_public_names(notebook):
+    code = "\n".join(cell.source for cell in code_cells(notebook))
+    assert set(re.findall(r"\bfn\.(\w+)", code)) <= set(fednorms.__all__)
+    assert not re.findall(r"(?:import|from) fednorms\.", code)
+
+
+def test_outputs_are_cleaned():
+    cell = nbformat.v4.new_code_cell("1")
+    cell.execution_count = 7
+    cell.metadata["execution"] = {"iopub.status.busy": "now"}
+    cell.outputs = [
+        nbformat.v4.new_output("stream", text="\x1b[1mbold\x1b[0m\r\n"),
+        nbformat.v4.new_output("execute_result", data={"text/plain": "1"}, execution_count=7, metadata={"a": 1}),
+    ]
+    [made] = cleaned(nbformat.v4.new_notebook(cells=[cell], metadata={"widgets": {}})).cells
+    assert made.outputs[0].text == "bold\n"
+    assert (made.execution_count, made.metadata, made.outputs[1].metadata) == (None, {}, {})
+    assert made.id == "cell-01"
+
+
+def test_pictures_become_small():
+    import base64
+    import io
+
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.effect_noise((1600, 400), 50).save(buffer, "PNG")
+    picture = base64.b64encode(buffer.getvalue()).decode()
+    small = make_tutorials._small(picture)
+    assert Image.open(io.BytesIO(base64.b64decode(small))).size == (800, 200)
+    assert len(small) < len(picture) / 2
+    assert make_tutorials._small(small) == small
