@@ -55,12 +55,15 @@ _IN_A_CELL = '<pre style="white-space:pre;overflow-x:auto;line-height:normal">{c
 
 
 class Reporter:
-    """Shows progress over `total` rounds (or other units); call `round_done` after each."""
+    """Shows progress over `total` rounds (or other units), of which a continued run had `start`.
 
-    def __init__(self, title: str, total: int, *, silent: bool = False, unit: str = "round") -> None:
+    Call `round_done` after each.
+    """
+
+    def __init__(self, title: str, total: int, *, silent: bool = False, start: int = 0, unit: str = "round") -> None:
         self.title, self.total, self.silent, self.unit = title, total, silent, unit
         self.console: Console = stderr()
-        self.done = 0
+        self.done = start
         self.newest: dict[str, tuple[str, str]] = {}  # latest accuracies, shown in rounds without a test
         self.clock: tuple[float, int] | None = None  # time and round of the first report
         self.bars: _Bars | None = None
@@ -77,7 +80,7 @@ class Reporter:
                 TextColumn("left"),
                 console=self.console,
             )
-            self.task = self.bars.add_task(self.title, total=self.total)
+            self.task = self.bars.add_task(self.title, total=self.total, completed=self.done)
             if self.console.is_jupyter:
                 self.cell = _Cell()
                 self.cell.draw(self.bars)
