@@ -151,9 +151,11 @@ class Recipe(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_older_versions(cls, values: object) -> object:
-        from fednorms.runs.history import as_then_meant
+        if not isinstance(values, dict) or "version" not in values:
+            return values
+        from fednorms.runs.history import as_then_meant  # needs torch, which help and mistyped options do without
 
-        return as_then_meant(values) if isinstance(values, dict) and "version" in values else values
+        return as_then_meant(values)
 
     @field_validator("method")
     @classmethod
