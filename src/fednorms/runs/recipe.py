@@ -243,8 +243,10 @@ class Recipe(BaseModel):
         return _method(f"augment(chain='{chain}')") + chosen
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return self.model_dump(mode="json") | {"training": dict(vars(self.training))}
+        """Everything as plain values; keys that version 0.1 did not have only where they are set."""
+        training = {k: v for k, v in vars(self.training).items() if v is not None or k not in _LATER}
+        values = self.model_dump(mode="json") | {"training": training}
+        return {k: v for k, v in values.items() if v is not None or k not in _LATER}
 
     def to_toml(self) -> str:
         """The complete recipe as TOML."""
@@ -275,6 +277,9 @@ class Recipe(BaseModel):
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(f"Cannot read the recipe {path}: {error}.") from None
         return cls.from_toml(text, str(path))
+
+
+_LATER = ("patience", "warmup", "client_epochs")
 
 
 def _method(text: str) -> Method:
