@@ -48,7 +48,7 @@ from fednorms.runs.option_names import option
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
 from fednorms.runs.session import Session
-from fednorms.runs.stopping import STOP, EarlyStopping
+from fednorms.runs.stopping import STOP, EarlyStopping, patience_of
 from fednorms.runs.store.checkpoint import kept_rounds, load, save, save_best
 from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.unknown_options import refuse_unknown
@@ -121,7 +121,8 @@ def run(
 
     `device` is cpu, cuda or auto. `engine` says how clients run on it ("loop", "graphs", "workers"). `head` names the
     classifier's layers if they cannot be found. `on_divergence` is "stop" or "skip"; "skip" leaves clients whose update
-    is not finite out of the average. `weighting` of client models is "size", "uniform" or "auto" (the paper's choice).
+    or loss is not finite out of the average. `weighting` of client models is "size", "uniform" or "auto" (the paper's
+    choice).
 
     >>> result = run("fedbn", "digits-shift", model="cnn-small", rounds=1)
     >>> result.method, result.headline
@@ -136,7 +137,7 @@ def run(
         "rounds": rounds,
         "seed": seed,
         "training": vars(training or base.training) | settings,
-        "patience": stop.patience if stop else None,
+        "patience": patience_of(stop),
         "participation": participation,
         "evaluate": evaluate,
         "device": device,
@@ -181,7 +182,7 @@ def resume(
     refuse_unknown(resume, unknown)
     directory, own = RunDirectory(Path(path)), Callables(optimizer, schedule)
     recipe = recipe_to_resume(directory, model, loss, own)
-    changed = {"rounds": rounds, "patience": stop.patience if stop else None}
+    changed = {"rounds": rounds, "patience": patience_of(stop)}
     return execute(
         recipe if rounds is None else with_rounds(recipe, directory, rounds),
         out=Path(path),
@@ -289,6 +290,7 @@ def execute(
 
 
 def _in_directory(session: Session, directory: RunDirectory, callback: Callback | None, *, changed: bool) -> Result:
+    _refuse_blind_stopping(session)
     recipe, found = session.recipe, session.federation.fingerprint()
     if recipe.fingerprint and recipe.fingerprint != found:
         raise BadInput(
@@ -317,6 +319,7 @@ def play(
 
     A run that was stopped has none left, unless it is to `go_on`.
     """
+    _refuse_blind_stopping(session)
     run = _Run.starting(session, directory, go_on=go_on)
     while run.state.round < session.recipe.rounds and not run.stopped:
         if why := run.out_of_patience():
@@ -326,6 +329,14 @@ def play(
         if callback and callback(event) is STOP and run.state.round < session.recipe.rounds:
             run.stop("the callback returned STOP")
     return run.ended()
+
+
+def _refuse_blind_stopping(session: Session) -> None:
+    if session.recipe.patience and not session.engine.tested("val"):
+        raise BadInput(
+            "Early stopping looks at validation images, but no site has any. Hold some out (val=0.1 for a federation "
+            "that is opened by name or folder), or train without early stopping."
+        )
 
 
 @dataclass
@@ -344,11 +355,6 @@ class _Run:
     def starting(cls, session: Session, directory: RunDirectory | None, *, go_on: bool) -> _Run:
         """Take up the last checkpoint, or make the first state."""
         engine, task = session.engine, session.task
-        if session.recipe.patience and not engine.tested("val"):
-            raise BadInput(
-                "Early stopping looks at validation images, but no site has any. Hold some out (val=0.1 of the "
-                f"federation), or leave {option('stop')} out."
-            )
         stopped = ""
         found = load(directory.checkpoints, task.like.device) if directory else None
         history: list[dict[str, Any]] = []

@@ -125,7 +125,7 @@ class Recipe(BaseModel):
     keep_checkpoints: Literal["newest", "all"] = "newest"
     """Which checkpoints to keep: the newest two, from which a run resumes, or all, to analyze rounds later."""
     on_divergence: Literal["stop", "skip"] = "stop"
-    """What to do when a client's update is not finite."""
+    """What to do when a client's update or loss is not finite."""
     engine: Literal["auto", "loop", "graphs", "workers"] = "auto"
     """How clients run: loop, one after the other; graphs, as CUDA graphs on streams; workers, in processes, one
     per core or GPU; auto: graphs on a GPU; on a CPU loop, or workers if threads=1 and they prove faster."""
