@@ -75,10 +75,11 @@ def test_epochs_of_each_client_are_recorded_as_numbers(tmp_path):
 
 
 def test_compare_takes_the_same():
-    rows = fn.compare(
-        ["fedavg", "fedbn"], federation(), rounds=1, seeds=1, optimizer=torch.optim.RMSprop, schedule=halving
-    )
-    assert not rows.failed
+    given = {"optimizer": torch.optim.RMSprop, "schedule": halving, "epochs": {"b": 3}}
+    found = fn.compare(["fedavg", "fedbn"], federation(), rounds=2, seeds=1, **given)
+    assert not found.failed
+    assert "2 rounds of 1 to 3 epochs" in found.about["training"]
+    assert "optimizer custom:RMSprop@" in found.about["training"]
 
 
 # -- resuming -------------------------------------------------------------------------------------------------------

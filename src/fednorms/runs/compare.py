@@ -408,9 +408,13 @@ def _about(cells: list[Cell], federation: Federation, seeds: list[int]) -> dict[
     training = recipe.training
     sizes = {part: sum(len(s.splits.get(part, ())) for s in federation.sites) for part in ("train", "val", "test")}
     default = Training(lr=training.lr, batch_size=training.batch_size, epochs=training.epochs)
-    more = [f"{k} {v}" for k, v in vars(training).items() if v != getattr(default, k)]
+    more = [f"{k} {v}" for k, v in vars(training).items() if v != getattr(default, k) and k != "client_epochs"]
     rates = {c.recipe.training.lr for c in cells}
-    each = f"{training.steps} steps" if training.steps else f"{training.epochs} epoch{'s' * (training.epochs > 1)}"
+    epochs = [training.epochs_of(s.name) for s in federation.clients]
+    least, most = min(epochs), max(epochs)
+    each = f"{training.steps} steps" if training.steps else f"{most} epoch{'s' * (most > 1)}"
+    if not training.steps and least < most:
+        each = f"{least} to {most} epochs, as each client has them"
     return {
         "data": (
             f"{recipe.federation}, {len(federation.clients)} clients"
