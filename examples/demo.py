@@ -40,8 +40,8 @@ def main() -> int:
     add_batch_statistics(comparison, out, before=ROUNDS - CHECKPOINT_EVERY)
     # Again, with FedNN's row, and with images of every site, which are public here.
     (out / "comparison.md").write_text(comparison.to_markdown(), encoding="utf-8")
-    comparison.plot(federation).savefig(out / "curves.png", dpi=150)
     print("\n".join(narrow(comparison)))
+    comparison.plot(federation).savefig(out / "curves.png", dpi=150)
     print(f"\nTable with standard deviations: {out / 'comparison.md'}. Picture: {out / 'curves.png'}.")
     return 1 if comparison.failed else 0
 
