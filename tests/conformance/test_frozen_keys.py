@@ -1412,7 +1412,7 @@ COMMANDS = {
     "deploy link": "--host --port --link-port --database",
     "deploy probe": "--ca --site --key --json",
     "deploy check": "--data --site --policy --json",
-    "deploy node": "--site --ca --key --data --server --state --audit --device --config",
+    "deploy node": "--site --ca --key --data --policy --server --state --audit --device --config",
     "deploy audit": "--json",
     "deploy export": "--site --out --state --json",
     "list": "--paper --costs --json",
@@ -1464,5 +1464,5 @@ def test_environment_variables():
                 found.add(node.args[0].value if isinstance(node.args[0], ast.Constant) else keys.VARIABLE)
     assert sorted(found) == words("""
         CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_METHODS FEDNORMS_POLICY FEDNORMS_ROSTER
-        FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME MLFLOW_EXPERIMENT_NAME PATH WANDB_PROJECT XDG_CACHE_HOME XDG_STATE_HOME
+        FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME MLFLOW_EXPERIMENT_NAME WANDB_PROJECT XDG_CACHE_HOME XDG_STATE_HOME
     """)

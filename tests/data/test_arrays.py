@@ -9,7 +9,11 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from fednorms.core.errors import BadInput
+from fednorms.core.passes import prepare_test
+from fednorms.core.round import broadcast, initial_state
+from fednorms.core.states import Client, context_of
 from fednorms.data import Preprocessing, from_arrays, from_datasets
+from tests.support.tiny import tiny_task
 
 
 def numbers(*shape, seed=0):
@@ -64,12 +68,52 @@ def test_channels_are_repeated_dropped_or_made_gray_as_pillow_does():
     assert whole(colour / np.float32(255), channels=1).dtype == torch.float32
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ">f4"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, ">f4"])
 def test_floats_become_float32(dtype):
     x = (numbers(3, 4, 4) / 256).astype(dtype)
     stored = whole(x)
     assert stored.dtype == torch.float32
     np.testing.assert_array_equal(stored[:, 0].numpy(), x.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, ">f8", np.longdouble])
+def test_float64_is_not_rounded(dtype):
+    x = np.random.default_rng(0).random((3, 4, 4)).astype(dtype)
+    stored = whole(x)
+    assert stored.dtype == torch.float64
+    np.testing.assert_array_equal(stored[:, 0].numpy(), x.astype(np.float64))
+    assert torch.equal(whole(torch.from_numpy(x.astype(np.float64))), stored)
+
+
+def test_float64_images_become_gray_in_float64():
+    x = np.random.default_rng(0).random((3, 8, 8, 3))
+    gray = whole(x, channels=1)[:, 0].numpy()
+    np.testing.assert_allclose(gray, x @ np.array([0.299, 0.587, 0.114]), rtol=1e-14)
+
+
+def test_one_site_in_float64_makes_all_sites_float64():
+    wide, y = np.random.default_rng(0).random((5, 4, 4)), np.arange(5) % 2
+    made = from_arrays({"a": (wide, y), "b": (wide.astype(np.float32), y)})
+    stored = [split.x for site in made.sites for split in site.splits.values()]
+    assert {x.dtype for x in stored} == {torch.float64}
+    assert set(made.site("b").train.x.flatten().tolist()) <= set(wide.astype(np.float32).flatten().tolist())
+
+
+def test_a_step_in_float64_sees_float64_images_normalized_in_float64():
+    x, y = np.random.default_rng(0).random((6, 3, 8, 8)), np.arange(6) % 3
+    for preprocessing in (None, Preprocessing((0.1, 0.2, 0.3), (0.7, 0.8, 0.9))):
+        made = from_arrays({"a": {"train": (x, y)}}, preprocessing=preprocessing)
+        data = {"a": made.sites[0].train}
+        task = tiny_task("fedavg", data, preprocessing=made.preprocessing)
+        seen, _ = prepare_test(task, data["a"].batch(range(6)), *_of_a_test(task, data["a"]))
+        mean, std = (np.array(v).reshape(-1, 1, 1) for v in (made.preprocessing.mean, made.preprocessing.std))
+        assert seen.dtype == torch.float64
+        np.testing.assert_allclose(seen.numpy(), (x - mean) / std, rtol=1e-13)
+
+
+def _of_a_test(task, split):
+    sent = broadcast(task, initial_state(task))
+    return context_of(task, 0, Client("a", split), evaluating=True), {}, sent
 
 
 def test_other_whole_numbers_become_uint8_if_they_fit():
@@ -97,6 +141,8 @@ def test_nothing_is_copied_unnecessarily():
     x, t = numbers(4, 3, 8, 8), torch.zeros(4, 3, 8, 8)
     assert np.shares_memory(whole(x).numpy(), x)
     assert whole(t).data_ptr() == t.data_ptr()
+    wide = x / 255
+    assert np.shares_memory(whole(wide).numpy(), wide)
 
 
 def test_a_pair_is_divided_and_given_splits_are_kept():

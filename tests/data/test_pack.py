@@ -27,7 +27,7 @@ def images(channels=3, dtype=torch.uint8, sites=3, seed=0):
     for i in range(sites):
         rows = torch.linspace(0, 200, 12).view(1, 1, 12, 1)
         x = (rows + torch.arange(10).view(10, 1, 1, 1) * 5 + i).expand(10, channels, 12, 12).contiguous()
-        x = x.to(torch.uint8) if dtype == torch.uint8 else x / 255
+        x = x.to(torch.uint8) if dtype == torch.uint8 else x.to(dtype) / 255
         y = torch.arange(10) % 3
         attributes = {"scanner": f"S{i}"}
         if i < sites - 1:
@@ -69,8 +69,11 @@ def test_gray_and_float_images(tmp_path):
     grey = images(channels=1)
     for codec in ("raw", "png"):
         assert unpacked(pack(grey, tmp_path / f"{codec}.fnpack", codec)).fingerprint() == grey.fingerprint()
-    floats = images(dtype=torch.float32)
-    assert unpacked(pack(floats, tmp_path / "f.fnpack")).fingerprint() == floats.fingerprint()
+    for dtype in (torch.float32, torch.float64):
+        floats = images(dtype=dtype)
+        back = unpacked(pack(floats, tmp_path / f"{dtype}.fnpack"))
+        assert back.fingerprint() == floats.fingerprint()
+        assert back.sites[0].train.x.dtype == dtype
 
 
 @pytest.mark.parametrize("codec", ["jpeg", "webp"])

@@ -11,6 +11,10 @@ from tests.reference.fedexp import fedexp, step_size
 from tests.support.tiny import close, pairs, plan_of, play, rounds, same, tiny_data, tiny_net, tiny_task
 
 
+def context(t=1):
+    return context_of(tiny_task("fedexp", tiny_data(), rounds=9, schedule="exp", decay=0.5), t, None)
+
+
 def eta(updates, eps=0.0, weights=None):
     """The step that the server takes for these updates, read off the result."""
     weights = weights or [1.0] * len(updates)
@@ -18,7 +22,7 @@ def eta(updates, eps=0.0, weights=None):
     delta = Tree(w=sum(w / total * d for w, d in zip(weights, updates, strict=True)))
     length = sum(w / total * d @ d for w, d in zip(weights, updates, strict=True))
     out, _ = FedExP(eps=eps).server(
-        delta, Round(Tree(w=torch.zeros_like(delta["w"])), Tree(sqnorm=length), Tree(), 1, 1, None)
+        delta, Round(Tree(w=torch.zeros_like(delta["w"])), Tree(sqnorm=length), Tree(), 1, 1, context())
     )
     k = delta["w"].abs().argmax()
     return float(out["w"][k] / delta["w"][k])
@@ -48,11 +52,10 @@ def test_never_below_one_and_equal_to_the_formula():
 
 def test_the_public_code_scales_eps_by_clients_and_rate():
     updates = list(2.5 * torch.eye(10, 12, dtype=torch.float64))
-    task = tiny_task("fedexp", tiny_data(), rounds=9, schedule="exp", decay=0.5)
     delta = Tree(w=sum(updates) / 10)
     for t in (0, 3):
         length = Tree(sqnorm=delta["w"].new_tensor(2.5**2))
-        r = Round(Tree(w=torch.zeros(12)), length, Tree(), 10, 20, context_of(task, t, None))
+        r = Round(Tree(w=torch.zeros(12)), length, Tree(), 10, 20, context(t))
         paper, author = (FedExP(eps=0.1, variant=v).server(delta, r)[0]["w"][0] / 0.25 for v in ("paper", "author"))
         assert float(paper) == pytest.approx(step_size(updates, [1.0] * 10, 0.1), rel=1e-12)
         assert float(author) == pytest.approx(step_size(updates, [1.0] * 10, 0.1 * 10 * 0.5 ** (2 * t)), rel=1e-12)
@@ -61,9 +64,9 @@ def test_the_public_code_scales_eps_by_clients_and_rate():
 def test_updates_that_cancel_leave_the_model_where_it_is():
     d = torch.ones(3, dtype=torch.float64)
     delta = Tree(w=torch.zeros(3, dtype=torch.float64))
-    out, _ = FedExP(eps=0.0).server(delta, Round(Tree(w=d), Tree(sqnorm=d @ d), Tree(), 2, 2, None))
+    out, _ = FedExP(eps=0.0).server(delta, Round(Tree(w=d), Tree(sqnorm=d @ d), Tree(), 2, 2, context()))
     assert out["w"].tolist() == [0.0] * 3
-    still, _ = FedExP(eps=0.0).server(delta, Round(Tree(w=d), Tree(sqnorm=0 * d.sum()), Tree(), 2, 2, None))
+    still, _ = FedExP(eps=0.0).server(delta, Round(Tree(w=d), Tree(sqnorm=0 * d.sum()), Tree(), 2, 2, context()))
     assert still["w"].tolist() == [0.0] * 3
 
 
@@ -108,3 +111,11 @@ def test_before_the_first_round_the_tested_model_is_the_initial_one():
     task = tiny_task("fedexp", tiny_data())
     rule = task.method.evaluation().server_model
     assert same(rule(task.net.initial, Tree()), task.net.initial)
+
+
+def test_after_the_first_round_the_tested_model_is_the_trained_one():
+    data = tiny_data()
+    task = tiny_task("fedexp", data)
+    first = rounds(task, data, 1)
+    assert not same(first.model, task.net.initial)
+    assert same(task.method.evaluation().server_model(first.model, first.server.parts["fedexp"]), first.model)

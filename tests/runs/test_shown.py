@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -183,3 +184,18 @@ def test_a_description_as_html():
     )
     for what, how in [row for row in rows if row[0] in ("acts on", "clients keep state", "uses published weights")]:
         assert re.search(rf"  {what} +{re.escape(how)}$", repr(description), re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_page_on_notebooks_does_what_it_says(tmp_path, monkeypatch):
+    for package in ("matplotlib", "pandas", "tensorboard"):
+        pytest.importorskip(package)
+    page = Path(__file__).parents[2] / "docs/notebooks-and-tracking.md"
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        exec(code.replace("rounds=3", "rounds=1").replace("seeds=2", "seeds=1"), names)  # as quick as it can be
+    assert list(names["curve"]["round"]) == [1]
+    assert names["table"].startswith(r"\begin{tabular}")
+    assert list((tmp_path / "runs/tracked/tensorboard").iterdir())
+    assert {"sites.png", "methods.png"} < {file.name for file in tmp_path.iterdir()}

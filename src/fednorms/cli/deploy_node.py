@@ -34,6 +34,8 @@ class NodeOptions:
     """The site's private key."""
     data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")] = None
     """The site's folder of CLASS/image. Without it, the site's data are those in the recipe's federation."""
+    policy: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """What a run may ask of this site, as TOML. Without it, everything but class counts."""
     server: Annotated[str, tyro.conf.arg(metavar="HOST:PORT", help_behavior_hint="(default: the project's)")] = ""
     """Where the server's door is."""
     state: Annotated[
@@ -56,6 +58,7 @@ def node(args: Sequence[str]) -> int:
     require_posix("node")
     from fednorms.flower.generations import default_root
     from fednorms.flower.node import Node, run_node
+    from fednorms.flower.policy import Policy
     from fednorms.flower.task import Desk, load_app
 
     _, deployment = read_project(given.project)
@@ -67,6 +70,8 @@ def node(args: Sequence[str]) -> int:
     config |= {"site": given.site, "state": str(state.expanduser().resolve())}
     config |= {"data": str(given.data.resolve())} if given.data else {}
     config |= {"device": given.device} if given.device else {}
+    config |= {"policy": str(given.policy.resolve())} if given.policy else {}
+    Policy.of(config)  # a mistake in it is an error now
     audit = given.audit or state.expanduser() / f"audit-{given.site}.jsonl"
     desk = Desk(given.project.resolve(), audit.resolve())
     load_app(desk.project)  # now, not at the first message
@@ -111,6 +116,6 @@ def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise BadInput(f'--config takes KEY=VALUE; got "{text}".')
-    if key in ("site", "data", "state", "device"):
+    if key in ("site", "data", "state", "device", "policy"):
         raise BadInput(f'--config does not take "{key}": it has an option of its own, --{key}.')
     return key, value

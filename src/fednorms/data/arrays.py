@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -56,7 +57,8 @@ def from_arrays(
             and used as they are.
         name: the federation's name.
 
-    Images of type uint8 and float32 are copied only if they are split or their layout changes.
+    Images of type uint8, float32 and float64 keep their type and are copied only if they are split or their layout
+    changes; if only some sites have float64, the others' floats become float64, too.
 
     >>> x, y = np.zeros((10, 8, 8), np.uint8), np.arange(10) % 2
     >>> from_arrays({"a": (x, y), "b": {"test": (x, y)}}, classes=["cat", "dog"])
@@ -90,6 +92,7 @@ def from_arrays(
                 problems.append(f'site "{site}", {part}: {problem}')
         named = (attributes or {}).get(site, {})
         made.append(Site(site, (domains or {}).get(site, site), **parts, attributes=named))
+    made = _widened(made)
     held = [part for site in made for part in site.splits.values()]
     if preprocessing is None and not problems:
         problems += _scale_problems(made)
@@ -203,7 +206,7 @@ def _labels(y: Array) -> Tensor:
 
 
 def _images(x: Array, layout: Layout | None, channels: int | None) -> Tensor:
-    """uint8 or float32 of shape N,C,H,W."""
+    """uint8, float32 or float64 of shape N,C,H,W."""
     x = _tensor(x)
     layout = layout or _layout(tuple(x.shape))
     if x.ndim != len(layout):
@@ -229,7 +232,7 @@ def _tensor(x: Array) -> Tensor:
     if isinstance(x, np.ndarray):
         kind = x.dtype.kind
         if kind == "f":
-            x = x.astype(np.float32, copy=False)
+            x = x.astype(np.float32 if x.dtype.itemsize <= 4 else np.float64, copy=False)
         elif kind == "b":
             x = x.astype(np.uint8) * 255
         elif kind not in "iu":
@@ -245,7 +248,7 @@ def _tensor(x: Array) -> Tensor:
     if x.is_complex():
         raise BadInput(f"images must be real numbers, got {x.dtype}.")
     if x.is_floating_point():
-        return x.float()
+        return x if x.dtype == torch.float64 else x.float()
     if x.dtype != torch.uint8 and x.numel():
         if int(x.min()) < 0 or int(x.max()) > 255:
             raise BadInput(
@@ -267,10 +270,23 @@ def _recolored(x: Tensor, channels: int | None) -> Tensor:
         return x[:, :3]
     if have in (3, 4):
         # Luminance of ITU-R BT.601, as Pillow's "L".
-        weight = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+        weight = torch.tensor([0.299, 0.587, 0.114], dtype=torch.promote_types(x.dtype, torch.float32)).view(1, 3, 1, 1)
         gray = (x[:, :3] * weight).sum(1, keepdim=True)
         return gray if x.is_floating_point() else gray.round().to(torch.uint8)
     raise BadInput(f"cannot make {channels} channels of {have}.")
+
+
+def _widened(sites: list[Site]) -> list[Site]:
+    """The sites with all floating-point images in float64 if some are: one type, and no value is rounded."""
+
+    def wide(split: Split | None) -> Split | None:
+        if split is None or not isinstance(split.x, Tensor) or split.x.dtype != torch.float32:
+            return split
+        return Split(split.x.double(), split.y)
+
+    if not any(split.x.dtype == torch.float64 for site in sites for split in site.splits.values()):
+        return sites
+    return [replace(s, train=wide(s.train), val=wide(s.val), test=wide(s.test)) for s in sites]
 
 
 def _range(splits: Sequence[Split]) -> tuple[float, float]:

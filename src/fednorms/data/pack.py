@@ -23,7 +23,7 @@ from fednorms.data.packed import MAGIC, PREAMBLE, VERSION
 Codec = Literal["raw", "png", "webp", "jpeg"]
 
 _CHUNK = 256  # images that are in memory while packing
-_DTYPES = {torch.uint8: "|u1", torch.float32: "<f4"}
+_DTYPES = {torch.uint8: "|u1", torch.float32: "<f4", torch.float64: "<f8"}
 
 
 def pack(
@@ -36,7 +36,7 @@ def pack(
     """Write a federation to one file, which `federation("pack:FILE")` opens in under a second.
 
     Args:
-        federation: any federation with uint8 or float32 images.
+        federation: any federation with uint8, float32 or float64 images.
         out: the file, usually with the suffix .fnpack.
         codec: "raw" keeps pixels as they are and is the fastest to read; "png" and "webp" compress without loss;
             "jpeg", or "webp" with a quality, lose detail. By default raw, or jpeg if a quality is given.
@@ -77,7 +77,7 @@ def _check_codec(federation: Federation, codec: str, quality: int | None, dtype:
     if codec not in ("raw", "png", "webp", "jpeg"):
         raise BadInput(f'Pack: codec must be raw, png, webp or jpeg, got "{codec}".')
     if dtype not in _DTYPES:
-        raise BadInput(f"Pack: images must be uint8 or float32, got {dtype}.")
+        raise BadInput(f"Pack: images must be uint8, float32 or float64, got {dtype}.")
     if codec != "raw" and dtype != torch.uint8:
         raise BadInput(
             f"Pack: {codec} needs uint8 images, got {dtype}; leave out the quality to keep them as they are."

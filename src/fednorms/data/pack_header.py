@@ -28,7 +28,7 @@ class _Header(BaseModel):
     preprocessing: dict[str, Any]
     source: dict[str, Any]
     shape: tuple[_Side, _Side, _Side]
-    dtype: Literal["|u1", "<f4"]
+    dtype: Literal["|u1", "<f4", "<f8"]
     codec: Literal["raw", "png", "webp", "jpeg"]
     quality: int | None
     images: _Count

@@ -129,7 +129,7 @@ class PackedImages(MappedImages):
     @property
     def dtype(self) -> torch.dtype:
         """The type of the tensors that indexing returns."""
-        return torch.uint8 if self._store.dtype == np.uint8 else torch.float32
+        return torch.from_numpy(np.empty(0, self._store.dtype)).dtype
 
     @property
     def slow(self) -> bool:

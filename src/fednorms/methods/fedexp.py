@@ -20,7 +20,8 @@ class FedExP(Part):
     https://arxiv.org/abs/2301.09604
 
     Acts on the server's update of the parameters; statistics are averaged. One number more to send. Tests use the mean
-    of the last two global models (average_last_two). Server state: the previous model.
+    of the last two trained global models (average_last_two); after the first round there is only one. Server state:
+    the previous model.
     Divergence: variant="author" is the public code, which uses M eps (lr / lr_0)^2 for eps, M the clients of the round;
     the default is the paper's constant.
 
@@ -48,7 +49,8 @@ class FedExP(Part):
             eps *= r.sampled * (r.context.lr / r.context.lr_0) ** 2
         ratio = r.up["sqnorm"] / (2 * (delta.sqnorm() + eps)) if r.up else torch.ones(())
         eta = torch.nan_to_num(ratio, nan=1.0).clamp(min=1.0)  # no movement at all: 0 / 0
-        return delta * eta, r.model.pick(delta)
+        trained = r.model.pick(delta) if r.context.round else Tree()  # the model of the first round is untrained
+        return delta * eta, trained
 
     @override
     def evaluation(self) -> Eval:

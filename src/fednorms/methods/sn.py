@@ -22,7 +22,8 @@ class SN(Part):
     compares with it. Acts on the model; statistics of the batch branch are averaged; no state; six numbers per layer
     more to send.
     Divergence: the public code computes instance variances with divisor HW - 1 (default); biased=True uses HW, which
-    makes one-hot weights exactly IN, LN or BN. Running variances start from BatchNorm's 1, in the code from 0.
+    makes one-hot weights exactly IN, LN or BN. Running variances start at 0, as in the code; statistics that a
+    pretrained BatchNorm has gathered are kept.
 
     >>> SN(biased=True)
     sn(biased=True)

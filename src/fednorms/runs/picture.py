@@ -27,7 +27,7 @@ def result_figure(result: Result) -> Figure:
     right.set_title("Training loss", fontsize=11, fontweight="bold")
     for axis in (left, right):
         axis.set_xlabel("round")
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.locator_params(axis="x", integer=True)
         axis.grid(axis="y", color="#dddddd", linewidth=0.8)
         axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{result.method} on {result.recipe.federation}", fontsize=11)

@@ -202,6 +202,7 @@ def _curves(axis: Axes, comparison: Comparison) -> None:
         high = [100 * (e.mean + (e.std or 0)) for e in curve.values()]
         axis.fill_between(t, low, high, color=style["color"], alpha=0.12, linewidth=0)
     axis.set_xlabel("round")
+    axis.locator_params(axis="x", integer=True)
     axis.set_ylabel("mean accuracy over domains (%)")
     spread = "mean ± std over seeds" if len(comparison.seeds) > 1 else f"seed {comparison.seeds[0]}"
     axis.set_title(f"Learning curves ({spread})", fontsize=11, fontweight="bold")

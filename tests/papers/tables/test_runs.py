@@ -68,6 +68,14 @@ def test_a_notebook_shows_the_cells_of_the_text(finished):
     assert done.summary.verdict in done._repr_html_()
 
 
+def test_progress_is_shown_if_asked_for_and_not_in_a_pipe(finished, capsys):
+    folder, out, _, _ = finished
+    fn.reproduce(folder, out=out, device="cpu")
+    assert capsys.readouterr().err == ""
+    fn.reproduce(folder, out=out, device="cpu", progress=True)
+    assert "2 runs: 2 finished, 0 to go." in capsys.readouterr().err
+
+
 def test_a_setting_without_its_data_is_skipped_and_named(finished):
     *_, done, ears = finished
     assert done.skipped == {"pictures": "pacs"}
