@@ -81,9 +81,15 @@ def cleaned(read: NotebookNode) -> NotebookNode:
             "source": cell.source,
         }
         if cell.cell_type == "code":
-            kept |= {"execution_count": None, "outputs": [_output(output) for output in cell.outputs]}
+            shown = [output for output in cell.outputs if not _is_progress(output)]
+            kept |= {"execution_count": None, "outputs": [_output(output) for output in shown]}
         cells.append(kept)
     return nbformat.from_dict({"cells": cells, "metadata": _ABOUT, "nbformat": 4, "nbformat_minor": 5})
+
+
+def _is_progress(output: NotebookNode) -> bool:
+    """Whether an output is a progress bar, which only says how long it took."""
+    return output.output_type == "display_data" and set(output.data) == {"text/html", "text/plain"}
 
 
 def _output(output: NotebookNode) -> dict[str, object]:
@@ -100,14 +106,14 @@ def _output(output: NotebookNode) -> dict[str, object]:
 
 
 def _small(picture: str) -> str:
-    """A picture in 64 colors and at most 800 pixels wide: every version of it stays in the repository."""
+    """A picture in 256 colors and at most 800 pixels wide: every version of it stays in the repository."""
     image: Image.Image = Image.open(io.BytesIO(base64.b64decode(picture)))
     if image.mode == "P" and image.width <= 800:
         return picture
     image = image.convert("RGB")
     image.thumbnail((800, 800))
     buffer = io.BytesIO()
-    image.quantize(64, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    image.quantize(256, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode()
 
 

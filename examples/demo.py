@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 import fednorms as fn
-from fednorms.cli.compare import show
-from fednorms.runs import report
 
 METHODS = ["fedavg", "fedfn", "fednn", "greg", "fedbn", "gn", "fedwon"]
 ROUNDS, SEEDS, CHECKPOINT_EVERY = 30, 3, 10
@@ -38,9 +38,25 @@ def main() -> int:
         progress=True,
     )
     add_batch_statistics(comparison, out, before=ROUNDS - CHECKPOINT_EVERY)
-    report.write(comparison, out, federation)  # again, now with images of every site, which are public here
-    show(comparison)
+    # Again, with FedNN's row, and with images of every site, which are public here.
+    (out / "comparison.md").write_text(comparison.to_markdown(), encoding="utf-8")
+    print("\n".join(narrow(comparison)))
+    comparison.plot(federation).savefig(out / "curves.png", dpi=150)
+    print(f"\nTable with standard deviations: {out / 'comparison.md'}. Picture: {out / 'curves.png'}.")
     return 1 if comparison.failed else 0
+
+
+def narrow(comparison: fn.Comparison, width: int = 80) -> Iterator[str]:
+    """The table for any terminal: means over seeds in percent, the best with *, and below it what was compared."""
+    best = {column: comparison.best_in(column) for column in comparison.columns}
+    yield " " * 20 + "".join(f"{column:>10}" for column in comparison.columns)
+    for row in comparison.rows:
+        means = [(row.entries[c].mean, best[c]) if c in row.entries else None for c in comparison.columns]
+        cells = ["-" if m is None else f"{100 * m[0]:.1f}{'*' if m[0] == m[1] else ' '}" for m in means]
+        tested = "" if row.mode in ("global/global", "personal/own") else f" {row.mode}"
+        yield f"{row.label + tested:<20}" + "".join(f"{cell:>10}" for cell in cells)
+    for remark in ["", *comparison.remarks()]:
+        yield textwrap.fill(remark, width, subsequent_indent="  ")
 
 
 def add_batch_statistics(comparison: fn.Comparison, out: Path, before: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import fednorms
+from examples.demo import narrow
 from fednorms.core import norms
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -23,7 +24,7 @@ def imported(path):
             yield from ((node.module, alias.name) for alias in node.names)
 
 
-@pytest.mark.parametrize("path", [*PROGRAMS, EXAMPLES / "flower_app" / "my_app.py"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)
 def test_an_example_imports_only_public_names(path):
     ours = {(module, name) for module, name in imported(path) if module.partition(".")[0] == "fednorms"}
     public = {("fednorms", name) for name in ("", *fednorms.__all__)}
@@ -39,6 +40,19 @@ def test_an_example_runs(path, monkeypatch, tmp_path, capsys, parts_as_before):
     monkeypatch.setattr(sys, "argv", [str(path), "1"])
     runpy.run_path(str(path), run_name="__main__")
     assert "accuracy" in capsys.readouterr().out
+
+
+def test_the_table_of_the_demo_fits_any_terminal():
+    recipe = fednorms.Recipe(data={"size": 8}, training={"steps": 1}, rounds=1)
+    comparison = fednorms.compare(["fedavg", "gn"], seeds=2, recipe=recipe)
+    header, *rest = narrow(comparison)
+    assert header.split() == comparison.columns
+    for line, row in zip(rest, comparison.rows, strict=False):
+        shown = [float(cell.rstrip("*")) for cell in line.split()[1:]]
+        assert shown == [round(100 * row.entries[column].mean, 1) for column in comparison.columns]
+    lines = "\n".join([header, *rest]).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.count("*") for line in rest[:2]) >= len(comparison.columns)
 
 
 def test_the_readme_lists_every_example():
