@@ -129,7 +129,13 @@ def test_graphs_equal_the_loop_in_float64_and_repeat_bit_for_bit(text):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"momentum": 0.9, "weight_decay": 1e-3}, {"optimizer": "adamw", "weight_decay": 0.05}, {"clip": 0.5}]
+    "settings",
+    [
+        {"momentum": 0.9, "weight_decay": 1e-3},
+        {"optimizer": "adam", "weight_decay": 0.05},
+        {"optimizer": "adamw", "weight_decay": 0.05},
+        {"clip": 0.5},
+    ],
 )
 def test_optimizers_and_clipping(settings):
     loop, _ = run(Loop, "scaffold", 3, **settings)

@@ -6,8 +6,11 @@ import torch
 from fednorms.core.passes import prepare_test
 from fednorms.core.round import broadcast
 from fednorms.core.states import Client, context_of
-from fednorms.data import Preprocessing
+from fednorms.data import Preprocessing, Split
+from fednorms.evaluation.modes import site_state
+from fednorms.methods.registry import method
 from tests.support.tiny import plan_of, play, rounds, same, setup, tiny_data, tiny_task
+from tests.support.tiny_parts import negating_and_doubling
 
 
 def expected(split):
@@ -107,3 +110,32 @@ def test_draws_are_keyed(variant):
 def test_nothing_more_is_sent_in_a_round():
     run = play("fedrdn")
     assert not run.uploads["a"].parts.get("fedrdn")
+
+
+def test_only_the_authors_measure_images_as_training_augments_them():
+    data = tiny_data()
+    with negating_and_doubling() as (negate, _):
+        for text in ("fedrdn", "fedrdn(variant=author)"):
+            for ours in (negate + method(text), method(text) + negate):
+                run = setup(tiny_task(ours, data), data)
+                for name, split in data.items():
+                    mean, std = expected(Split(1 - split.x, split.y) if "author" in text else split)
+                    mine = run.states[name].parts["fedrdn"]
+                    torch.testing.assert_close(mine["mean"], mean, atol=1e-12, rtol=0)
+                    torch.testing.assert_close(mine["std"], std, atol=1e-12, rtol=0)
+
+
+def test_a_site_that_is_only_tested_is_measured_without_augmentation():
+    data = tiny_data()
+    task = tiny_task("augment + fedrdn(variant=author)", data)
+    run = rounds(task, data, 1)
+    mine = site_state(task, broadcast(task, run.server), Client("new", data["b"]))["fedrdn"]
+    torch.testing.assert_close(mine["mean"], expected(data["b"])[0], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("variant", ["paper", "author"])
+def test_images_are_normalized_last_whatever_the_order(variant):
+    rdn, augment = f"fedrdn(variant={variant})", "augment(chain=crop_flip)"
+    one, other = play(f"{augment} + {rdn}"), play(f"{rdn} + {augment}")
+    assert same(one.model, other.model)
+    assert not same(one.model, play(rdn).model)  # not a vacuous test

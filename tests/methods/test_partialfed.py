@@ -10,9 +10,11 @@ from fednorms.core.net import Net
 from fednorms.core.part import Route
 from fednorms.core.round import broadcast
 from fednorms.core.tree import Tree
+from fednorms.data import Split
 from fednorms.methods.registry import method
 from fednorms.models import build
 from tests.support.tiny import Run, client_model, play, rounds, same, setup, tiny_data, tiny_net, tiny_task
+from tests.support.tiny_parts import negating_and_doubling
 
 KEPT = {
     "no_bn_no_head": {"norm", "head"},
@@ -140,3 +142,40 @@ def test_blocks_are_counted_from_either_end():
 def test_nothing_to_keep_is_an_error():
     with pytest.raises(BadInput, match="nothing to act on"):
         tiny_task("partialfed(strategy=bottom_up, m=2)", tiny_data())
+
+
+ADAPTIVE = "partialfed(strategy=adaptive, choice_rate=5.0)"
+
+
+def logits(run):
+    return Tree({f"{k}/{u}": q for k, s in run.states.items() for u, q in s.parts["partialfed"].items()})
+
+
+def test_the_choice_sees_images_as_training_transforms_them():
+    data = tiny_data()
+    negated = {k: Split(1 - s.x, s.y) for k, s in data.items()}
+    with negating_and_doubling() as (negate, _):
+        ours = play(negate + method(ADAPTIVE), data, n=3)
+    plain = play(ADAPTIVE, negated, n=3)
+    assert same(ours.model, plain.model)
+    assert same(logits(ours), logits(plain))
+    assert any(q.any() for q in logits(ours).values())
+
+
+def test_the_choice_descends_the_objective_that_another_part_sets():
+    def twice(logits, y):
+        return 2 * torch.nn.functional.cross_entropy(logits, y)
+
+    with negating_and_doubling() as (_, double):
+        ours = play(double + method(ADAPTIVE), n=3)
+    plain = play(ADAPTIVE, n=3, loss=twice)
+    assert same(ours.model, plain.model)
+    assert same(logits(ours), logits(plain))
+    assert not same(logits(ours), logits(play(ADAPTIVE, n=3)))
+
+
+@pytest.mark.parametrize("beside", ["fedrdn + augment", "fraug", "spherefed"])
+def test_the_choice_runs_beside_parts_with_random_data_or_an_objective(beside):
+    run = play(f"{beside} + {ADAPTIVE}", n=2)
+    assert any(q.any() for q in logits(run).values())
+    assert same(logits(run), logits(play(f"{beside} + {ADAPTIVE}", n=2)))

@@ -69,6 +69,19 @@ def test_resuming_and_evaluating_show_progress(tmp_path, capsys):
     assert [line.split("  ")[:2] for line in lines] == [["evaluate", "mode 1/2"], ["evaluate", "mode 2/2"]]
 
 
+def test_the_bar_of_a_resumed_run_starts_where_it_was(tmp_path, monkeypatch):
+    def stop(event):
+        if event.round == 2:
+            raise KeyboardInterrupt
+
+    recipe = fn.Recipe(rounds=3, checkpoint_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        fn.run("fedavg", small(), recipe=recipe, out=tmp_path / "run", callback=stop)
+    terminal = on_a_terminal(monkeypatch)
+    fn.resume(tmp_path / "run", federation=small())
+    assert re.findall(r"(\d)/3 rounds", shown(terminal))[0] == "2"
+
+
 def test_what_a_callback_returns_reaches_the_driver():
     from fednorms.runs.watch import watching
 

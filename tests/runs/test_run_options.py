@@ -9,6 +9,7 @@ import torch
 
 import fednorms as fn
 from fednorms.core.errors import BadInput
+from fednorms.papers.tables.record import plain, same_run
 from fednorms.runs.callables import Callables
 from fednorms.runs.driver import execute
 from fednorms.runs.identity import own_name
@@ -74,10 +75,11 @@ def test_epochs_of_each_client_are_recorded_as_numbers(tmp_path):
 
 
 def test_compare_takes_the_same():
-    rows = fn.compare(
-        ["fedavg", "fedbn"], federation(), rounds=1, seeds=1, optimizer=torch.optim.RMSprop, schedule=halving
-    )
-    assert not rows.failed
+    given = {"optimizer": torch.optim.RMSprop, "schedule": halving, "epochs": {"b": 3}}
+    found = fn.compare(["fedavg", "fedbn"], federation(), rounds=2, seeds=1, **given)
+    assert not found.failed
+    assert "2 rounds of 1 to 3 epochs" in found.about["training"]
+    assert "optimizer custom:RMSprop@" in found.about["training"]
 
 
 # -- resuming -------------------------------------------------------------------------------------------------------
@@ -166,6 +168,16 @@ def test_a_loss_that_is_not_finite_stops_or_skips():
         run(loss=loss)
     skipped = run(loss=loss, on_divergence="skip", rounds=1)
     assert list(skipped.history[0]["diverged"]) == ["b"]
+
+
+def test_a_recipe_without_the_new_keys_is_written_as_before_and_differs_from_one_with_them():
+    plain_keys = Recipe().to_dict()
+    assert "patience" not in plain_keys
+    assert not {"warmup", "client_epochs"} & plain_keys["training"].keys()
+    for changed in (Recipe(patience=3), Recipe(training={"warmup": 2}), Recipe(training={"client_epochs": {"a": 2}})):
+        assert Recipe.from_toml(changed.to_toml()) == changed
+        assert not same_run(plain(Recipe()), changed)
+        assert not same_run(plain(changed), Recipe())
 
 
 def test_recipes_do_not_accept_a_name_without_its_function():

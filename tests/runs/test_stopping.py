@@ -78,8 +78,31 @@ def test_stopping_is_asked_for_with_an_object():
         fn.EarlyStopping(on="test")
     with pytest.raises(BadInput, match="patience must be"):
         fn.EarlyStopping(patience=0)
+    with pytest.raises(BadInput, match=r"stop= must be fednorms.EarlyStopping.*got 5"):
+        fn.run(federation=federation(), recipe=base, stop=5)
+
+
+def test_stopping_without_validation_images_is_refused_and_changes_no_file(tmp_path):
+    blind, out = federation(val=False), tmp_path / "run"
     with pytest.raises(BadInput, match="validation images, but no site has any"):
-        play(patience=1, sites=federation(val=False))
+        play(patience=1, sites=blind)
+    play(sites=blind, out=out, rounds=1)
+    before = RunDirectory(out).recipe.read_text()
+    with pytest.raises(BadInput, match="validation images, but no site has any"):
+        fn.resume(out, federation=blind, rounds=2, stop=fn.EarlyStopping(patience=1))
+    assert RunDirectory(out).recipe.read_text() == before
+    assert RunDirectory(out).summary() is not None
+
+
+def test_more_patience_continues_a_run_that_was_stopped(tmp_path):
+    out = tmp_path / "run"
+    stopped = play(rounds=8, patience=1, out=out)
+    assert stopped.rounds < 8
+    assert fn.resume(out, federation=federation(), rounds=8).rounds == stopped.rounds  # as a run of 8 rounds would
+    more = fn.resume(out, federation=federation(), stop=fn.EarlyStopping(patience=8))
+    whole = play(rounds=8, patience=8)
+    assert without_time(more.history) == without_time(whole.history)
+    assert more.best == whole.best
 
 
 # -- a callback says stop -------------------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ class Part:
         return model
 
     def batch(self, x: Tensor, y: Tensor, s: Step) -> tuple[Tensor, Tensor]:
-        """Transform the data of a step (and, with `s.testing`, of a test); in order."""
+        """Transform the data of a step (and, with `s.testing`, of a test); in order, `normalizes_input` last."""
         return x, y
 
     def objective(self, s: Step) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -26,16 +27,26 @@ def prepare(
 
     `watch` sees the images after each part.
     """
-    s.x = x = task.preprocessing.unit(s.x, dtype=task.like.dtype)
-    y, s.window = s.y, task.preprocessing.window(*x.shape[-2:])
-    for p in task.hooks["batch"]:
-        x, y = checks.images_and_labels(p, p.batch(x, y, seen_by(p)), s.x)
-        if watch:
-            watch(p, x)
-    x = task.preprocessing.cropped(x)  # what no part has cut out
+    x, y = _transformed(task, s, task.hooks["batch"], seen_by, watch)
     if not any(p.normalizes_input for p in task.hooks["batch"]):
         x = task.preprocessing.normalize(x)
     return x, y
+
+
+def _transformed(
+    task: Task,
+    s: Step,
+    parts: Sequence[Part],
+    seen_by: Callable[[Part], Step],
+    watch: Callable[[Part, Tensor], None] | None = None,
+) -> Batch:
+    s.x = x = task.preprocessing.unit(s.x, dtype=task.like.dtype)
+    y, s.window = s.y, task.preprocessing.window(*x.shape[-2:])
+    for p in parts:
+        x, y = checks.images_and_labels(p, p.batch(x, y, seen_by(p)), s.x)
+        if watch:
+            watch(p, x)
+    return task.preprocessing.cropped(x), y  # what no part has cut out
 
 
 def passes(task: Task, when: Literal["setup", "before", "after", "evaluate"]) -> list[tuple[Part, Pass]]:
@@ -80,11 +91,18 @@ class LocalView:
         """This part's own state at the client."""
         return self.everyone[self.part.name]
 
-    def images(self) -> Iterator[Tensor]:
-        """Training images in [0, 1], in batches, before any normalization."""
-        for rows in torch.arange(len(self.client.data)).split(256):
-            x = self.client.data.batch(rows)[0].to(self.task.like.device)
-            yield self.task.preprocessing.cropped(self.task.preprocessing.unit(x, dtype=self.task.like.dtype))
+    def images(self, *, augmented: bool = False) -> Iterator[Tensor]:
+        """Training images in [0, 1], in batches, before any normalization.
+
+        `augmented`: as the parts' `batch` transform them for training; images of a test stay as they are.
+        """
+        augmented &= not self.context.evaluating
+        parts = [p for p in self.task.hooks["batch"] if augmented and not p.normalizes_input]
+        for number, rows in enumerate(torch.arange(len(self.client.data)).split(256)):
+            s = self._step(self.client.data.batch(rows))
+            with noise.keyed(self._key(number)):
+                x, _ = _transformed(self.task, s, parts, partial(self._seen_by, s=s))
+            yield x
 
     def layer_inputs(
         self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None, *, shuffled: bool = True
@@ -102,23 +120,46 @@ class LocalView:
             yield self.task.net.forward(self.model, x, train=False, batch_statistics=False)[1].flatten(1), y
 
     def epoch(self, number: int = 0) -> Iterator[Batch]:
-        """The training data in shuffled batches."""
+        """The training data in shuffled batches, transformed as in a training step."""
         n, seed = len(self.client.data), noise.seed_of("pass", self._word(), number)
-        for rows in batch_plan(n, self.task.training, Phase(), seed, needs_two=self.task.needs_two)[0]:
-            yield self._prepared(rows)
+        for i, rows in enumerate(batch_plan(n, self.task.training, Phase(), seed, needs_two=self.task.needs_two)[0]):
+            s = self._step(self.client.data.batch(rows))
+            with noise.keyed(torch.tensor([seed & 0xFFFFFFFF, i], device=self.task.like.device)):
+                batch = prepare(self.task, s, partial(self._seen_by, s=s))
+            yield batch
 
     def loss(self, model: Tree, x: Tensor, y: Tensor, draw: int) -> Tensor:
-        """The base loss of a model on a batch (train mode, buffers unchanged), with a gradient."""
-        net = self.task.net
-        tensors = {**model, **model.pick(net.buffers).clone()}
+        """The base loss of a model on a batch (train mode, buffers unchanged), with a gradient.
+
+        It is the recipe's, or that of the part that replaces it.
+        """
+        net, s = self.task.net, self._step((x, y))
+        trained, sent = net.trainable("all"), self.model.pick(net.buffers)
+
+        def again(params: Tree, x: Tensor, stats: str = "batch", mode: str = "train") -> tuple[Tensor, Tensor]:
+            if mode == "evaluate":
+                return net.forward({**model, **sent, **params}, x, train=False, batch_statistics=False)
+            buffers = sent if stats == "broadcast" else model.pick(net.buffers)
+            tensors = {**model, **params, **buffers.clone()}
+            return net.forward(tensors, x, train=True, batch_statistics=stats == "batch")
+
+        s.forward, s.params, s.start = again, model.pick(trained), self.model.pick(trained)
         with noise.keyed(self._key(draw)):
-            logits, _ = net.forward(tensors, x, train=True, batch_statistics=True)
-        return self.task.loss_of(logits, y)
+            s.logits, s.features = again(s.params, x)
+            if replaced := self.task.hooks["objective"]:
+                return checks.objective(replaced[0], replaced[0].objective(self._seen_by(replaced[0], s)))
+        return self.task.loss_of(s.logits, y)
 
     def uniform(self, draw: int, *shape: int) -> Tensor:
         """Uniforms in (0, 1) of this client, round and part."""
         with noise.keyed(self._key(draw)):
             return noise.uniform(shape, noise.stream(f"part {self.part.name}"), self.task.like)
+
+    def _step(self, batch: Batch) -> Step:
+        return _step_without_model(self.task, batch, self.context, self.task.method.path(self.context))
+
+    def _seen_by(self, p: Part, s: Step) -> Step:
+        return _seen_by(p, s, self.sent, self.everyone)
 
     def _prepared(self, rows: Tensor) -> Batch:
         return prepare_test(self.task, self.client.data.batch(rows), self.context, self.everyone, self.sent)
@@ -200,16 +241,20 @@ def rows_of_test(task: Task, site: str, images: int) -> Sequence[Tensor]:
 
 def prepare_test(task: Task, batch: Batch, context: Context, mine: dict[str, Tree], sent: Broadcast) -> Batch:
     """A raw batch as a tested model gets it: parts that transform data see `s.testing`."""
-    x, y = batch[0].to(task.like.device), batch[1].to(task.like.device)
-    s = Step(Tree(), Tree(), x, y, replace(context, evaluating=True), task.net.head_names, {}, _no_pass, task.loss_of)
+    s = _step_without_model(task, batch, replace(context, evaluating=True), {})
     s.testing = True
+    return prepare(task, s, lambda p: _seen_by(p, s, sent, mine))
 
-    def seen_by(p: Part) -> Step:
-        view = copy.copy(s)
-        view.part, view.down, view.mine = p.name, sent.parts[p.name], mine[p.name]
-        return view
 
-    return prepare(task, s, seen_by)
+def _step_without_model(task: Task, batch: Batch, context: Context, path: dict[str, Hashable]) -> Step:
+    x, y = batch[0].to(task.like.device), batch[1].to(task.like.device)
+    return Step(Tree(), Tree(), x, y, context, task.net.head_names, path, _no_pass, task.loss_of)
+
+
+def _seen_by(p: Part, s: Step, sent: Broadcast, mine: dict[str, Tree]) -> Step:
+    view = copy.copy(s)
+    view.part, view.down, view.mine = p.name, sent.parts[p.name], mine[p.name]
+    return view
 
 
 def _no_pass(params: Tree, x: Tensor, stats: str = "batch", mode: str = "train") -> tuple[Tensor, Tensor]:

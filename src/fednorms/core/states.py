@@ -60,6 +60,7 @@ class Task:
     def hooks(self) -> dict[str, list[Part]]:
         """The parts that implement each hook of a step, found once."""
         found = {h: self.method.having(h) for h in ("batch", "objective", "loss", "oracle", "grad", "decay")}
+        found["batch"].sort(key=lambda p: p.normalizes_input)  # transforms work on images in [0, 1]
         if self.trains_twin:
             found |= {"loss": self.method.having("twin"), "oracle": [], "grad": [], "decay": []}
         return found

@@ -287,8 +287,11 @@ class Local(Protocol):
         """This part's own state at the client."""
         ...
 
-    def images(self) -> Iterator[Tensor]:
-        """Training images in [0, 1], in batches, before any normalization."""
+    def images(self, *, augmented: bool = False) -> Iterator[Tensor]:
+        """Training images in [0, 1], in batches, before any normalization.
+
+        `augmented`: as the parts' `batch` transform them for training.
+        """
         ...
 
     def layer_inputs(
@@ -305,11 +308,14 @@ class Local(Protocol):
         ...
 
     def epoch(self, number: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The training data in shuffled batches."""
+        """The training data in shuffled batches, transformed as in a training step."""
         ...
 
     def loss(self, model: Tree, x: Tensor, y: Tensor, draw: int) -> Tensor:
-        """The base loss of a model on a batch (train mode, buffers unchanged), with a gradient."""
+        """The base loss of a model on a batch (train mode, buffers unchanged), with a gradient.
+
+        It is the recipe's, or that of the part that replaces it.
+        """
         ...
 
     def uniform(self, draw: int, *shape: int) -> Tensor:

@@ -42,7 +42,7 @@ class EngineSettings:
     threads: int = 1
     """CPU threads per client."""
     on_divergence: OnDivergence = "stop"
-    """Whether a client whose update is not finite stops the run or is left out of the average."""
+    """Whether a client whose update or loss is not finite stops the run or is left out of the average."""
     workers: int = 0
     """Worker processes (0: one per core or GPU)."""
 

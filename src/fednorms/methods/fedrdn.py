@@ -23,7 +23,8 @@ class FedRDN(Part):
     mu_k and sigma_k are the means over client k's training images of their per-channel mean and standard deviation in
     [0, 1]. They are measured once, pooled and broadcast. Acts on the data; replaces the fixed normalization. Client
     state: its own pair. Sends raw channel statistics of the data once.
-    Divergence: the public code draws mean and deviation independently, once per batch (variant="author").
+    Divergence: the public code draws mean and deviation independently, once per batch, and measures images as training
+    augments them (variant="author").
 
     >>> FedRDN(variant="author")
     fedrdn(variant='author')
@@ -42,7 +43,7 @@ class FedRDN(Part):
 
     def _measure(self, local: Local) -> tuple[Tree, Tree]:
         mean, std, n = torch.zeros(()), torch.zeros(()), 0
-        for x in local.images():
+        for x in local.images(augmented=self.variant == "author"):
             mean = mean + x.mean((2, 3)).sum(0)
             std = std + x.flatten(2).std(2).sum(0)
             n += len(x)

@@ -29,9 +29,10 @@ class PartialFed(Part):
     Fixed strategies load all but BatchNorm and classifier (`no_bn_no_head`), all but BatchNorm (`no_bn`), the first `m`
     weight layers (`bottom_up`) or the last `m` (`top_down`). `adaptive` learns a: each round, for `choice_epochs`
     epochs with both copies frozen, a straight-through Gumbel-softmax sample of two logits per layer at temperature T_0
-    cooling^round mixes the copies, and SGD with `choice_rate` on the loss moves the logits; then a = argmax (a tie
-    loads). Acts on routes (SENT), and by a pass before training. Client state: the tensors it does not load (adaptive:
-    its whole last model and two numbers per layer). Communication: as FedAvg; strategies never leave the client.
+    cooling^round mixes the copies, and SGD with `choice_rate` on the method's base loss (`objective`) of training
+    images (`batch`) moves the logits; then a = argmax (a tie loads). Acts on routes (SENT), and by a pass before
+    training. Client state: the tensors it does not load (adaptive: its whole last model and two numbers per layer).
+    Communication: as FedAvg; strategies never leave the client.
     Divergence: the adaptive schedule and its numbers are our reconstruction, not the authors'.
 
     >>> PartialFed(strategy="top_down", m=2)

@@ -500,9 +500,13 @@ def _about(cells: list[Cell], federation: Federation, seeds: list[int]) -> dict[
     training = recipe.training
     sizes = {part: sum(len(s.splits.get(part, ())) for s in federation.sites) for part in ("train", "val", "test")}
     default = Training(lr=training.lr, batch_size=training.batch_size, epochs=training.epochs)
-    more = [f"{k} {v}" for k, v in vars(training).items() if v != getattr(default, k)]
+    more = [f"{k} {v}" for k, v in vars(training).items() if v != getattr(default, k) and k != "client_epochs"]
     rates = {c.recipe.training.lr for c in cells}
-    each = counted(training.steps, "step") if training.steps else counted(training.epochs, "epoch")
+    epochs = [training.epochs_of(s.name) for s in federation.clients]
+    least, most = min(epochs), max(epochs)
+    each = counted(training.steps, "step") if training.steps else counted(most, "epoch")
+    if not training.steps and least < most:
+        each = f"{least} to {most} epochs, as each client has them"
     return {
         "data": (
             f"{recipe.federation}, {counted(len(federation.clients), 'client')}"

@@ -50,7 +50,7 @@ from fednorms.runs.option_names import option
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
 from fednorms.runs.session import Session
-from fednorms.runs.stopping import STOP, EarlyStopping
+from fednorms.runs.stopping import STOP, EarlyStopping, patience_of
 from fednorms.runs.store.checkpoint import kept_rounds, load, save, save_best
 from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.unknown_options import refuse_unknown
@@ -130,7 +130,7 @@ def run(
 
     `device` is cpu, cuda or auto (a GPU if there is one; a run that is continued stays on its device). `engine` says
     how clients run on it ("loop", "graphs", "workers"). `head` names the classifier's layers if they cannot be found.
-    `on_divergence` is "stop" or "skip"; "skip" leaves clients whose update is not finite out of the average.
+    `on_divergence` is "stop" or "skip"; "skip" leaves clients whose update or loss is not finite out of the average.
     `weighting` of client models is "size", "uniform" or "auto" (the paper's choice).
 
     `progress` shows a progress bar (default: on a terminal and in a notebook). `track` names trackers that log every
@@ -149,7 +149,7 @@ def run(
         "rounds": rounds,
         "seed": seed,
         "training": vars(training or base.training) | settings,
-        "patience": stop.patience if stop else None,
+        "patience": patience_of(stop),
         "participation": participation,
         "evaluate": evaluate,
         "device": device,
@@ -202,7 +202,7 @@ def resume(
     recipe = recipe_to_resume(directory, model, loss, own)
     if rounds is not None:
         recipe = with_rounds(recipe, directory, rounds)
-    changed = {"rounds": rounds, "patience": stop.patience if stop else None}
+    changed = {"rounds": rounds, "patience": patience_of(stop)}
     with watching(recipe, path, callback, progress, track) as watch:
         result = execute(
             recipe,
@@ -313,6 +313,7 @@ def execute(
 
 
 def _in_directory(session: Session, directory: RunDirectory, callback: Callback | None, *, changed: bool) -> Result:
+    _refuse_blind_stopping(session)
     recipe, found = session.recipe, session.federation.fingerprint()
     if recipe.fingerprint and recipe.fingerprint != found:
         raise BadInput(
@@ -348,6 +349,7 @@ def play(
 
     A run that was stopped has none left, unless it is to `go_on`.
     """
+    _refuse_blind_stopping(session)
     run = _Run.starting(session, directory, go_on=go_on)
     while run.state.round < session.recipe.rounds and not run.stopped:
         if why := run.out_of_patience():
@@ -357,6 +359,14 @@ def play(
         if callback and callback(event) is STOP and run.state.round < session.recipe.rounds:
             run.stop("the callback returned STOP")
     return run.ended()
+
+
+def _refuse_blind_stopping(session: Session) -> None:
+    if session.recipe.patience and not session.engine.tested("val"):
+        raise BadInput(
+            "Early stopping looks at validation images, but no site has any. Hold some out (val=0.1 for a federation "
+            "that is opened by name or folder), or train without early stopping."
+        )
 
 
 @dataclass
@@ -376,11 +386,6 @@ class _Run:
     def starting(cls, session: Session, directory: RunDirectory | None, *, go_on: bool) -> _Run:
         """Take up the last checkpoint, or make the first state."""
         engine, task = session.engine, session.task
-        if session.recipe.patience and not engine.tested("val"):
-            raise BadInput(
-                "Early stopping looks at validation images, but no site has any. Hold some out (val=0.1 of the "
-                f"federation), or leave {option('stop')} out."
-            )
         stopped = ""
         found = load(directory.checkpoints, task.like.device) if directory else None
         history: list[dict[str, Any]] = []

@@ -125,7 +125,7 @@ class Recipe(BaseModel):
     keep_checkpoints: Literal["newest", "all"] = "newest"
     """Which checkpoints to keep: the newest two, from which a run resumes, or all, to analyze rounds later."""
     on_divergence: Literal["stop", "skip"] = "stop"
-    """What to do when a client's update is not finite."""
+    """What to do when a client's update or loss is not finite."""
     engine: Literal["auto", "loop", "graphs", "workers"] = "auto"
     """How clients run: loop, one after the other; graphs, as CUDA graphs on streams; workers, in processes, one
     per core or GPU; auto: graphs on a GPU; on a CPU loop, or workers if threads=1 and they prove faster."""
@@ -151,9 +151,11 @@ class Recipe(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_older_versions(cls, values: object) -> object:
-        from fednorms.runs.history import as_then_meant
+        if not isinstance(values, dict) or "version" not in values:
+            return values
+        from fednorms.runs.history import as_then_meant  # needs torch, which help and mistyped options do without
 
-        return as_then_meant(values) if isinstance(values, dict) and "version" in values else values
+        return as_then_meant(values)
 
     @field_validator("method")
     @classmethod
@@ -243,8 +245,10 @@ class Recipe(BaseModel):
         return _method(f"augment(chain='{chain}')") + chosen
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return self.model_dump(mode="json") | {"training": dict(vars(self.training))}
+        """Everything as plain values; keys that version 0.1 did not have only where they are set."""
+        training = {k: v for k, v in vars(self.training).items() if v is not None or k not in _LATER}
+        values = self.model_dump(mode="json") | {"training": training}
+        return {k: v for k, v in values.items() if v is not None or k not in _LATER}
 
     def to_toml(self) -> str:
         """The complete recipe as TOML."""
@@ -278,6 +282,9 @@ class Recipe(BaseModel):
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(f"Cannot read the recipe {path}: {error}.") from None
         return cls.from_toml(text, str(path))
+
+
+_LATER = ("patience", "warmup", "client_epochs")
 
 
 def _method(text: str) -> Method:

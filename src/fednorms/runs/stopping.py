@@ -46,3 +46,14 @@ class EarlyStopping:
             )
         if isinstance(self.patience, bool) or not isinstance(self.patience, int) or self.patience < 1:
             raise BadInput(f"EarlyStopping: patience must be a number of rounds >= 1, got {self.patience!r}.")
+
+
+def patience_of(stop: EarlyStopping | None) -> int | None:
+    """The patience that a recipe records.
+
+    >>> patience_of(EarlyStopping(patience=3)), patience_of(None)
+    (3, None)
+    """
+    if stop is not None and not isinstance(stop, EarlyStopping):
+        raise BadInput(f"stop= must be fednorms.EarlyStopping(patience=...), got {stop!r}.")
+    return stop.patience if stop else None

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fednorms.runs.progress import Reporter, is_wanted
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.run_names import default_name
+from fednorms.runs.store.checkpoint import kept_rounds
+from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.tracking.tracker import TrackedRun
 from fednorms.runs.tracking.tracking import Tracking, asked_for
 
@@ -32,6 +34,14 @@ class Watch:
         return result
 
 
+def reached(path: Path | None) -> int:
+    """The round after which the run in a directory is continued; 0 if there is none."""
+    try:
+        return 0 if path is None else max(kept_rounds(RunDirectory(path).checkpoints), default=0)
+    except OSError:  # no place for a run: creating it says so
+        return 0
+
+
 @contextmanager
 def watching(
     recipe: Recipe,
@@ -44,7 +54,7 @@ def watching(
     path, names = Path(out) if out else None, asked_for(track)
     name = path.name if path else default_name(recipe.method, recipe)
     with (
-        Reporter(recipe.method, recipe.rounds, silent=not is_wanted(progress)) as reporter,
+        Reporter(recipe.method, recipe.rounds, silent=not is_wanted(progress), start=reached(path)) as reporter,
         Tracking(names) as tracking,
     ):
 

@@ -70,7 +70,7 @@ def same_run(stored: Mapping[str, Any], recipe: Recipe) -> bool:
         return False
     code = own_parts(read_method(recipe.method))
     old, new = _essence(then), _essence(recipe.settled().model_copy(update={"own_parts": code}))
-    return all(old[key] == value or (key in _ADOPTED and value == "auto") for key, value in new.items())
+    return all(old.get(k) == new.get(k) or (k in _ADOPTED and new.get(k) == "auto") for k in {**old, **new})
 
 
 def tested_alike(then: Mapping[str, Any], recipe: Recipe) -> bool:

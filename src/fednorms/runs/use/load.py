@@ -142,7 +142,7 @@ class _Images:
 
     unit: Tensor
 
-    def images(self) -> Iterator[Tensor]:
+    def images(self, *, augmented: bool = False) -> Iterator[Tensor]:  # images of a test are never augmented
         yield from self.unit.split(256)
 
 
