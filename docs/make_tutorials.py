@@ -30,12 +30,15 @@ _ABOUT = {
 }
 
 
-def executed(notebook: Path, folder: Path, parameters: str = "") -> NotebookNode:
+def executed(notebook: Path, folder: Path, parameters: str = "", before: str = "") -> NotebookNode:
     """A notebook with the outputs of a new kernel that works in a folder; nothing else is written.
 
-    `parameters` is code that runs after the cell with the tag "parameters", to train fewer rounds.
+    `parameters` is code that runs after the cell with the tag "parameters", to train fewer rounds. `before` is a
+    heading: its cell and those below it are left out.
     """
     read = nbformat.read(notebook, as_version=4)
+    if before:
+        read.cells = read.cells[: next(i for i, cell in enumerate(read.cells) if before in cell.source)]
     if parameters:
         at = next(i for i, cell in enumerate(read.cells) if PARAMETERS in cell.metadata.get("tags", []))
         read.cells[at].source += "\n" + parameters
