@@ -72,10 +72,9 @@ def test_lists_and_help_fit_80_columns_and_no_word_is_broken(command):
     assert code == 0
     assert max(map(cell_len, lines)) <= 80
     whole = fednorms(*command)
-    assert words(" ".join(lines)) - words(whole.out) - set("(),:0123456789") <= {
-        *words("(link: the column does not fit 80 characters) (pretrained, secure, unseen: columns do link, options,"),
-        *words("options: paper: paper, options)"),
-    }
+    shown, there = ({word.strip("(),:") for word in words(text)} for text in (" ".join(lines), whole.out))
+    notice = words("link paper options columns column the do does not fit 80 characters")  # what was left out
+    assert shown - there <= {"", *notice}
 
 
 def test_a_table_of_results_fits_80_columns_and_is_one_line_per_row_in_a_pipe(tmp_path):
