@@ -140,7 +140,7 @@ class Policy(_Strict):
                 f"a round counts with {there} site{'s' * (there != 1)}, this site allows only {self.minimum_sites} or "
                 "more (deploy.minimum)"
             )
-        if model is None and ":" in recipe.model and not recipe.model.startswith(("torchvision:", "timm:")):
+        if model is None and ":" in recipe.model and not recipe.model.startswith(("torchvision:", "timm:", "custom:")):
             found.append(
                 f'model "{recipe.model}" names code to import, and a site imports nothing that a run names: hand the '
                 "model to client_app(model=...)"
