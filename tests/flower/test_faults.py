@@ -13,13 +13,16 @@ from safetensors.torch import load_file
 from fednorms.cli import main
 from fednorms.core.errors import BadInput, Diverged, RunFailed
 from fednorms.core.round import broadcast, initial_state, server_update
+from fednorms.core.states import ClientState
+from fednorms.core.tree import Tree
 from fednorms.data import Federation, Preprocessing
 from fednorms.data.facts import Facts, SiteFacts
-from fednorms.flower import messages
+from fednorms.flower import collect, messages
 from fednorms.flower.agreement import Card, agreement, read_agreement
 from fednorms.flower.generations import Generations
 from fednorms.flower.server import serve
 from fednorms.flower.settings import fingerprint, read
+from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session, open_federation
 from fednorms.runs.use.export import export
 from tests.support.flower_in_process import LocalGrid, config_of, nodes_for, reference, run, same_result
@@ -254,3 +257,10 @@ def test_models_are_collected_at_the_server_and_at_the_sites(text, tmp_path):
     export(tmp_path / "loop", tmp_path / "theirs", site="faint")
     a, b = (load_file(tmp_path / which / "model.safetensors") for which in ("ours", "theirs"))
     assert same(a, b)
+
+
+@pytest.mark.parametrize("text", ["scaffold", "scaffold(control='gradient') + fedbn", "fedprox(mu=0.1) + fednova"])
+def test_an_export_finds_the_state_under_the_recipe_that_the_site_was_given(text, tmp_path):
+    given = Recipe(method=text, weights="start.pt")
+    Generations(tmp_path, fingerprint(given), "north").save(ClientState(1, Tree(w=torch.ones(1)), {}), accepted=0)
+    assert collect._generations(tmp_path, given.settled(), "north").rounds() == [1]

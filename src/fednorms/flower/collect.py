@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import torch
 
 from fednorms.core.errors import BadInput
+from fednorms.core.method import Method
 from fednorms.core.options import nearest
 from fednorms.data import Split
 from fednorms.flower.generations import Generations, default_root
 from fednorms.flower.settings import fingerprint
+from fednorms.methods.registry import method as read_method
+from fednorms.runs.recipe import Recipe
 from fednorms.runs.use.choose import choose
 from fednorms.runs.use.export import Exported, write_model
 from fednorms.runs.use.open import open_run
@@ -27,10 +31,35 @@ def export_at_site(run: Path, site: str, out: Path, state: Path | None = None) -
     if site not in opened.facts.clients:
         raise BadInput(f'This run has no site "{site}": {nearest(site, opened.facts.clients)}')
     accepted = opened.clients.get(site)
-    kept = Generations(state or default_root(), fingerprint(opened.recipe), site)
+    recorded = Recipe.from_toml(opened.directory.read_recipe(), str(opened.directory.recipe))
+    kept = _generations(state or default_root(), recorded, site)
     states = {} if accepted is None else {site: kept.load(accepted.round)}
     shape = opened.facts.shape
     black = Split(torch.zeros(2, *shape, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
     found = {name: s for name, s in states.items() if s is not None}
     chosen = choose(opened.task, opened.facts, opened.test_broadcast, found, site, black)
     return write_model(opened, chosen, out, site)
+
+
+def _generations(root: Path, recorded: Recipe, site: str) -> Generations:
+    """The site's states of a run: under the recipe as it was given to the sites, which a run may record completed."""
+    found = [Generations(root, fingerprint(recipe), site) for recipe in (recorded, as_given(recorded))]
+    return next((kept for kept in found if kept.rounds()), found[0])
+
+
+def as_given(recorded: Recipe) -> Recipe:
+    """A recorded recipe without the options of its method that a run fills in.
+
+    >>> as_given(Recipe(method="scaffold + fedbn").settled()).method
+    'scaffold + fedbn'
+    """
+    method = read_method(recorded.method)
+    parts = list(method.parts)
+    for k, p in enumerate(parts):
+        for f in fields(p):
+            if f.default is MISSING or getattr(p, f.name) == f.default:
+                continue
+            blank = replace(p, **{f.name: f.default})
+            if getattr(blank.settled(method, recorded.training), f.name) != f.default:
+                p = parts[k] = blank
+    return recorded.model_copy(update={"method": str(Method(tuple(parts)))})
