@@ -33,6 +33,7 @@ COMBINATIONS = [
     "perfedavg(variant=hessian_free)",
     "scaffold + greg + fedfn",
     "fednn + scaffold",
+    "fednn(tau=0.2, freeze_on_saturation=true)",
     "greg + fedrdn",
     "fedexp + fedfn",
     "fedrep + fedprox",

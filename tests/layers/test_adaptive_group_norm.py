@@ -177,3 +177,58 @@ def test_bad_options_are_named():
         AdaptiveGroupNorm(4, eval_mode="mean")
     with pytest.raises(BadInput, match="variant"):
         AdaptiveGroupNorm(4, variant="code")
+
+
+def keyed(step, call):
+    with noise.keyed(torch.tensor([3, step])):
+        return call()
+
+
+def draws(layer, steps):
+    """The shares that a layer without freezing would draw, in plain NumPy."""
+    a, tau, stored = layer.logits.detach().numpy(), float(layer.tau), []
+    for step in steps:
+        u = keyed(step, lambda: noise.uniform((2,), layer.stream, torch.empty(0))).double().numpy()
+        e = np.exp((z := (a - np.log(-np.log(u))) / tau) - z.max())
+        stored.append(e / e.sum())
+    return stored
+
+
+def test_a_layer_freezes_at_its_first_saturated_share():
+    plain, layer = (layer_at((0.2, 0.0), freeze_on_saturation=f) for f in (False, True))
+    for each in (plain, layer):
+        each.tau.fill_(0.05)
+    steps = range(5, 17)
+    wanted = draws(plain, steps)
+    first = [np.float32(s).max() - np.float32(s).min() >= 1 for s in wanted].index(True)
+    assert 0 < first < 8  # not a vacuous test
+    for i, step in enumerate(steps):
+        got = keyed(step, layer.share)
+        if i < first:
+            assert torch.equal(got, keyed(step, plain.share))
+            assert not layer.choice.any()
+        else:
+            assert got.tolist() == layer.choice.tolist() == np.round(wanted[first]).tolist()
+    layer.train()
+    keyed(50, lambda: layer(images())).square().sum().backward()
+    assert layer.logits.grad is None or not layer.logits.grad.any()
+    assert layer.weight.grad.abs().sum() > 0
+    for mode in ("soft", "hard", "sample"):
+        layer.eval().eval_mode = mode
+        assert keyed(60, layer.share).tolist() == layer.choice.tolist()
+
+
+def test_a_test_never_freezes_a_layer():
+    layer = layer_at(BN, eval_mode="sample", freeze_on_saturation=True).eval()
+    keyed(0, lambda: layer(images()))
+    assert not layer.choice.any()
+
+
+def test_statistics_of_a_trained_layer_are_kept_and_those_of_a_new_one_are_not():
+    bn = nn.BatchNorm2d(6)
+    assert not AdaptiveGroupNorm.like(bn, variant="author").running_var.any()
+    bn(images(torch.float32))
+    for variant in ("paper", "author"):
+        new = AdaptiveGroupNorm.like(bn, variant=variant)
+        assert torch.equal(new.running_mean, bn.running_mean)
+        assert torch.equal(new.running_var, bn.running_var)

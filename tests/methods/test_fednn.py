@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from fednorms.core.part import Route
-from fednorms.core.round import broadcast, initial_state, load, own_state
-from fednorms.core.states import Client, context_of
+from fednorms.core.round import broadcast, initial_state, load, own_state, server_update
+from fednorms.core.states import Client, Upload, context_of
+from fednorms.core.tree import Tree
 from fednorms.methods.registry import method
 from tests.reference.layers_reference import weight_norm
 from tests.support.tiny import client_model, play, rounds, same, tiny_data, tiny_net, tiny_task
@@ -140,3 +141,45 @@ def test_running_statistics_are_slow():
     torch.testing.assert_close(
         run.model["norm.running_var"], 0.997 + 0.003 * h.var((0, 2, 3), unbiased=False), atol=1e-12, rtol=0
     )
+
+
+def chosen_by(task, choices):
+    """The server's choice after a round in which clients of 1, 2, 3 ... images sent these."""
+    start = initial_state(task)
+    sent = []
+    for k, c in enumerate(choices):
+        model = Tree({**start.model.pick(task.net.exchanged), "norm.choice": torch.tensor(c).double()})
+        sent.append(Upload(f"c{k}", k + 1.0, model, {}, {}))
+    return server_update(task, start, sent).model["norm.choice"].tolist()
+
+
+def test_the_global_model_is_frozen_only_where_all_participants_are():
+    task = tiny_task("fednn(freeze_on_saturation=true)", tiny_data())
+    assert chosen_by(task, [(0.0, 0.0)] * 3) == [0.0, 0.0]
+    assert chosen_by(task, [(1.0, 0.0)] * 7) == pytest.approx([1.0, 0.0])
+    assert chosen_by(task, [(1.0, 0.0), (0.0, 1.0)]) == pytest.approx([1 / 3, 2 / 3])
+    assert chosen_by(task, [(1.0, 0.0), (0.0, 0.0), (1.0, 0.0)]) == [0.0, 0.0]
+
+
+def test_without_saturation_freezing_changes_nothing():
+    one, other = play("fednn", n=2), play("fednn(freeze_on_saturation=true)", n=2)
+    assert same(other.model.pick(one.model), one.model)
+    assert not other.model["norm.choice"].any()
+    assert "norm.choice" not in one.model
+
+
+def test_a_frozen_layer_stays_frozen_and_its_logits_do_not_learn():
+    data = tiny_data(9)
+    task = tiny_task("fednn(tau=0.01, freeze_on_saturation=true)", data)
+    one = rounds(task, data, 1)
+    two = rounds(task, data, 1, run=one)
+    assert sorted(one.model["norm.choice"].tolist()) == [0.0, 1.0]
+    assert torch.equal(two.model["norm.choice"], one.model["norm.choice"])
+    assert torch.equal(two.model["norm.logits"], one.model["norm.logits"])
+    assert not torch.equal(two.model["norm.weight"], one.model["norm.weight"])
+
+
+def test_keep_and_eps_reach_the_layers():
+    layer = tiny_task("agn(keep=0.5, eps=0.01)", tiny_data()).net.module.norm
+    assert (layer.keep, layer.eps) == (0.5, 0.01)
+    assert tiny_task("fednn(keep=0.5)", tiny_data()).net.module.norm.keep == 0.5

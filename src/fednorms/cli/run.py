@@ -77,11 +77,12 @@ def carry_out(
     from fednorms.runs.driver import execute
     from fednorms.runs.tracking.tracker import TrackedRun
     from fednorms.runs.tracking.tracking import Tracking, asked_for
+    from fednorms.runs.watch import reached as reached_in
 
     tracking = Tracking(asked_for(track))
     silent = output.quiet or output.json
     reached = 0
-    with Reporter(title, recipe.rounds, silent=silent, start=_reached(out)) as reporter, tracking:
+    with Reporter(title, recipe.rounds, silent=silent, start=reached_in(out)) as reporter, tracking:
 
         def after_round(event: RoundEvent) -> None:
             nonlocal reached
@@ -99,17 +100,6 @@ def carry_out(
         reporter.say(f"{out} already holds this run, finished. Nothing was trained.")
     show(result, out, output)
     return 0
-
-
-def _reached(out: Path) -> int:
-    """The round after which the run in a directory is continued; 0 if there is none."""
-    from fednorms.runs.store.checkpoint import kept_rounds
-    from fednorms.runs.store.directory import RunDirectory
-
-    try:
-        return max(kept_rounds(RunDirectory(out).checkpoints), default=0)
-    except OSError:  # no place for a run: creating it says so
-        return 0
 
 
 def show(result: Result, out: Path, output: Output) -> None:

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fednorms.core.errors import BadInput
-from fednorms.explain.deployable import refuse_obstacles
 from fednorms.flower.settings import Deployment, flat, read
-from fednorms.methods.registry import method as read_method
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.store.atomic import check_folder
 from fednorms.runs.toml import dumps
@@ -38,7 +36,10 @@ def write_project(
     ...     [path.name for path in made]
     ['pyproject.toml', 'fednorms_app.py', 'README.md']
     """
-    refuse_obstacles(read_method(recipe.method))
+    from fednorms.explain.deployable import refuse_obstacles  # with torch, which help does not need
+    from fednorms.methods.registry import method
+
+    refuse_obstacles(method(recipe.method))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} exists and is not empty. Choose another folder.")
     check_folder(folder)

@@ -19,7 +19,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.moments import coarser, group_moments, instance_moments, rescaled
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, Tensors, norm_layer
-from fednorms.layers.replacement import keep_parameters, named, place, width
+from fednorms.layers.replacement import keep_parameters, keep_statistics, named, place, tensor, width
 
 Variant = Literal["paper", "author"]
 EvalMode = Literal["soft", "hard", "sample"]
@@ -71,6 +71,10 @@ class AdaptiveGroupNorm(nn.Module):
     the batch branch: r <- keep * r + (1 - keep) * batch value. variant="author" mixes variances instead of deviations,
     with the public code's divisors, and running_var starts at 0. Inputs of shape (N, C) count as one position.
 
+    freeze_on_saturation (public code): once a share drawn in training is one-hot in float32, max s - min s >= 1, it is
+    stored in the buffer `choice` (until then 0), and the layer uses it from then on: it no longer samples, and its
+    logits have no gradient.
+
     >>> layer = AdaptiveGroupNorm(4, groups=2)
     >>> sorted(layer.state_dict())
     ['bias', 'logits', 'running_mean', 'running_var', 'tau', 'weight']
@@ -81,6 +85,7 @@ class AdaptiveGroupNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
     tau: Tensor
+    choice: Tensor | None
 
     def __init__(
         self,
@@ -96,6 +101,7 @@ class AdaptiveGroupNorm(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         name: str = "",
+        freeze_on_saturation: bool = False,
     ) -> None:
         super().__init__()
         if channels % groups:
@@ -124,6 +130,8 @@ class AdaptiveGroupNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros_like(ones))
         self.register_buffer("running_var", ones.clone() if variant == "paper" else torch.zeros_like(ones))
         self.register_buffer("tau", torch.tensor(tau, device=device, dtype=dtype))
+        choice = torch.zeros(2, device=device, dtype=dtype) if freeze_on_saturation else None
+        self.register_buffer("choice", choice)
 
     @classmethod
     def like(
@@ -136,8 +144,12 @@ class AdaptiveGroupNorm(nn.Module):
         keep: float = 0.997,
         tau: float = 5.0,
         name: str = "",
+        freeze_on_saturation: bool = False,
     ) -> nn.Module:
-        """Replace a batch or group normalization layer, keeping its affine parameters; the stream is from `name`."""
+        """Replace a batch or group normalization layer: keep affine and the statistics that it has gathered.
+
+        The stream is from `name`.
+        """
         new = cls(
             width(norm, name),
             groups,
@@ -147,10 +159,14 @@ class AdaptiveGroupNorm(nn.Module):
             keep,
             tau,
             noise.stream(name),
+            freeze_on_saturation=freeze_on_saturation,
             name=name,
             **place(norm),
         )
         keep_parameters(norm, new, "weight", "bias")
+        batches = tensor(norm, "num_batches_tracked")
+        if batches is not None and int(batches) > 0:
+            keep_statistics(norm, new.running_mean, new.running_var)
         return keep_act(norm, new)
 
     @property
@@ -165,7 +181,22 @@ class AdaptiveGroupNorm(nn.Module):
 
     def share(self) -> Tensor:
         """The pair (s_bn, s_gn) that this call uses; it sums to 1."""
-        if (self.training if self.sampling is None else self.sampling) or self.eval_mode == "sample":
+        training = self.training if self.sampling is None else self.sampling
+        share = self._free_share(training)
+        if self.choice is None:
+            return share
+        # Arithmetic instead of branches: a recorded graph takes the same path before and after the freeze.
+        frozen = all_froze(self.choice)
+        if training:
+            drawn = share.detach().float()
+            saturated = drawn.max() - drawn.min() >= 1
+            one_hot = (saturated & (drawn == drawn.max())).to(self.choice)
+            self.choice.copy_(torch.where(frozen, self.choice, one_hot))
+            frozen = frozen | saturated
+        return torch.where(frozen, self.choice.clone(), share)
+
+    def _free_share(self, training: bool) -> Tensor:
+        if training or self.eval_mode == "sample":
             # Always drawn in float32: the sample must not depend on the layer's dtype.
             u = noise.uniform((2,), self.stream, self.logits.new_empty(0, dtype=torch.float32))
             gumbel = -torch.log(-torch.log(u)).to(self.logits.dtype)
@@ -206,6 +237,15 @@ class AdaptiveGroupNorm(nn.Module):
     def extra_repr(self) -> str:
         """Width, groups, variant and evaluation mode."""
         return f"{self.channels}, groups={self.groups}, variant={self.variant!r}, eval_mode={self.eval_mode!r}"
+
+
+def all_froze(choice: Tensor) -> Tensor:
+    """Whether a choice, or a mean of several clients' choices, has no share left that samples; up to rounding.
+
+    >>> all_froze(torch.tensor([0.25, 0.75])).item(), all_froze(torch.tensor([0.0, 0.9])).item()
+    (True, False)
+    """
+    return choice.sum() > 1 - 1e-6
 
 
 def _unbiased(n: int) -> float:

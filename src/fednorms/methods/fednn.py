@@ -12,8 +12,8 @@ from fednorms.core.norms import is_batchnorm
 from fednorms.core.part import Part, Route, Slot, option, part, sum_of_parts
 from fednorms.core.surgery import Change, swap, swap_convolutions
 from fednorms.core.tree import Tree
-from fednorms.core.views import Begin
-from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm
+from fednorms.core.views import Begin, Round
+from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm, all_froze
 from fednorms.layers.weight_norm import WNConv2d
 
 
@@ -54,8 +54,14 @@ class AGN(Part):
 
     s = softmax((a + G) / tau), tau_t = tau (T - t + 0.001) / T in round t, counted from 0. Acts on the model; this part
     owns the temperature and sets it from the round; it is never averaged. No client state.
+    Running statistics of the batch branch: r <- keep r + (1 - keep) batch value; those that a pretrained BatchNorm has
+    gathered are kept.
     Divergence: the text mixes deviations, the public code variances with other divisors (variant="author"). The code
-    also samples in tests (eval_mode="sample"); the default is the noise-free softmax.
+    also samples in tests (eval_mode="sample"); the default is the noise-free softmax. In the code a layer freezes
+    (freeze_on_saturation=True): once a share drawn in training is one-hot in float32, it is used from then on, without
+    sampling and without a gradient for a. The global model is frozen where all participants are, and then uses the mean
+    of their shares. The code writes the share over a; here both are stored, so where only some participants are frozen,
+    the server averages their last a.
 
     >>> AGN(tau=3.0)
     agn(tau=3.0)
@@ -68,12 +74,23 @@ class AGN(Part):
     groups: int = option(2, at_least=1)
     variant: Literal["paper", "author"] = option("paper", choices=("paper", "author"))
     eval_mode: Literal["soft", "hard", "sample"] = option("soft", choices=("soft", "hard", "sample"))
+    keep: float = option(0.997, at_least=0.0, at_most=1.0)
+    eps: float = option(1e-5, above=0.0)
+    freeze_on_saturation: bool = option(False)
 
     @override
     def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
         def make(bn: nn.Module, name: str) -> nn.Module:
             return AdaptiveGroupNorm.like(
-                bn, groups=self.groups, variant=self.variant, eval_mode=self.eval_mode, tau=self.tau, name=name
+                bn,
+                groups=self.groups,
+                variant=self.variant,
+                eval_mode=self.eval_mode,
+                eps=self.eps,
+                keep=self.keep,
+                tau=self.tau,
+                name=name,
+                freeze_on_saturation=self.freeze_on_saturation,
             )
 
         return swap(model, is_batchnorm, make)
@@ -89,17 +106,32 @@ class AGN(Part):
         tau = self.tau * (b.context.rounds - t + 1e-3) / b.context.rounds
         return Tree({**model, **{k: torch.full_like(model[k], tau) for k in b.owned}})
 
+    @override
+    def stats(self, delta: Tree, r: Round) -> Tree:
+        # A mean of choices is a choice only if every participant has made one.
+        choices = r.context.names(lambda slot: isinstance(slot.module, AdaptiveGroupNorm) and slot.leaf == "choice")
+        mean = {k: r.model[k] + delta[k] for k in choices if k in delta}
+        undone = Tree({k: -r.model[k] for k, c in mean.items() if c.any() and not all_froze(c)})
+        return Tree({**delta, **undone}) if undone else delta
+
 
 @sum_of_parts("fednn")
-def fednn(tau: float = 5.0, groups: int = 2, variant: Literal["paper", "author"] = "paper") -> tuple[Part, ...]:
+def fednn(
+    tau: float = 5.0,
+    groups: int = 2,
+    variant: Literal["paper", "author"] = "paper",
+    keep: float = 0.997,
+    freeze_on_saturation: bool = False,
+) -> tuple[Part, ...]:
     """FedNN = wn + agn.
 
     Paper: FedNN: Federated learning on concept drift data using weight and adaptive group normalizations. Kang et al.
     Pattern Recognition 149, 2024. https://doi.org/10.1016/j.patcog.2023.110230
 
-    variant="author" reproduces the public code.
+    variant="author" reproduces the public code, together with freeze_on_saturation=True.
 
     >>> fednn(tau=3.0)
     (wn, agn(tau=3.0))
     """
-    return WeightNorm(variant=variant), AGN(tau=tau, groups=groups, variant=variant)
+    agn = AGN(tau=tau, groups=groups, variant=variant, keep=keep, freeze_on_saturation=freeze_on_saturation)
+    return WeightNorm(variant=variant), agn
