@@ -210,9 +210,9 @@ class _Watched(LocalView):
 
     reads_data: bool = False
 
-    def images(self) -> Iterator[Tensor]:
+    def images(self, *, augmented: bool = False) -> Iterator[Tensor]:
         self.reads_data = True
-        return super().images()
+        return super().images(augmented=augmented)
 
     def features(self) -> Iterator[tuple[Tensor, Tensor]]:
         self.reads_data = True
