@@ -33,7 +33,7 @@ COMBINATIONS = [
     "perfedavg(variant=hessian_free)",
     "scaffold + greg + fedfn",
     "fednn + scaffold",
-    "fednn(tau=0.2, freeze_on_saturation=true)",
+    "fednn(tau=0.1, freeze_on_saturation=true)",
     "greg + fedrdn",
     "fedexp + fedfn",
     "fedrep + fedprox",
@@ -123,6 +123,16 @@ def test_replays_give_the_loops_results(text):
     _, loop = setting(Loop, text)
     assert_same(task, play(task, loop), play(task, fast), loop, fast)
     assert fast.device.recorded
+
+
+def test_a_layer_freezes_within_a_recorded_step():
+    text = "fednn(tau=0.1, freeze_on_saturation=true)"
+    task, fast = setting(Graphs, text, streams=2)
+    _, loop = setting(Loop, text)
+    for rounds, frozen in ((1, False), (2, True)):  # free in the first round, frozen in the second
+        models = [play(task, engine, rounds).model for engine in (loop, fast)]
+        assert [bool(m["norm.choice"].any()) for m in models] == [frozen, frozen]
+        assert torch.equal(models[0]["norm.choice"], models[1]["norm.choice"])
 
 
 @pytest.mark.parametrize(

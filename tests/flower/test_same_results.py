@@ -34,7 +34,7 @@ from tests.support.flower_in_process import (
 load_all()
 SAMPLE = ["fedavg", "scaffold + fedbn", "hbn", "fedrdn", "fedfa + fednova", "ditto", "normbound(relative=0.5) + median"]
 OTHERS = [repeatable_form(n) for n in names() if n not in SAMPLE and not obstacle(method(n))]
-OTHERS += ["fednn(tau=0.2, freeze_on_saturation=true)"]
+OTHERS += ["fednn(tau=0.02, freeze_on_saturation=true)"]
 
 
 def equals_the_loop(text, folder, **changes):

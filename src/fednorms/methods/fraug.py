@@ -51,9 +51,10 @@ class FRAug(Part):
     dist(m + FT, m), each with `factor` times the learning rate and everything else fixed. Distances are mean L2 norms,
     or for G a kernel discrepancy (distance="mmd"; the authors use lam_g=10 for PACS). Acts on the loss. Client state:
     FT, class means, BatchNorm statistics. Communication: G besides the model.
-    Divergence: this is a reduced form. There is one combined gradient per step instead of three in turn. Class means
-    are measured at the start of a round (momentum 0.3) instead of batch by batch. The authors' numbers are not a
-    target.
+    Divergence: this is a reduced form. There is one combined gradient per step instead of three in turn, and `factor`
+    multiplies the losses of G and FT: that is a learning rate with plain SGD only. Under Adam and AdamW it has no
+    effect, and the losses of G and FT count in the norm that clipping bounds. Class means are measured at the start of
+    a round (momentum 0.3) instead of batch by batch. The authors' numbers are not a target.
 
     >>> FRAug(distance="mmd", lam_g=10.0)
     fraug(lam_g=10.0, distance='mmd')
