@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import fednorms as fn
-from fednorms.data.pack import check_pack
+from fednorms.data.packed import check_pack
 from tests.campaign.scene import Budget, Outcome, command, content, options, scene
 
 RUN = ("--method", "scaffold + fedbn", "--rounds", "3", "--momentum", "0.5", "--quiet")

@@ -99,12 +99,14 @@ def compare(args: Sequence[str]) -> int:
 
 def show(comparison: Comparison) -> None:
     """Print the table, what it is about, and where it was written."""
+    from fednorms.runs.compare import BEST
+
     console = stdout()
     header, *rows = comparison.cells()
     fixed = len(header) - len(comparison.columns)
     shown = [[_styled(cell) for cell in row] for row in rows]
     console.print(grid(header, shown, numbers_from=fixed))
-    console.print()
+    console.print(f"{BEST}\n")
     for remark in comparison.remarks():
         console.print(remark, markup=False)
     if comparison.files:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MEAN, BALANCED = "mean", "balanced"
+BEST = "* best of the column"  # what a star means where text cannot be bold
 _SAME_START = (
     "first weights: those of your model in every seed; seeds vary only the order of images, who takes part in a round, "
     "and what is drawn in training"
@@ -203,7 +204,7 @@ class Comparison:
         return "\n".join(aligned(self.cells()))
 
     def __repr__(self) -> str:
-        return "\n".join([self.table(), "", *self.remarks()])
+        return "\n".join([self.table(), BEST, "", *self.remarks()])
 
     def _repr_html_(self) -> str:
         header, rows, numbers_from, best = self._marked()
@@ -523,7 +524,7 @@ def _about(cells: list[Cell], federation: Federation, seeds: list[int]) -> dict[
         "accuracy": (
             "% on test data after the last round (no selection), "
             + (f"mean ± sample standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else "one seed")
-            + f" ({', '.join(map(str, seeds))}); * best of the column"
+            + f" ({', '.join(map(str, seeds))})"
         ),
         "made": (
             f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}, fednorms {__version__}, torch {torch.__version__}, "
