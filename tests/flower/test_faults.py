@@ -1,6 +1,7 @@
 """Faults between machines, simulated in one process: rounds continue, nothing is lost or counted twice."""
 
 import json
+import logging
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is an optional extra: pip install 'fednorms[flower]'")
 
 import torch
+from flwr.app import Context, RecordDict
 from safetensors.torch import load_file
 
 from fednorms.cli import main
@@ -20,7 +22,7 @@ from fednorms.data.facts import Facts, SiteFacts
 from fednorms.flower import collect, messages
 from fednorms.flower.agreement import Card, agreement, read_agreement
 from fednorms.flower.generations import Generations
-from fednorms.flower.server import serve
+from fednorms.flower.server import serve, server_app
 from fednorms.flower.settings import fingerprint, read
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session, open_federation
@@ -264,3 +266,29 @@ def test_an_export_finds_the_state_under_the_recipe_that_the_site_was_given(text
     given = Recipe(method=text, weights="start.pt")
     Generations(tmp_path, fingerprint(given), "north").save(ClientState(1, Tree(w=torch.ones(1)), {}), accepted=0)
     assert collect._generations(tmp_path, given.settled(), "north").rounds() == [1]
+
+
+def test_a_cut_off_federation_json_is_one_message_and_can_be_written_again(tmp_path, caplog, capsys):
+    config = config_of("fedavg", tmp_path)
+    whole = serve(LocalGrid(config, tmp_path, nodes_for()), config)
+    file = tmp_path / "run" / "federation.json"
+    content = file.read_bytes()
+    file.write_bytes(content[:40])
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
+    try:
+        server_app()(LocalGrid(config, tmp_path, nodes_for()), context)
+    except RunFailed as error:
+        logging.getLogger("flwr").error("%s raised an exception", "ServerApp", exc_info=error)  # as Flower does
+    last = caplog.records[-1]
+    assert last.getMessage().startswith(f"fednorms: Cannot read {file} (")
+    assert "`flwr run`" in last.getMessage()
+    assert last.exc_info is None
+    command = ["deploy", "export", str(tmp_path / "run"), "--site", "faint", "--out", str(tmp_path / "ours")]
+    assert main(command) != 0
+    said = capsys.readouterr().err
+    assert "`flwr run`" in said
+    assert "Traceback" not in said
+    file.unlink()
+    again = serve(LocalGrid(config, tmp_path, nodes_for()), config)
+    assert file.read_bytes() == content
+    same_result(again, whole)

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fednorms.core.errors import BadInput
+from fednorms.core.errors import BadInput, RunFailed
 from fednorms.data import Federation
 from fednorms.data.facts import Facts
 from fednorms.flower import schema
+from fednorms.runs.store.directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -135,3 +136,15 @@ def _one_site(shared: Mapping[str, Any], name: str, domain: str, train: int, cou
         return Facts.from_dict(_shared(shared) | {"name": name, "sites": [site], "clients": [name], "samples": train})
     except BadInput as error:
         raise schema.BadMessage(schema.problem(error)) from None
+
+
+def known_facts(directory: RunDirectory) -> Facts | None:
+    """What the sites of a deployed run agreed on when it started; None before that."""
+    try:
+        return directory.read_facts()
+    except RunFailed as error:
+        raise RunFailed(
+            f"Cannot read {directory.facts_path} ({error.__cause__}). It names the sites of this run and describes "
+            "their data. Restore it from a copy; or remove it, and continue the run with `flwr run` when all its sites "
+            "are connected: the server writes it again."
+        ) from None

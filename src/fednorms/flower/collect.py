@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,10 +12,12 @@ from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
 from fednorms.core.options import nearest
 from fednorms.data import Split
+from fednorms.flower.agreement import known_facts
 from fednorms.flower.generations import Generations, default_root
 from fednorms.flower.settings import fingerprint
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.use.choose import choose
 from fednorms.runs.use.export import Exported, write_model
 from fednorms.runs.use.open import open_run
@@ -27,6 +30,7 @@ def export_at_site(run: Path, site: str, out: Path, state: Path | None = None) -
     Traceback (most recent call last):
     fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory).
     """
+    known_facts(RunDirectory(run))
     opened = open_run(run, device="cpu")
     if site not in opened.facts.clients:
         raise BadInput(f'This run has no site "{site}": {nearest(site, opened.facts.clients)}')
@@ -56,10 +60,11 @@ def as_given(recorded: Recipe) -> Recipe:
     method = read_method(recorded.method)
     parts = list(method.parts)
     for k, p in enumerate(parts):
-        for f in fields(p):
+        options: tuple[Field[Any], ...] = fields(p)  # type: ignore[arg-type]
+        for f in options:
             if f.default is MISSING or getattr(p, f.name) == f.default:
                 continue
-            blank = replace(p, **{f.name: f.default})
+            blank = replace(p, **{f.name: f.default})  # type: ignore[type-var]
             if getattr(blank.settled(method, recorded.training), f.name) != f.default:
                 p = parts[k] = blank
     return recorded.model_copy(update={"method": str(Method(tuple(parts)))})

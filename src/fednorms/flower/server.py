@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from logging import INFO
 from pathlib import Path
@@ -11,13 +12,13 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
-from fednorms.core.errors import BadInput
+from fednorms.core.errors import BadInput, FednormsError
 from fednorms.engines.base import EngineSettings, SplitName
 from fednorms.engines.devices import numerics, repeatable
 from fednorms.evaluation.modes import Mode
 from fednorms.explain.deployable import refuse_obstacles
 from fednorms.flower import settings
-from fednorms.flower.agreement import Card
+from fednorms.flower.agreement import Card, known_facts
 from fednorms.flower.engine import Remote
 from fednorms.flower.keys import Watched
 from fednorms.flower.roster import Roster
@@ -38,7 +39,11 @@ def server_app(model: Callable[[], nn.Module] | None = None, loss: Loss | None =
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(grid, context.run_config, model, loss)
+        try:
+            serve(grid, context.run_config, model, loss)
+        except FednormsError:
+            logging.getLogger("flwr").addFilter(_message_only)  # Flower logs what an app raises
+            raise
 
     return app
 
@@ -60,7 +65,7 @@ def serve(
         directory.create(recipe.to_toml(), resume=True)
         with directory.lock():
             roster = Roster(grid, deployment, Watched.of_link())
-            if (known := directory.read_facts()) is not None:  # a run that is continued has its sites, and its data
+            if (known := known_facts(directory)) is not None:  # a run that is continued has its sites, and its data
                 roster.names, roster.usual = list(known.clients) or roster.names, Card(known, {})
             _go_back(directory, deployment.restart)
             roster.gather()
@@ -82,6 +87,14 @@ def open_session(recipe: Recipe, roster: Roster, model: nn.Module | None = None,
     settings = EngineSettings(recipe.threads, recipe.on_divergence)
     engine = Remote(task, roster, settings, [*tests, (plan.headline, "val")])
     return Session(recipe, facts, None, task, engine, *plan)
+
+
+def _message_only(record: logging.LogRecord) -> bool:
+    """Let Flower log an error of ours as its message: the traceback would say nothing to the person who can fix it."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, FednormsError):
+        record.msg, record.args, record.exc_info = "fednorms: %s", (str(error),), None
+    return True
 
 
 def _go_back(directory: RunDirectory, number: int) -> None:
