@@ -22,6 +22,7 @@ from fednorms.runs.store import checkpoint
 from fednorms.runs.store.atomic import write_atomic
 from fednorms.runs.store.checkpoint import load, load_best, save, save_best
 from fednorms.runs.store.packing import pack_client, pack_server, unpack_client, unpack_server
+from tests.support.system_calls import Calls, Killed
 from tests.support.waiting import HANG
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
@@ -363,48 +364,17 @@ def test_a_client_file_that_vanishes_later_is_one_clear_error(two):
 # --- crashes ---
 
 
-class _Killed(BaseException):
-    """Nothing runs after kill -9: from then on every system call raises, so no clean-up can happen."""
-
-
-class _Calls:
-    """Counts system calls that change the disk, and makes the k-th one fail, with an OSError or as if killed."""
-
-    NAMES = ("open", "write", "fsync", "replace", "unlink", "mkdir", "rmdir")
-
-    def __init__(self, monkeypatch, fail_at, error=None):
-        self.count, self.fail_at, self.error, self.dead = 0, fail_at, error, False
-        for name in self.NAMES:
-            monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
-
-    def _wrap(self, name, original):
-        def call(*args, **keywords):
-            if self.dead:
-                raise _Killed
-            self.count += 1
-            if self.count == self.fail_at:
-                if name == "write":
-                    original(args[0], bytes(args[1])[: len(args[1]) // 2])
-                if self.error:
-                    raise OSError(self.error, os.strerror(self.error), str(args[0]))
-                self.dead = True
-                raise _Killed
-            return original(*args, **keywords)
-
-        return call
-
-
 def _until_it_ends(tmp_path, work, check, error=None):
     """Do `work(folder)` once for every system call k, which fails, and `check(folder, finished)` after each."""
     for k in range(1, 200):
         folder = tmp_path / str(k)
         prepared = work(folder)
         with pytest.MonkeyPatch.context() as patch:
-            calls = _Calls(patch, k, error)
+            calls = Calls(patch, k, error)
             try:
                 prepared()
                 finished = True
-            except (_Killed, RunFailed):
+            except (Killed, RunFailed):
                 finished = False
         check(folder, finished)
         if calls.count < k:
