@@ -241,6 +241,7 @@ def test_splits_are_the_same_rows():
 
 HASHED_WORDS = [
     "adapt",
+    "client tests",
     "clients",
     "cohort",
     "corruption",
@@ -955,7 +956,8 @@ def test_a_client_without_tensors_has_no_file(tmp_path):
 # -- what comes after a run -----------------------------------------------------------------------------------------
 EXPORTED = """
     format fednorms classes[] shape[] dtype preprocessing.channels preprocessing.height preprocessing.width
-    preprocessing.resize preprocessing.mean[] preprocessing.std[] preprocessing.measure preprocessing.steps[]
+    preprocessing.resize preprocessing.prepared preprocessing.stored[] preprocessing.mean[] preprocessing.std[]
+    preprocessing.measure preprocessing.steps[]
     architecture.model architecture.custom architecture.size architecture.method architecture.head[]
     architecture.precision architecture.changes trained.federation trained.site trained.round trained.rounds
     trained.which trained.seed needs.fednorms needs.why needs.layers needs.load needs.load_without_fednorms

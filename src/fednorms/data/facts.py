@@ -102,14 +102,6 @@ class Facts:
         return self.stored or self.shape
 
     @property
-    def preparation(self) -> list[str]:
-        """A note for users of image files, if the training images were not just resized."""
-        text = (
-            f"The training images were prepared ({self.prepared}). Files are only resized: prepare them the same way."
-        )
-        return [text] if self.prepared else []
-
-    @property
     def num_classes(self) -> int:
         """The number of classes."""
         return len(self.classes)

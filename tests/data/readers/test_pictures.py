@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 from fednorms.core.errors import BadInput
 from fednorms.data.pickles import to_npz
 from fednorms.data.readers import divisions, domainnet, office, pacs_vlcs, recognized
+from fednorms.data.readers.pictures import Pictures
 from fednorms.data.registry import federation
 from tests.support.layouts import class_folders, first_values, pickled, picture, sizes
 
@@ -72,6 +75,26 @@ def test_pacs_flat(tmp_path):
     assert sum(len(s.test) for s in device.sites if s.domain == "photo") == 26
     with pytest.raises(BadInput, match=r"no list art_painting_train_kfold\.txt"):
         pacs_vlcs.pacs(root, protocol="official", **options(tmp_path))
+
+
+def test_cross_device_clients_are_tested_on_a_mix_of_classes():
+    """Real counts, listed by class as on disk: no client's test images are of one class only."""
+    found = {
+        domain: Pictures([Path(domain)] * sum(counts), np.repeat(np.arange(7), counts))
+        for domain, counts in pacs_vlcs.PACS_COUNTS.items()
+    }
+    members = pacs_vlcs._divided("pacs", found, "greg-cross-device", 0, (0.5, 0.2), (25, 46))
+    other = pacs_vlcs._divided("pacs", found, "greg-cross-device", 1, (0.5, 0.2), (25, 46))
+    for domain, pictures in found.items():
+        mine = [m for m in members if m.domain == domain]
+        whole = np.concatenate([m.parts["test"] for m in mine])
+        assert len(np.unique(whole)) == len(whole) == math.ceil(0.3 * len(pictures)), "every test image once"
+        mix = np.bincount(pictures.y[whole], minlength=7) / len(whole)
+        for member in mine:
+            own = np.bincount(pictures.y[member.parts["test"]], minlength=7) / len(member.parts["test"])
+            assert (own > 0).sum() >= 4
+            assert abs(own - mix).sum() / 2 < 0.5, "total variation distance from the domain's mix"
+    assert any((a.parts["test"] != b.parts["test"]).any() for a, b in zip(members, other, strict=True)), "by seed"
 
 
 def test_missing_and_extra_images_are_reported(tmp_path):

@@ -10,6 +10,7 @@ from PIL import Image
 
 from fednorms.core.errors import BadInput
 from fednorms.data import Protocol
+from fednorms.data.folders.preparations import lesion, shades_of_gray
 from fednorms.data.readers import camelyon17, centers, fairface, isic
 from fednorms.data.registry import federation
 from tests.support import data_sets
@@ -95,16 +96,16 @@ def test_fed_isic2019_from_raw_metadata(tmp_path):
     parts = ("vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias")
     lesions = {"BCN": "BCN_000{}", "MSK": "MSK4_000{}", "": ""} | {f"HAM {p}": "HAM_000{}" for p in parts}
     meta, truth, ham = [], [], []
-    for n, (centre, lesion) in enumerate(lesions.items()):
+    for n, (centre, prefix) in enumerate(lesions.items()):
         for i in range(10):
             image = f"ISIC_{n}{i:02d}"
             picture(tmp_path / "ISIC_2019_Training_Input" / f"{image}.jpg", n, (30, 24))
-            meta.append({"image": image, "age_approx": 50, "lesion_id": lesion.format(i), "sex": "female"})
+            meta.append({"image": image, "age_approx": 50, "lesion_id": prefix.format(i), "sex": "female"})
             truth.append(
                 {"image": image, **{c: float(c == isic.CLASSES[(n + i) % 8]) for c in isic.CLASSES}, "UNK": 0.0}
             )
             if centre.startswith("HAM"):
-                ham.append({"lesion_id": lesion.format(i), "image_id": image, "dataset": centre.removeprefix("HAM ")})
+                ham.append({"lesion_id": prefix.format(i), "image_id": image, "dataset": centre.removeprefix("HAM ")})
     table(tmp_path / "ISIC_2019_Training_Metadata.csv", meta)
     table(tmp_path / "ISIC_2019_Training_GroundTruth.csv", truth)
     assert isic.layout(tmp_path) is None, "HAM10000's own table is needed for four of the centres"
@@ -136,16 +137,14 @@ def test_isic_weights_and_preprocessing():
     # Color constancy makes the 6-norm of every channel the same, and keeps the overall length of the scene's color.
     x = np.random.default_rng(0).integers(10, 90, (16, 16, 3)).astype(np.uint8)
     x[..., 0] = x[..., 0] // 2
-    y = isic.shades_of_gray(x).astype(float)
+    y = shades_of_gray(x).astype(float)
     norms = np.power((y**6).mean((0, 1)), 1 / 6)
     assert norms.max() / norms.min() < 1.05
-    assert isic.shades_of_gray(np.full((2, 2, 3), 255, np.uint8) * np.array([1, 0, 0], np.uint8)).max() <= 255, (
-        "clipped"
-    )
-    assert isic.shades_of_gray(np.zeros((2, 2, 3), np.uint8)).max() == 0
+    assert shades_of_gray(np.full((2, 2, 3), 255, np.uint8) * np.array([1, 0, 0], np.uint8)).max() <= 255, "clipped"
+    assert shades_of_gray(np.zeros((2, 2, 3), np.uint8)).max() == 0
     wide = Image.new("RGB", (600, 450), (90, 90, 90))
-    assert np.asarray(isic.lesion(wide, 200)).shape == (200, 200, 3)
-    assert (np.asarray(isic.lesion(wide, 200)) == 90).all()
+    assert np.asarray(lesion(wide, 200)).shape == (200, 200, 3)
+    assert (np.asarray(lesion(wide, 200)) == 90).all()
 
 
 def test_a_table_of_centres(tmp_path):

@@ -123,10 +123,12 @@ def site_from_folder(
     group: Group | None = None,
     cache: str | Path | bool | None = None,
     memory_limit: int = MEMORY_LIMIT,
+    prepared: Prepared | None = None,
 ) -> Site:
     """Make one new site of `folder/class/image.png`, with the classes of an existing federation.
 
-    The options are those of `from_folders`. Without fractions all images are in the train split.
+    The options are those of `from_folders`, and how images are prepared before they are resized. Without fractions all
+    images are in the train split.
 
     >>> from PIL import Image
     >>> from tempfile import TemporaryDirectory
@@ -144,7 +146,7 @@ def site_from_folder(
     raise_problems(f'Folder "{folder}"', problems)
     names = class_names(folder, files, classes)
     root = folder.resolve()
-    return _sites(root, files, names, size, channels, val, test, seed, group, cache, memory_limit)[0]
+    return _sites(root, files, names, size, channels, val, test, seed, group, cache, memory_limit, prepared)[0]
 
 
 def _sites(
@@ -159,10 +161,11 @@ def _sites(
     group: Group | None,
     cache: str | Path | bool | None,
     memory_limit: int,
+    prepared: Prepared | None = None,
 ) -> list[Site]:
     groups = groups_of(files, group)
     hw = (size, size) if isinstance(size, int) else size
-    wanted = Decoding(root, files, (channels, *(hw or first_size(files))), hw is not None)
+    wanted = Decoding(root, files, (channels, *(hw or first_size(files))), hw is not None, prepared)
     number = {label: i for i, label in enumerate(classes)}
     y = torch.tensor([number[file.label] for file in files], dtype=torch.int64)
     everything = Split(load(wanted, cache, memory_limit), y)

@@ -27,11 +27,13 @@ _NAMED = 10  # unreadable files named in one message
 class Prepared:
     """Custom preparation of an opened image, where resizing is not enough.
 
-    `pixels` returns an image of the wanted size and mode. The name is part of the cache's key.
+    `pixels` returns an image of the wanted size and mode. The name is part of the cache's key. `steps` say the same in
+    words, for users of an exported model.
     """
 
     name: str
     pixels: Callable[[Image.Image], Image.Image]
+    steps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,8 @@ def open_image(path: str | Path) -> Image.Image:
     return image
 
 
-def read_image(path: str | Path, shape: tuple[int, int, int]) -> torch.Tensor:
-    """Read one image file as uint8 of shape (C, H, W), decoded and resized as `from_folders` does with a size.
+def read_image(path: str | Path, shape: tuple[int, int, int], prepared: Prepared | None = None) -> torch.Tensor:
+    """Read one image file as uint8 of shape (C, H, W), decoded, prepared and resized as in a federation.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as root:
@@ -149,8 +151,9 @@ def read_image(path: str | Path, shape: tuple[int, int, int]) -> torch.Tensor:
     try:
         with open_image(path) as image:
             upright = _upright(_single(image))
-            size = None if (upright.height, upright.width) == (height, width) else (width, height)
-            pixels = np.array(_converted(upright, channels, size))
+            ready = upright if prepared is None else prepared.pixels(upright)
+            size = None if (ready.height, ready.width) == (height, width) else (width, height)
+            pixels = np.array(_converted(ready, channels, size))
     except Exception as problem:  # Pillow's decoders raise almost anything on broken files
         raise BadInput(f'Image "{path}" cannot be read: {problem}.') from problem
     return torch.from_numpy(np.ascontiguousarray(pixels.reshape(height, width, channels).transpose(2, 0, 1)))

@@ -211,7 +211,7 @@ def _top(
             raise BadInput(
                 f'Federation "domainnet": {domain} has {len(pool)} training images, too few for {clients} clients.'
             )
-        members += cross_device(domain, clients, each, pool, inside[domain]["test"])
+        members += cross_device(domain, clients, each, pool, inside[domain]["test"], seed)
     return members, kept.tolist(), renamed
 
 

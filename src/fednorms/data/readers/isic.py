@@ -14,17 +14,15 @@ Papers:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation
-from fednorms.data.folders import Prepared
+from fednorms.data.folders.preparations import lesion_square
 from fednorms.data.problems import raise_problems
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.divisions import fractions
@@ -97,10 +95,20 @@ def fed_isic2019(
     notes = deviations("fed-isic2019", problems, complete) + notes
     members = [Member(center, center, at) for center, at in parts.items() if len(found[center])]
     side = max(size, size * 224 // 200)
-    prepared = Prepared(f"shorter side {side}, shades of grey 6, its middle", lambda image: lesion(image, side))
     norm, source = Preprocessing.imagenet(crop=size), source_of(root, protocol, seed, notes) | {"size": size}
     return built(
-        "fed-isic2019", place, found, members, CLASSES, side, norm, source, cache, memory_limit, prepared, _FLAMBY
+        "fed-isic2019",
+        place,
+        found,
+        members,
+        CLASSES,
+        side,
+        norm,
+        source,
+        cache,
+        memory_limit,
+        lesion_square(side),
+        _FLAMBY,
     )
 
 
@@ -147,36 +155,6 @@ def _raw_rows(place: Path) -> Iterator[dict[str, str]]:
         else:
             yield {"image": image, "target": str(said.index(1.0)), "center": number[center]}
     raise_problems(f'Federation "fed-isic2019" in "{place}"', problems)
-
-
-def lesion(image: Image.Image, side: int) -> Image.Image:
-    """A picture as Fed-ISIC2019 prepares it: shorter side `side`, color constancy, the middle square.
-
-    >>> lesion(Image.new("RGB", (600, 450), (120, 60, 30)), 224).size
-    (224, 224)
-    """
-    image = image.convert("RGB")
-    scale = side / min(image.size)
-    wide, high = (max(side, int(n * scale)) for n in image.size)
-    image = image.resize((wide, high), Image.Resampling.BILINEAR)
-    left, top = (wide - side) // 2, (high - side) // 2
-    return Image.fromarray(shades_of_gray(np.asarray(image))).crop((left, top, left + side, top + side))
-
-
-def shades_of_gray(pixels: np.ndarray, power: int = 6) -> np.ndarray:
-    """Color constancy: every channel divided by sqrt(3) times its share of the scene's color.
-
-    >>> shades_of_gray(np.full((2, 2, 3), 90, np.uint8))[0, 0].tolist()
-    [90, 90, 90]
-    """
-    x = pixels.astype(np.float64)
-    scene = np.power(np.power(x, power).mean((0, 1)), 1 / power)
-    length = math.sqrt(float((scene**2).sum()))
-    if length == 0:
-        return pixels
-    scene = np.maximum(scene / length, 1e-6)
-    # A value such as 89.99999 is 90 in exact numbers; the cast cuts fractions off, as the original does.
-    return np.clip(x / (math.sqrt(3) * scene) + 1e-9, 0, 255).astype(np.uint8)
 
 
 READER = Reader(

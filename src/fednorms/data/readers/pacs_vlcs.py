@@ -190,7 +190,7 @@ def _divided(
                 f'Federation "{name}": {domain} has {len(pool)} training images, too few for {clients} clients.'
             )
         pool = pool[shuffled(len(pool), "clients", seed, domain)]
-        members += cross_device(domain, clients, most, pool, parts["test"])
+        members += cross_device(domain, clients, most, pool, parts["test"], seed)
     return members
 
 

@@ -18,7 +18,7 @@ from fednorms.data.folders import EXTENSIONS, Prepared, read_images
 from fednorms.data.pickles import load_pickle
 from fednorms.data.problems import raise_problems
 from fednorms.data.protocol import Protocol
-from fednorms.data.readers.divisions import Parts
+from fednorms.data.readers.divisions import Parts, shuffled
 from fednorms.data.readers.reader import compared
 
 Cache = str | Path | bool | None
@@ -255,15 +255,18 @@ def built(
     return Federation(name, sites, classes, preprocessing, {"spec": name, "size": size, **told, **source}, protocol)
 
 
-def cross_device(domain: str, clients: int, each: int, pool: np.ndarray, test: np.ndarray) -> list[Member]:
+def cross_device(domain: str, clients: int, each: int, pool: np.ndarray, test: np.ndarray, seed: int) -> list[Member]:
     """`clients` sites of one domain with `each` training images, and an even share of the domain's test images.
 
-    >>> made = cross_device("photo", 2, 3, np.arange(8), np.arange(8, 11))
-    >>> [(m.name, m.parts["train"].tolist(), m.parts["test"].tolist()) for m in made]
-    [('photo-0', [0, 1, 2], [8, 9]), ('photo-1', [3, 4, 5], [10])]
+    Test images are shuffled before they are shared: readers list images by class.
+
+    >>> made = cross_device("photo", 2, 3, np.arange(8), np.arange(8, 11), seed=0)
+    >>> [(m.name, m.parts["train"].tolist(), len(m.parts["test"])) for m in made]
+    [('photo-0', [0, 1, 2], 2), ('photo-1', [3, 4, 5], 1)]
     """
     digits = len(str(clients - 1))
-    tests = np.array_split(test, clients)
+    shares = np.array_split(test[shuffled(len(test), "client tests", seed, domain)], clients)
+    tests = [np.sort(share) for share in shares]
     return [
         Member(
             f"{domain}-{i:0{digits}d}", domain, {"train": np.sort(pool[i * each : (i + 1) * each]), "test": tests[i]}

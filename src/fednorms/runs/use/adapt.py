@@ -15,13 +15,14 @@ from fednorms.core.round import carry_of, load, train
 from fednorms.core.states import Broadcast, Client, context_of
 from fednorms.core.tree import Tree
 from fednorms.data import Site, Split, site_from_folder
+from fednorms.data.folders.preparations import preparation
 from fednorms.engines.devices import repeatable
 from fednorms.evaluation.modes import Mode, score_site, site_state
 from fednorms.evaluation.scores import SiteScore
 from fednorms.evaluation.statistics import re_estimated, statistics_names
 from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
-from fednorms.runs.use.choose import Chosen
+from fednorms.runs.use.choose import Chosen, unknown_preparation
 from fednorms.runs.use.export import check_target, write_model
 from fednorms.runs.use.open import OpenRun, Which, open_run
 
@@ -135,7 +136,7 @@ def adapt(
     saved = None
     if out is not None:
         final = Chosen(estimated if tuned is None else tuned, mine, sent, client, measured_here=False, notes=notes)
-        saved = _save(opened, final, Path(out), shape, model, epochs)
+        saved = _save(opened, final, Path(out), stored, model, epochs)
     return Adapted(site.name, *scores, {k: len(s) for k, s in site.splits.items()}, saved, notes)
 
 
@@ -145,7 +146,14 @@ def _site(folder: str | Path, opened: OpenRun, stored: tuple[int, int, int], tes
     whose = ("" if divided else opened.recipe.data.group) if group is None else group
     try:
         return site_from_folder(
-            folder, opened.facts.classes, stored[1:], stored[0], test=test, seed=opened.recipe.seed, group=whose or None
+            folder,
+            opened.facts.classes,
+            stored[1:],
+            stored[0],
+            test=test,
+            seed=opened.recipe.seed,
+            group=whose or None,
+            prepared=preparation(opened.facts.prepared),
         )
     except BadInput as problem:
         if group is None and whose and "group" in str(problem):
@@ -179,7 +187,7 @@ def _models(
 
 
 def _notes(opened: OpenRun, epochs: int) -> list[str]:
-    notes = opened.facts.preparation
+    notes = unknown_preparation(opened.facts)
     if not statistics_names(opened.task.net):
         only = "" if epochs else ", so nothing was adapted (give epochs to fine-tune)"
         notes.append(
@@ -193,7 +201,7 @@ def _notes(opened: OpenRun, epochs: int) -> list[str]:
 
 
 def _save(
-    opened: OpenRun, final: Chosen, out: Path, shape: tuple[int, int, int], model: nn.Module | None, epochs: int
+    opened: OpenRun, final: Chosen, out: Path, stored: tuple[int, int, int], model: nn.Module | None, epochs: int
 ) -> Path:
     here = opened
     if opened.recipe.device != "cpu":  # exported models are loaded and compared on the CPU
@@ -207,5 +215,5 @@ def _save(
             client=replace(final.client, data=data),
         )
     done = {"images": len(final.client.data), "epochs": epochs}
-    write_model(here, final, out, final.client.name, model=model, shape=shape, extra={"adapted": done})
+    write_model(here, final, out, final.client.name, model=model, stored=stored, extra={"adapted": done})
     return out

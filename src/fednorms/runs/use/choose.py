@@ -14,6 +14,7 @@ from fednorms.core.states import Broadcast, Client, ClientState, Task
 from fednorms.core.tree import Tree
 from fednorms.data import Split
 from fednorms.data.facts import Facts, SiteFacts
+from fednorms.data.folders.preparations import preparation
 from fednorms.evaluation.modes import Mode, model_for, unseen_broadcast
 
 
@@ -102,6 +103,13 @@ def averaged_statistics(task: Task, facts: Facts, site: str | None) -> list[str]
         f'"{task.method}" is tested with normalization statistics measured on the site\'s own images. This model has '
         "averaged ones. `fednorms adapt` measures those of a folder of images."
     ]
+
+
+def unknown_preparation(facts: Facts) -> list[str]:
+    """A note for users of image files, if the training images were prepared in a way that is not known here."""
+    if not facts.prepared or preparation(facts.prepared) is not None:
+        return []
+    return [f"The training images were prepared ({facts.prepared}). Files are only resized: prepare them the same way."]
 
 
 def input_normalizers(task: Task) -> list[Part]:

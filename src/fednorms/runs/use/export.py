@@ -20,12 +20,16 @@ from fednorms.core.errors import BadInput, RunFailed
 from fednorms.core.passes import prepare_test
 from fednorms.core.states import Task, context_of
 from fednorms.data import Preprocessing, Split
+from fednorms.data.facts import Facts
+from fednorms.data.folders import Prepared
+from fednorms.data.folders.preparations import preparation
 from fednorms.engines.devices import repeatable
 from fednorms.layers import KeyedDropout, KeyedDropout2d, KeyedStochasticDepth
 from fednorms.runs.identity import custom_name
+from fednorms.runs.option_names import flag
 from fednorms.runs.store.atomic import check_folder
 from fednorms.runs.store.seal import hash_of_file, sealed
-from fednorms.runs.use.choose import Chosen, averaged_statistics, input_normalizers
+from fednorms.runs.use.choose import Chosen, averaged_statistics, input_normalizers, unknown_preparation
 from fednorms.runs.use.load import ABOUT, FORMAT, TENSORS, load_model, site_preprocessing
 from fednorms.runs.use.open import OpenRun, Which, open_run
 
@@ -73,7 +77,7 @@ def export(
     fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory).
     """
     opened = open_run(path, which, model=model, device="cpu")
-    images = _images(opened.facts.shape)
+    images = _images(opened.facts.stored_shape)
     data = Split(images, torch.zeros(len(images), dtype=torch.int64))
     chosen = opened.choose(site, data)
     notes = chosen.notes + averaged_statistics(opened.task, opened.facts, site)
@@ -87,32 +91,34 @@ def write_model(
     site: str | None,
     onnx: bool = False,
     model: nn.Module | None = None,
-    shape: tuple[int, int, int] | None = None,
+    stored: tuple[int, int, int] | None = None,
     extra: dict[str, Any] | None = None,
 ) -> Exported:
-    """Write chosen tensors (all on the CPU) as an exported model, atomically."""
+    """Write chosen tensors (all on the CPU) as an exported model, atomically; `stored` is the size of its images."""
     check_target(out)
     if onnx:
-        _check_onnx()
-    shape = shape or opened.facts.shape
-    task, notes = opened.task, opened.notes + chosen.notes
+        _check_onnx(opened.facts)
+    stored = stored or opened.facts.stored_shape
+    task, notes = opened.task, opened.notes + chosen.notes + unknown_preparation(opened.facts)
     part = next(iter(input_normalizers(task)), None)
-    preprocessing = replace(opened.facts.preprocessing, crop=None)  # an exported model takes images of the cropped size
+    crop = opened.facts.preprocessing.crop
+    preprocessing = opened.facts.preprocessing
     if part and chosen.measured_here:
-        preprocessing = Preprocessing()
+        preprocessing = Preprocessing(crop=crop)
         notes.append(
             f"{part.name} normalizes images with a site's own statistics. This model measures them on the images it is "
             "given. To fix them, export the model of a site, or call measured(images) once after loading."
         )
     elif part:
-        preprocessing = site_preprocessing(chosen.mine[part.name]["mean"], chosen.mine[part.name]["std"])
+        fixed = site_preprocessing(chosen.mine[part.name]["mean"], chosen.mine[part.name]["std"])
+        preprocessing = replace(fixed, crop=crop)
     if opened.facts.dtype != "uint8":
         notes.append("The model was trained on floating-point images. Give it images on that scale, not bytes.")
     if task.method.evaluation().predict:
         notes.append(f'"{task.method}" is tested with prototypes, but the exported model predicts with its classifier.')
     module = task.net.plain(chosen.tensors)
     measure = part.name if part and chosen.measured_here else None
-    about = _about(opened, module, preprocessing, measure, shape, site, notes) | (extra or {})
+    about = _about(opened, module, preprocessing, measure, stored, site, notes) | (extra or {})
     if onnx:
         what = "images normalized as `preprocessing` says" if measure else f"images as {opened.facts.dtype}, unscaled"
         about["onnx"] = {"file": ONNX, "input": f"images: {what}", "outputs": ["logits", "probabilities"]}
@@ -127,7 +133,7 @@ def write_model(
         about["files"] = {p.name: hash_of_file(p) for p in sorted(temporary.iterdir())}
         text = json.dumps(sealed(about), indent=2, ensure_ascii=False) + "\n"
         (temporary / ABOUT).write_text(text, encoding="utf-8")
-        _verify(temporary, task, chosen, model, shape)
+        _verify(temporary, task, chosen, model, stored)
         if out.exists():
             out.rmdir()  # it is empty
         os.replace(temporary, out)
@@ -145,7 +151,12 @@ def check_target(out: Path) -> None:
     check_folder(out)
 
 
-def _check_onnx() -> None:
+def _check_onnx(facts: Facts) -> None:
+    if facts.prepared:
+        raise BadInput(
+            f"The training images were prepared ({facts.prepared}), which an ONNX graph cannot do. Export without "
+            f"{flag('onnx')}: `fednorms predict` and load_model(...).read prepare image files the same way."
+        )
     if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
         raise BadInput(f"ONNX export needs {' and '.join(missing)}. Install with: pip install 'fednorms[onnx]'")
 
@@ -155,9 +166,9 @@ def _images(shape: tuple[int, int, int]) -> Tensor:
     return torch.randint(256, (4, *shape), generator=generator, dtype=torch.uint8)
 
 
-def _verify(folder: Path, task: Task, chosen: Chosen, model: nn.Module | None, shape: tuple[int, int, int]) -> None:
+def _verify(folder: Path, task: Task, chosen: Chosen, model: nn.Module | None, stored: tuple[int, int, int]) -> None:
     """Load the export again: on random images its logits must equal those of the run's evaluation, bit for bit."""
-    images = _images(shape)
+    images = _images(stored)
     context = context_of(task, chosen.sent.round, chosen.client, evaluating=True)
     with torch.no_grad():
         with repeatable(1, "verify"):
@@ -182,12 +193,15 @@ def _about(
     module: nn.Module,
     preprocessing: Preprocessing,
     measure: str | None,
-    shape: tuple[int, int, int],
+    stored: tuple[int, int, int],
     site: str | None,
     notes: list[str],
 ) -> dict[str, Any]:
     recipe, net, state = opened.recipe, opened.task.net, opened.state
-    channels, height, width = shape
+    channels = stored[0]
+    shape = (channels, *preprocessing.window(*stored[1:]))
+    height, width = shape[1:]
+    prepared = preparation(opened.facts.prepared)
     name = custom_name(recipe.model)
     made = {
         "model": name,
@@ -208,10 +222,12 @@ def _about(
             "channels": _CHANNELS.get(channels, str(channels)),
             "height": height,
             "width": width,
-            "resize": "bilinear, each side on its own",
+            "resize": "bilinear, each side on its own" if prepared is None else "as `prepared` says",
+            "prepared": opened.facts.prepared,
+            "stored": list(stored),
             **preprocessing.to_dict(),
             "measure": measure,
-            "steps": _steps(shape, preprocessing, measure, opened.facts.dtype),
+            "steps": _steps(stored, preprocessing, measure, opened.facts.dtype, prepared),
         },
         "architecture": made,
         "trained": {
@@ -227,16 +243,22 @@ def _about(
     }
 
 
-def _steps(shape: tuple[int, int, int], fixed: Preprocessing, measure: str | None, dtype: str) -> list[str]:
-    channels, height, width = shape
+def _steps(
+    stored: tuple[int, int, int], fixed: Preprocessing, measure: str | None, dtype: str, prepared: Prepared | None
+) -> list[str]:
+    channels, height, width = stored
+    resized = f"height {height} and width {width}, ignoring aspect ratio, with Pillow's bilinear (antialiased)"
+    window = fixed.window(height, width)
     steps = [
         f"decode to {_CHANNELS.get(channels, f'{channels} channels')}, uint8, EXIF rotation applied; 16 bits / 257",
-        f"resize to height {height} and width {width}, ignoring aspect ratio, with Pillow's bilinear (antialiased)",
+        *(prepared.steps if prepared else ()),
+        f"resize to {resized}{', unless it has that size' if prepared else ''}",
+        *([f"crop the middle {window[0]} x {window[1]} pixels (height x width)"] if window != (height, width) else []),
         "arrange as batch x channels x height x width",
         "divide by 255",
     ]
     if dtype != "uint8":
-        steps[:] = [f"arrange floating-point images as batch x {channels} x {height} x {width}, unscaled"]
+        steps[:] = [f"arrange floating-point images as batch x {channels} x {window[0]} x {window[1]}, unscaled"]
     if measure:
         steps.append("per channel, subtract the mean over the site's images of the image mean, and divide by the mean")
         steps[-1] += " over the site's images of the image standard deviation (n - 1)"
@@ -302,6 +324,7 @@ class _FromImages(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         if self.preprocessing is not None:
             like = next(self.module.parameters())
+            images = self.preprocessing.cropped(images)
             mean, std = self.preprocessing.mean or (0.0,), self.preprocessing.std or (1.0,)
             center, scale = (torch.tensor(v, dtype=like.dtype).view(-1, 1, 1) for v in (mean, std))
             images = images.to(like.dtype) / 255 if images.dtype == torch.uint8 else images.to(like.dtype)
@@ -313,8 +336,9 @@ class _FromImages(nn.Module):
 
 def _example(about: dict[str, Any]) -> Tensor:
     """A batch as the graph gets it: bytes; or floats, if the run had those or the input must be normalized first."""
-    images = _images(about["shape"])
-    raw = about["preprocessing"]["measure"] is None and "uint8" in about["onnx"]["input"]
+    measure = about["preprocessing"]["measure"]
+    images = _images(about["shape"] if measure else about["preprocessing"]["stored"])
+    raw = measure is None and "uint8" in about["onnx"]["input"]
     return images if raw else images.to(getattr(torch, about["architecture"]["precision"])) / 255
 
 

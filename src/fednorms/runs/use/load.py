@@ -17,6 +17,8 @@ from fednorms.core.errors import BadInput
 from fednorms.core.part import Part
 from fednorms.core.views import Local
 from fednorms.data import Preprocessing
+from fednorms.data.folders import read_image
+from fednorms.data.folders.preparations import preparation
 from fednorms.models.weights import plain
 from fednorms.runs.assemble import build_net
 from fednorms.runs.recipe import Recipe
@@ -30,8 +32,9 @@ class LoadedModel:
     """A trained model that takes images and gives probabilities.
 
     Called on a batch N x C x H x W, uint8 or floats in [0, 1], it returns N x classes probabilities; `logits` are the
-    values before the softmax. `module` takes images that `prepare` has scaled and normalized. `about` is the content of
-    the export's model.json.
+    values before the softmax. `read` reads an image file as the training images were read. Where training images were
+    larger than the network's input, both sizes are accepted; the larger one is cropped to its center. `module` takes
+    images that `prepare` has cropped, scaled and normalized. `about` is the content of the export's model.json.
 
     >>> model = LoadedModel(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), ("cat", "dog"), Preprocessing(), (1, 2, 2))
     >>> model(torch.zeros(3, 1, 2, 2, dtype=torch.uint8)).shape
@@ -45,15 +48,27 @@ class LoadedModel:
     measures: Part | None = None  # normalizes with statistics of the images it is given
     about: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def stored_shape(self) -> tuple[int, int, int]:
+        """The shape in which files are read: larger than `shape` where training images were cropped."""
+        channels, height, width = self.about.get("preprocessing", {}).get("stored") or self.shape
+        return channels, height, width
+
+    def read(self, file: str | Path) -> Tensor:
+        """Read an image file as uint8, C x H x W, prepared and resized as the training images were."""
+        prepared = preparation(self.about.get("preprocessing", {}).get("prepared", ""))
+        return read_image(file, self.stored_shape, prepared)
+
     def prepare(self, images: Tensor) -> Tensor:
-        """Images as `module` takes them: scaled to [0, 1] and normalized."""
-        want = " x ".join(map(str, self.shape))
+        """Images as `module` takes them: cropped, scaled to [0, 1] and normalized."""
+        sizes = dict.fromkeys((self.shape, self.stored_shape))
+        want = " or N x ".join(" x ".join(map(str, size)) for size in sizes)
         if not isinstance(images, Tensor):
             raise BadInput(
                 f"Images must be a tensor of N x {want}, uint8 or floats in [0, 1], got {type(images).__name__}. "
                 "fednorms.predict(folder, files) reads image files."
             )
-        if tuple(images.shape[1:]) != self.shape or images.dim() != 4:
+        if images.dim() != 4 or tuple(images.shape[1:]) not in sizes:
             raise BadInput(f"Images must be a batch of N x {want}, got {tuple(images.shape)}.")
         of_bytes = self.about.get("dtype") == "uint8"  # otherwise floating-point images have their own scale
         if of_bytes and images.is_floating_point() and images.numel() and float(images.max()) > 1.5:
@@ -62,6 +77,7 @@ class LoadedModel:
                 "Divide by 255, or give uint8."
             )
         like = next(self.module.parameters(), torch.zeros(()))
+        images = self.preprocessing.cropped(images)
         x = self.preprocessing.unit(images.to(like.device), dtype=like.dtype)
         fixed = self.measured(images).preprocessing if self.measures else self.preprocessing
         return fixed.normalize(x)
@@ -72,9 +88,11 @@ class LoadedModel:
             return self
         like = next(self.module.parameters(), torch.zeros(()))
         job = next(job for job in self.measures.passes() if job.when == "setup")
+        images = self.preprocessing.cropped(images)
         unit = self.preprocessing.unit(images.to(like.device), dtype=like.dtype)
         pair, _ = job.client(cast(Local, _Images(unit)))
-        return replace(self, preprocessing=site_preprocessing(pair["mean"], pair["std"]), measures=None)
+        fixed = replace(site_preprocessing(pair["mean"], pair["std"]), crop=self.preprocessing.crop)
+        return replace(self, preprocessing=fixed, measures=None)
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
@@ -123,7 +141,7 @@ def load_model(folder: str | Path, model: nn.Module | None = None) -> LoadedMode
         raise BadInput(f'{folder / TENSORS} does not fit the model "{made["model"]}": {error}') from error
     done = about["preprocessing"]
     measures = next((p for p in net.method.parts if p.name == done["measure"]), None)
-    preprocessing = Preprocessing.from_dict({"mean": done["mean"], "std": done["std"]})
+    preprocessing = Preprocessing.from_dict({k: done[k] for k in ("mean", "std", "crop") if k in done})
     return LoadedModel(module, tuple(about["classes"]), preprocessing, shape, measures, about)
 
 

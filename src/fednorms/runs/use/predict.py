@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,10 +18,11 @@ from fednorms.core.passes import prepare_test
 from fednorms.core.states import context_of
 from fednorms.data import Split
 from fednorms.data.folders import EXTENSIONS, read_image
+from fednorms.data.folders.preparations import preparation
 from fednorms.engines.devices import repeatable
 from fednorms.evaluation.modes import answer
 from fednorms.runs.option_names import flag, option
-from fednorms.runs.use.choose import Chosen, averaged_statistics
+from fednorms.runs.use.choose import Chosen, averaged_statistics, unknown_preparation
 from fednorms.runs.use.load import ABOUT, LoadedModel, load_model
 from fednorms.runs.use.open import OpenRun, Which, open_run
 
@@ -81,8 +82,8 @@ def predict(
     facts = opened.facts
     images = _Images(image_files(inputs), skip_broken)
     chosen = opened.choose(site)
-    notes = opened.notes + chosen.notes + averaged_statistics(opened.task, facts, site) + facts.preparation
-    batches = images.decoded(facts.stored_shape)
+    notes = opened.notes + chosen.notes + averaged_statistics(opened.task, facts, site) + unknown_preparation(facts)
+    batches = images.decoded(partial(read_image, shape=facts.stored_shape, prepared=preparation(facts.prepared)))
     if chosen.measured_here:  # a part that normalizes with the site's statistics measures these images
         read = list(batches)
         x = torch.cat([some for _, some in read])
@@ -97,7 +98,7 @@ def predict(
 
 
 def _predict_exported(model: LoadedModel, images: _Images) -> list[Prediction]:
-    batches = images.decoded(model.shape)
+    batches = images.decoded(model.read)
     if model.measures:
         read = list(batches)
         model, batches = model.measured(torch.cat([some for _, some in read])), iter(read)
@@ -174,12 +175,12 @@ class _Images:
     skip_broken: bool
     broken: list[str] = field(default_factory=list)
 
-    def decoded(self, shape: tuple[int, int, int]) -> Iterator[tuple[list[Path], Tensor]]:
+    def decoded(self, read_one: Callable[[Path], Tensor]) -> Iterator[tuple[list[Path], Tensor]]:
         """Files and their images, in batches; at the end an error names all that could not be read."""
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             for start in range(0, len(self.files), _BATCH):
                 chunk = self.files[start : start + _BATCH]
-                images = pool.map(partial(self._read, shape), chunk)
+                images = pool.map(partial(self._read, read_one), chunk)
                 read = [(f, x) for f, x in zip(chunk, images, strict=True) if x is not None]
                 if read and (self.skip_broken or not self.broken):
                     yield [f for f, _ in read], torch.stack([x for _, x in read])
@@ -187,9 +188,9 @@ class _Images:
             advice = [] if self.skip_broken else [f"Fix or remove them, or skip them with {flag('skip_broken')}."]
             raise BadInput("\n".join([f"{_count(len(self.broken))} cannot be used:", *self._some, *advice]))
 
-    def _read(self, shape: tuple[int, int, int], file: Path) -> Tensor | None:
+    def _read(self, read_one: Callable[[Path], Tensor], file: Path) -> Tensor | None:
         try:
-            return read_image(file, shape)
+            return read_one(file)
         except BadInput as error:
             self.broken.append(str(error))
             return None
