@@ -13,7 +13,8 @@ import fednorms as fn
 from fednorms.core.errors import FednormsError
 from fednorms.core.states import ClientState
 from fednorms.core.tree import Tree
-from fednorms.data.pack import pack, unpacked
+from fednorms.data.pack import pack
+from fednorms.data.packed import unpacked
 from fednorms.runs.store.checkpoint import load, load_best
 from fednorms.runs.store.packing import pack_client, unpack_client
 from fednorms.runs.store.seal import check_tensors, sealed_tensors

@@ -17,7 +17,8 @@ import torch
 import fednorms as fn
 from fednorms.core.errors import FednormsError
 from fednorms.core.sampling import Participation
-from fednorms.data.pack import pack, unpacked
+from fednorms.data.pack import pack
+from fednorms.data.packed import unpacked
 from fednorms.data.pickles import loads
 from fednorms.models.weights import read_state_dict
 from fednorms.runs.recipe import Recipe
