@@ -8,7 +8,7 @@ import os
 import time
 import warnings
 
-NAMES = ("kills", "corruption", "fuzz", "leaks", "writers", "full_disk")
+NAMES = ("kills", "operations", "corruption", "fuzz", "leaks", "writers", "full_disk", "messages")
 
 
 def main() -> int:

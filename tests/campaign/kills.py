@@ -1,10 +1,14 @@
-"""Kill -9 at random file operations of run, resume, compare, export and pack: nothing is lost or half written."""
+"""Kill -9 of run, resume, compare, reproduce, export and pack: nothing is lost or half written.
+
+At random file operations, and runs also at random times.
+"""
 
 from __future__ import annotations
 
 import json
 import random
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,36 +17,68 @@ from fednorms.data.packed import check_pack
 from tests.campaign.scene import Budget, Outcome, command, content, options, scene
 
 RUN = ("--method", "scaffold + fedbn", "--rounds", "3", "--momentum", "0.5", "--quiet")
+TABLE = """
+paper = "fednorms"
+label = "Tiny"
+title = "Two methods on two rounds"
+tolerance = 3.0
+seeds = 1
+
+[recipe]
+rounds = 2
+model = "cnn-small"
+training = { batch_size = 64 }
+
+[[settings]]
+name = "shift"
+recipe.data = { size = 8, val = 0.1, test = 0.8 }
+[settings.columns]
+Avg = "mean"
+
+[[rows]]
+name = "FedAvg"
+method = "fedavg"
+published.shift = { Avg = 1.0 }
+
+[[rows]]
+name = "FedBN"
+method = "fedbn"
+published.shift = { Avg = 1.0 }
+"""
 
 
 def campaign(seconds: float, seed: int) -> Outcome:
     found, draw = Outcome("kills"), random.Random(seed)
     with scene() as root:
+        before = time.monotonic()
         whole = command(root, "run", *options(root, *RUN), "--out", root / "whole")
+        lasted = time.monotonic() - before
         assert whole.code == 0, whole.said
         expected = content(root / "whole")
         scenarios: list[Callable[[Path, random.Random, int], str]] = [
-            lambda root, draw, n: _run(root, draw, n, expected),
+            lambda root, draw, n: killed_run(root, draw, expected, stop_at=draw.randrange(1, whole.operations + 1)),
+            lambda root, draw, n: killed_run(root, draw, expected, after=lasted * draw.uniform(0.01, 1.2)),
             _export,
             _pack,
             _compare,
+            _reproduce,
         ]
-        every: list[int] = []  # operations of a run at which it was not yet killed
         for number in Budget(seconds):
-            which = 0 if number % 2 else number // 2 % len(scenarios)
-            every = every or draw.sample(range(1, whole.operations + 1), whole.operations)
-            stop = draw.randrange(1, 41) if which else every.pop()
+            stop, scenario = draw.randrange(1, 41), scenarios[number % len(scenarios)]
             found.tries += 1
-            if problem := scenarios[which](root, draw, stop):
-                found.bad.append(f"{which}, killed at operation {stop}: {problem}")
+            if problem := scenario(root, draw, stop):
+                found.bad.append(f"scenario {number % len(scenarios)}, stop {stop}: {problem}")
     return found
 
 
-def _run(root: Path, draw: random.Random, stop: int, expected: dict[str, bytes]) -> str:
+def killed_run(
+    root: Path, draw: random.Random, expected: dict[str, bytes], stop_at: int = 0, after: float = 0.0
+) -> str:
+    """Kill a run at a file operation or after seconds, perhaps also its continuation; then let it end."""
     out = root / "killed"
     shutil.rmtree(out, ignore_errors=True)
     start = ("run", *options(root, *RUN), "--out", out)
-    first = command(root, *start, stop_at=stop)
+    first = command(root, *start, stop_at=stop_at, after=after)
     if draw.random() < 0.5 and (out / "recipe.toml").exists():
         command(root, "resume", out, "--quiet", stop_at=draw.randrange(1, 40))
     last = command(root, *(("resume", out, "--quiet") if (out / "recipe.toml").exists() else start))
@@ -91,3 +127,26 @@ def _compare(root: Path, draw: random.Random, stop: int) -> str:
     same = all(content(run) == content(whole / run.relative_to(out)) for run in runs)
     told = json.loads((out / "comparison.json").read_bytes())["methods"]
     return "" if same and len(runs) == 2 and len(told) == 2 else "other bits"
+
+
+def _reproduce(root: Path, draw: random.Random, stop: int) -> str:
+    if not (root / "table").exists():
+        (root / "table").mkdir()
+        (root / "table" / "table.toml").write_text(TABLE)
+    start = ("reproduce", root / "table", "--quiet", "--out")
+    whole, out = root / "reproduced-whole", root / "reproduced"
+    if not whole.exists():
+        done = command(root, *start, whole)
+        assert done.code in (0, 1), done.said  # 1: a cell is not what the table says
+    shutil.rmtree(out, ignore_errors=True)
+    command(root, *start, out, stop_at=stop)
+    last = command(root, *start, out)
+    if last.crashed or last.code not in (0, 1):
+        return last.said
+    return "" if _cells(out) == _cells(whole) else "other results"
+
+
+def _cells(out: Path) -> list[object]:
+    """What must be equal in tables that were reproduced: the results of every run, without times."""
+    runs = json.loads((out / "results.json").read_bytes())["runs"]
+    return [[run[key] for key in ("setting", "row", "seed", "status", "rounds", "last")] for run in runs]

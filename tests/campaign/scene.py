@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import random
 import shutil
@@ -33,9 +34,10 @@ class Outcome:
     name: str
     tries: int = 0
     bad: list[str] = field(default_factory=list)
+    whole: int = 0  # tries that are all there can be
 
     def __str__(self) -> str:
-        return f"{self.name:<12}{self.tries:>7} tries{len(self.bad):>5} bad"
+        return f"{self.name:<12}{self.tries:>7} tries{len(self.bad):>5} bad" + (f", of {self.whole}" * bool(self.whole))
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,14 @@ class Ended:
 
 
 class Budget:
-    """Iterates until the seconds are over, at least once."""
+    """Iterates until the seconds are over, at least once and at most `most` times."""
 
-    def __init__(self, seconds: float) -> None:
-        self.end = time.monotonic() + seconds
+    def __init__(self, seconds: float, most: float = math.inf) -> None:
+        self.end, self.most = time.monotonic() + seconds, most
 
     def __iter__(self) -> Iterator[int]:
         number = 0
-        while number == 0 or time.monotonic() < self.end:
+        while number == 0 or (number < self.most and time.monotonic() < self.end):
             yield number
             number += 1
 
@@ -96,8 +98,8 @@ def options(root: Path, *more: object) -> list[str]:
     return list(map(str, given))
 
 
-def in_child(work: Callable[[], int], root: Path, stop_at: int = 0, full: bool = False) -> Ended:
-    """Run `work` in a forked child.
+def in_child(work: Callable[[], int], root: Path, stop_at: int = 0, full: bool = False, after: float = 0.0) -> Ended:
+    """Run `work` in a forked child; it is killed `after` seconds, if they are given.
 
     At its operation number `stop_at` on files below `root` (opening to write, renaming, removing), the child is
     killed; with `full`, that operation and all later ones fail as on a full disk.
@@ -129,6 +131,9 @@ def in_child(work: Callable[[], int], root: Path, stop_at: int = 0, full: bool =
         said.write_text(text.getvalue())
         count.write_text(str(done[0]))
         os._exit(code)
+    if after:
+        time.sleep(after)
+        os.kill(child, signal.SIGKILL)  # it waits for its parent even if it has ended
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     found = Ended(code, said.read_text() if said.exists() else "", int(count.read_text()) if count.exists() else 0)
@@ -137,9 +142,9 @@ def in_child(work: Callable[[], int], root: Path, stop_at: int = 0, full: bool =
     return found
 
 
-def command(root: Path, *args: object, stop_at: int = 0, full: bool = False) -> Ended:
+def command(root: Path, *args: object, stop_at: int = 0, full: bool = False, after: float = 0.0) -> Ended:
     """Run a fednorms command in a child."""
-    return in_child(lambda: main([str(a) for a in args]), root, stop_at, full)
+    return in_child(lambda: main([str(a) for a in args]), root, stop_at, full, after)
 
 
 def content(run: Path) -> dict[str, bytes]:

@@ -1,5 +1,8 @@
 """What holds for every engine: one interface, one table of abilities, states that are passed on."""
 
+from contextlib import closing
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -95,3 +98,22 @@ def test_engines_are_opened_by_name():
     fed = loop.local.testing
     for name, kind in {"loop": Loop, "graphs": Graphs, "workers": Workers, "auto": Auto}.items():
         assert type(open_engine(name, task, fed, fed, InMemory(), EngineSettings())) is kind
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda u: replace(u, model=u.model.map(lambda t: t.unsqueeze(0))), "sent .* as .*, expected "),
+        (lambda u: replace(u, model=u.model.map(torch.Tensor.half)), "sent .* as .*, expected "),
+        (lambda u: replace(u, parts={"stranger": Tree()}), 'sent an upload of "stranger"'),
+    ],
+)
+def test_a_simulation_checks_the_form_of_uploads(change, words):
+    task, engine = setting(Loop)
+    with closing(engine):
+        state = initial_state(task)
+        done = engine.train(broadcast(task, state), ["a", "b"])
+        assert engine.average(state, done).round == 1
+        done.uploads[1] = change(done.uploads[1])
+        with pytest.raises(BadInput, match=f'Client "b" {words}'):
+            engine.average(state, done)
