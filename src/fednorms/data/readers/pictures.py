@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +264,8 @@ def built(
     }
     paths = [pictures[domain].paths[i] for domain, at in used.items() for i in at]
     images = read_images(place, paths, (3, size, size), cache, memory_limit, prepared)
+    if tuple(images.shape[2:]) != (size, size):
+        preprocessing = replace(preprocessing, crop=None)  # only counted: images are one pixel, which has no center
     y = torch.from_numpy(np.concatenate([pictures[domain].y[at] for domain, at in used.items()]))
     everything = Split(images, y)
     begin = dict(zip(used, np.cumsum([0, *map(len, used.values())]).tolist(), strict=False))
