@@ -128,8 +128,9 @@ def deviations(what: str, problems: Sequence[str], complete: bool) -> list[str]:
     ['photo: 3 images are missing']
     """
     if problems and complete:
+        anyway = "complete=False, --no-complete, or --incomplete of reproduce reads it anyway"
         raise_problems(
-            f'Federation "{what}" is not as published (complete=False reads it anyway; a run records the differences)',
+            f'Federation "{what}" is not as published ({anyway}; a run records the differences)',
             problems,
         )
     return list(problems)
