@@ -262,3 +262,18 @@ def test_complex_safetensors_and_names_that_are_no_text_are_refused(tmp_path):
     torch.save({1: torch.zeros(2)}, tmp_path / "w.pt")
     with pytest.raises(BadInput, match="is not a state dict"):
         build("cnn-small", 10, weights=tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_pretrained_without_a_network_is_one_message(library, monkeypatch):
+    from fednorms.models import zoo
+
+    def offline(*_):
+        raise ConnectionError("no route to host\nand ninety more lines")
+
+    pytest.importorskip(library)
+    monkeypatch.setattr(zoo, f"_{library}", offline)
+    with pytest.raises(BadInput, match=r"cannot be downloaded \(no route to host\)\. .*--weights FILE"):
+        zoo.build_zoo(library, "resnet18", 7, pretrained=True)
+    with pytest.raises(ConnectionError):  # without a download it is a bug, which keeps its traceback
+        zoo.build_zoo(library, "resnet18", 7)

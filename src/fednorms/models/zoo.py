@@ -69,7 +69,18 @@ def build_zoo(
             f'fednorms.models.zoo.zoo_names("{library}").'
         )
     build = _torchvision if library == "torchvision" else _timm
-    return build(name, classes, channels, size, pretrained)
+    try:
+        return build(name, classes, channels, size, pretrained)
+    except BadInput:
+        raise
+    except Exception as problem:  # the libraries that download raise almost anything without a network
+        if not pretrained:
+            raise
+        reason = str(problem).strip().partition("\n")[0] or type(problem).__name__
+        raise BadInput(
+            f'Model "{library}:{name}": its pretrained weights cannot be downloaded ({reason}). Check the network, or '
+            "download the file elsewhere and pass weights=FILE (--weights FILE) instead of pretrained."
+        ) from problem
 
 
 def _torchvision(name: str, classes: int, channels: int, size: int | None, pretrained: bool) -> nn.Module:

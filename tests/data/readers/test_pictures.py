@@ -194,6 +194,32 @@ def caltech(tmp_path):
     return root
 
 
+@pytest.mark.parametrize("inside", ["", "images", "Office Caltech"])
+def test_office_caltech_as_it_circulates(inside, tmp_path):
+    """caltech10, backpack and laptop, perhaps one folder deeper, are the federation of FedBN's spellings."""
+    other = {"back_pack": "backpack", "laptop_computer": "laptop"}
+    named = [other.get(name, name) for name in office.CALTECH_CLASSES]
+    domains = ["amazon", "caltech10", "dslr", "webcam"]
+    found = class_folders(tmp_path / "new" / inside, domains, named, 5)
+    usual = class_folders(tmp_path / "usual", office.CALTECH_LISTS, office.CALTECH_CLASSES, 5)
+    fed = office.office_caltech_10(tmp_path / "new", **options(tmp_path))
+    assert fed.classes == office.CALTECH_CLASSES
+    assert fed.fingerprint() == office.office_caltech_10(usual, **options(tmp_path)).fingerprint()
+    assert "office-caltech-10" in [reader.name for reader, _ in recognized(found)]
+
+
+def test_a_refusal_names_the_layouts_and_copies_that_it_found(tmp_path):
+    picture(tmp_path / "shop" / "lamp" / "1.png", 1)
+    with pytest.raises(
+        BadInput, match=r"\[images/\].*also caltech10, backpack, laptop.*one folder inside.*holds shop/"
+    ):
+        office.office_caltech_10(tmp_path)
+    for copy in ("first", "second"):
+        class_folders(tmp_path / copy, pacs_vlcs.PACS_COUNTS, pacs_vlcs.PACS_CLASSES, 1)
+    with pytest.raises(BadInput, match=r"several copies \(first, second\)"):
+        pacs_vlcs.pacs(tmp_path)
+
+
 def test_office_caltech_takes_the_start_and_the_end_of_the_lists(caltech, tmp_path):
     with pytest.raises(BadInput, match="allow_pickle=True"):
         office.office_caltech_10(caltech, **options(tmp_path))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -130,6 +132,56 @@ def test_fed_isic2019_from_raw_metadata(tmp_path):
         federation("fed-isic2019", root=tmp_path, complete=False, size=10)
 
 
+def test_fed_isic2019_without_two_centers(tmp_path):
+    """FLamby's own table lists all six; what is not there is left out and noted, or refused."""
+    data_sets.fed_isic2019(tmp_path)
+    for i in range(120):
+        if i % 6 in (0, 4):
+            (tmp_path / "ISIC_2019_Training_Input" / f"ISIC_{i:04d}.jpg").unlink()
+    with pytest.raises(BadInput, match="40 of 120 listed images missing, the first is ISIC_0000"):
+        isic.fed_isic2019(tmp_path, size=20, cache=False)
+    fed = isic.fed_isic2019(tmp_path, complete=False, size=20, cache=False)
+    assert [s.name for s in fed.sites] == [isic.CENTERS[i] for i in (1, 2, 3, 5)]
+    assert all(parts == {"train": 16, "test": 4} for parts in sizes(fed).values())
+    assert any("40 of 120 listed images missing" in note for note in fed.source["notes"])
+    shutil.rmtree(tmp_path / "ISIC_2019_Training_Input")
+    (tmp_path / "ISIC_2019_Training_Input").mkdir()
+    with pytest.raises(BadInput, match="none of the 120 listed images"):
+        isic.fed_isic2019(tmp_path, complete=False, size=20, cache=False)
+
+
+def test_counting_fed_isic2019_opens_no_image(tmp_path):
+    """`fednorms data check` counts black stand-ins of one pixel, which cannot be cropped."""
+    data_sets.fed_isic2019(tmp_path)
+    counted = isic.READER.counted(tmp_path, {"complete": False})
+    whole = isic.fed_isic2019(tmp_path, complete=False, size=20, cache=False)
+    assert sizes(counted) == sizes(whole)
+    assert isic.READER.counted(tmp_path, {"complete": False}).preprocessing.mean == whole.preprocessing.mean
+
+
+def test_ham10000_alone(tmp_path):
+    """HAM10000's own table (image_id, dx, dataset) and folders give four of the centers."""
+    words = ("mel", "nv", "bcc", "akiec", "bkl", "df", "vasc")
+    parts = ("vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias")
+    rows = [
+        {"lesion_id": f"HAM_{i // 2}", "image_id": f"ISIC_{i:03d}", "dx": words[i % 7], "dataset": parts[i // 14]}
+        for i in range(56)
+    ]
+    table(tmp_path / "HAM10000_metadata.csv", rows)
+    for i in range(56):
+        picture(tmp_path / f"HAM10000_images_part_{1 + i % 2}" / f"ISIC_{i:03d}.jpg", i, (30, 24))
+    assert isic.layout(tmp_path) == "HAM10000's own HAM10000_metadata.csv, four of the six centers"
+    fed = isic.fed_isic2019(tmp_path, complete=False, size=10, cache=False)
+    assert [s.name for s in fed.sites] == [c for c in isic.CENTERS if c.startswith("HAM")]
+    for site in fed.sites:
+        labels = sorted([*site.train.y.tolist(), *site.test.y.tolist()])
+        assert labels == sorted([0, 1, 2, 3, 4, 5, 6] * 2), "akiec is AK; SCC does not occur"
+    rows[3]["dx"] = "wart"
+    table(tmp_path / "HAM10000_metadata.csv", rows)
+    with pytest.raises(BadInput, match='ISIC_003: unknown dx "wart"'):
+        isic.fed_isic2019(tmp_path, complete=False, size=10, cache=False)
+
+
 def test_isic_weights_and_preprocessing():
     expected = [5.5813, 2.0472, 7.0204, 26.1194, 9.5369, 101.0707, 92.5224, 38.3443]
     assert [round(w, 4) for w in isic.WEIGHTS] == expected
@@ -145,6 +197,21 @@ def test_isic_weights_and_preprocessing():
     wide = Image.new("RGB", (600, 450), (90, 90, 90))
     assert np.asarray(lesion(wide, 200)).shape == (200, 200, 3)
     assert (np.asarray(lesion(wide, 200)) == 90).all()
+
+
+def test_a_table_lists_each_folder_once(tmp_path, monkeypatch):
+    """Entries without folder and ending: the time grows with the rows, not with rows times files."""
+    rows = [{"image": f"scan{i}", "label": i % 2, "center": "oslo"} for i in range(12)]
+    for i in range(12):
+        picture(tmp_path / "scans" / f"scan{i}.png", i)
+    table(tmp_path / "study.csv", rows)
+    listings, usual = [], Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda self: listings.append(self) or usual(self))
+    monkeypatch.setattr(Path, "glob", lambda *_: pytest.fail("a search for each row"))
+    near = centers._Near(tmp_path)
+    assert [near.find(row["image"]) for row in rows] == [tmp_path / "scans" / f"scan{i}.png" for i in range(12)]
+    assert sorted(listings) == [tmp_path, tmp_path / "scans"]
+    assert near.find("scan") == tmp_path / "scan", "scan0 is another image"
 
 
 def test_a_table_of_centres(tmp_path):

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from fednorms import adapt, evaluate_run, export, load_model, predict
 from fednorms.core.errors import BadInput
 from fednorms.data import Federation, Preprocessing, Site, Split
 from fednorms.data.readers import isic
 from fednorms.runs.driver import execute
-from tests.support.after import CLASSES, images, recipe
-from tests.support.layouts import table
+from tests.support.after import CLASSES, federation, images, recipe
+from tests.support.layouts import picture, table
 
 SIZE = 20  # of 22 stored pixels
 
@@ -137,3 +138,31 @@ def test_a_crop_is_part_of_the_model(method, tmp_path):
         session = onnxruntime.InferenceSession(tmp_path / "x" / "model.onnx", providers=["CPUExecutionProvider"])
         logits = torch.from_numpy(session.run(None, {"images": x.numpy()})[0])
         torch.testing.assert_close(logits, model.logits(x), rtol=1e-3, atol=1e-4)
+
+
+def test_a_model_without_statistics_is_not_handed_out(tmp_path):
+    """Its classes depend on the other images of the batch: every way to hand it out says so, and what to do."""
+
+    class Untracked(nn.Sequential):
+        def __init__(self, tracked=False):
+            norm = nn.BatchNorm2d(4, track_running_stats=tracked)
+            super().__init__(nn.Conv2d(3, 4, 3), norm, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+
+    picture(tmp_path / "rex.png", 7, (8, 8))
+    for tracked in (False, True):
+        folder, model = tmp_path / str(tracked), Untracked(tracked)
+        execute(recipe("fedavg", rounds=1, model="custom:Untracked"), out=folder, federation=federation(), model=model)
+        ways = (
+            lambda folder=folder, model=model: predict(folder, [tmp_path / "rex.png"], model=model),
+            lambda folder=folder, model=model: export(folder, folder / "x", model=model),
+        )
+        for way in ways:
+            if tracked:
+                way()
+            else:
+                with pytest.raises(
+                    BadInput, match=r': 1\), so .* depends on the other images.*fednorms evaluate.*"gn"'
+                ):
+                    way()
+        assert (folder / "x").exists() == tracked
+        assert evaluate_run(folder, federation=federation(), model=model), "sites are tested as before"

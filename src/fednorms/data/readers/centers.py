@@ -7,7 +7,8 @@ Paper:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from fednorms.data.problems import raise_problems
 from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, absent, built
 from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, chosen
-from fednorms.data.readers.tables import columns_of, read_table, tables_in, with_suffix
+from fednorms.data.readers.tables import columns_of, read_table, tables_in
 from fednorms.data.splits import split
 
 PROTOCOLS = {"own": "a custom table (or FLamby's): image, label, center, and fold, or a split drawn here"}
@@ -67,11 +68,12 @@ def centers(
     )
     number = {word: i for i, word in enumerate(words)}
     found, parts, problems = {}, {}, []
+    near = _Near(table.parent)
     for center in sorted({row[columns["center"]] for row in rows}):
         mine = [row for row in rows if row[columns["center"]] == center]
         labels = np.asarray([number[row[columns["label"]]] for row in mine], np.int64)
         groups = [row[columns["patient"]] for row in mine] if "patient" in columns else ()
-        found[center] = Pictures([_near(table.parent, row[columns["image"]]) for row in mine], labels, groups)
+        found[center] = Pictures([near.find(row[columns["image"]]) for row in mine], labels, groups)
         if "fold" in columns:
             folds = [row[columns["fold"]].lower() for row in mine]
             parts[center] = {part: np.flatnonzero([fold in names for fold in folds]) for part, names in _FOLDS.items()}
@@ -101,20 +103,31 @@ def _columns(path: Path) -> dict[str, str] | None:
     return {what: name for what, name in found.items() if name}
 
 
-def _near(folder: Path, entry: str) -> Path:
-    relative = Path(entry)
-    if ".." in relative.parts or relative.is_absolute():
-        raise BadInput(f'The table names "{entry}", which is not inside its folder.')
-    choices: list[Callable[[], Path | None]] = [
-        lambda: folder / relative,
-        lambda: with_suffix(folder / relative),
-        lambda: next((p for p in folder.glob(f"*/{relative.as_posix()}*") if p.suffix.lower() in EXTENSIONS), None),
-    ]
-    for choice in choices:
-        path = choice()
-        if path is not None and path.is_file():
-            return path
-    return folder / relative
+@dataclass
+class _Near:
+    """Images in the folder of a table and one folder below; each folder is listed once."""
+
+    folder: Path
+    listed: dict[Path, dict[str, Path]] = field(default_factory=dict)
+
+    def find(self, entry: str) -> Path:
+        """The file that a table names, perhaps without its folder and ending."""
+        relative = Path(entry)
+        if ".." in relative.parts or relative.is_absolute():
+            raise BadInput(f'The table names "{entry}", which is not inside its folder.')
+        if (self.folder / relative).is_file():
+            return self.folder / relative
+        below = [self.folder, *sorted(p for p in self._names(self.folder).values() if p.is_dir())]
+        found = (self._names(folder / relative.parent).get(relative.name) for folder in below)
+        return next((path for path in found if path is not None and path.is_file()), self.folder / relative)
+
+    def _names(self, folder: Path) -> dict[str, Path]:
+        """What a folder holds, by name; images also by their name without the ending."""
+        if folder not in self.listed:
+            inside = sorted(folder.iterdir()) if folder.is_dir() else []
+            images = [p for p in inside if p.suffix.lower() in EXTENSIONS]
+            self.listed[folder] = {p.stem: p for p in reversed(images)} | {p.name: p for p in inside}
+        return self.listed[folder]
 
 
 READER = Reader(

@@ -19,6 +19,7 @@ from fednorms.data.problems import raise_problems
 from fednorms.data.readers.divisions import fractions, shuffled, sklearn_eighty_twenty
 from fednorms.data.readers.pictures import (
     FEDBN,
+    NO_SPELLINGS,
     Cache,
     Member,
     Pictures,
@@ -37,6 +38,7 @@ def fedbn_lists(
     classes: tuple[str, ...],
     allow_pickle: bool,
     seed: int,
+    spellings: Mapping[str, str] = NO_SPELLINGS,
 ) -> tuple[dict[str, dict[str, Pictures]], list[str], list[str]]:
     """Training and test images per domain from FedBN's lists; without lists they are drawn, and a note says so."""
     lists: dict[str, dict[str, Pictures]] = {}
@@ -46,7 +48,7 @@ def fedbn_lists(
         problems = []
         for (domain, part), path in names.items():
             try:
-                pictures = pickled_list(path, place, classes, allow_pickle)
+                pictures = pickled_list(path, place, classes, allow_pickle, spellings)
             except BadInput as problem:
                 problems.append(f"{domain}, {part}: {problem}")
                 continue
@@ -54,7 +56,7 @@ def fedbn_lists(
             lists.setdefault(domain, {})[part] = pictures
         raise_problems(f'The lists in "{place}"', problems)
         return lists, [], []
-    found, problems = class_folders(place, folders, classes)
+    found, problems = class_folders(place, folders, classes, spellings)
     problems = [p for p in problems if "is not one of the" not in p]  # the full data set has more classes
     raise_problems(f'The images in "{place}"', [p for p in problems if "no folder" in p or "no images" in p])
     for domain, pictures in found.items():

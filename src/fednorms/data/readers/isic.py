@@ -26,7 +26,7 @@ from fednorms.data.folders.preparations import lesion_square
 from fednorms.data.problems import raise_problems
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.divisions import fractions
-from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, absent, built
+from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, built
 from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 from fednorms.data.readers.tables import columns_of, read_table, tables_in, whole_number, with_suffix
@@ -42,6 +42,10 @@ PROTOCOLS = {
 }
 _FLAMBY = Protocol("isic", "focal", WEIGHTS, "balanced_accuracy")
 _RAW = ("ISIC_2019_Training_Metadata.csv", "ISIC_2019_Training_GroundTruth.csv")
+_FOLDERS = ("ISIC_2019_Training_Input*", "HAM10000_images*")
+_DIAGNOSES = {
+    "mel": "MEL", "nv": "NV", "bcc": "BCC", "akiec": "AK", "bkl": "BKL", "df": "DF", "vasc": "VASC",
+}  # fmt: skip
 _HAM = ("HAM10000_metadata", "HAM10000_metadata.csv", "HAM10000_metadata.tab")
 
 
@@ -65,7 +69,9 @@ def fed_isic2019(
     `root` is the folder of ISIC_2019_Training_Input (or of its preprocessed copy) and FLamby's table with the columns
     image, target, center and fold ("train" or "test"). Without folds an 80/20 split is drawn and recorded. Without that
     table, the centers come from the raw metadata: the prefix of lesion_id (images without one are left out), and for
-    HAM the `dataset` of HAM10000_metadata. `size` is what a network sees; stored are 224/200 of it.
+    HAM the `dataset` of HAM10000_metadata. HAM10000's own table (image_id, dx, dataset) is enough for its four centers.
+    With `complete=False`, listed images and centers that are not there are left out. `size` is what a network sees;
+    stored are 224/200 of it.
     """
     place = READER.find(root, protocol)
     if not isinstance(size, int) or size < 1:
@@ -77,12 +83,18 @@ def fed_isic2019(
     if not folds:
         where = f"{table.name} has no folds" if table else "the raw metadata have no folds"
         notes.append(f"{where}: an 80/20 split per centre was drawn with seed {seed}, which is not FLamby's")
-    folder = _images(place)
+    files = _images(place)
     found, parts, problems = {}, {}, []
+    lost = [row["image"] for row in rows if with_suffix(Path(row["image"])).name not in files]
+    if len(lost) == len(rows):
+        raise BadInput(f'Federation "fed-isic2019": none of the {len(rows):,} listed images is in "{place}".')
+    if lost:
+        problems.append(f"{len(lost):,} of {len(rows):,} listed images missing, the first is {lost[0]}")
+        rows = [row for row in rows if with_suffix(Path(row["image"])).name in files]
     for i, center in enumerate(CENTERS):
         mine = [row for row in rows if whole_number(row["center"], "center") == i]
         labels = np.asarray([whole_number(row["target"], "target") for row in mine], np.int64)
-        found[center] = Pictures([with_suffix(folder / row["image"]) for row in mine], labels)
+        found[center] = Pictures([files[with_suffix(Path(row["image"])).name] for row in mine], labels)
         if folds:
             said = np.array([row["fold"] for row in mine])
             parts[center] = {part: np.flatnonzero(said == part) for part in ("train", "test")}
@@ -91,7 +103,6 @@ def fed_isic2019(
         else:
             parts[center] = fractions(labels, 0.0, 0.2, seed, center)
             problems += compared("counts", {center: len(mine)}, {center: sum(COUNTS[i])})
-    raise_problems(f'Federation "fed-isic2019" in "{place}"', absent(found))
     notes = deviations("fed-isic2019", problems, complete) + notes
     members = [Member(center, center, at) for center, at in parts.items() if len(found[center])]
     side = max(size, size * 224 // 200)
@@ -114,12 +125,15 @@ def fed_isic2019(
 
 def layout(root: Path) -> str | None:
     """Whether a folder is Fed-ISIC2019, and where its centers come from."""
-    if not any(root.glob("ISIC_2019_Training_Input*")):
+    if not any(path.is_dir() for pattern in _FOLDERS for path in root.glob(pattern)):
         return None
     if table := _split_table(root):
         return f"FLamby's table {table.name}"
     there = all((root / name).is_file() for name in _RAW) and _ham_table(root) is not None
-    return "raw metadata, without FLamby's folds" if there else None
+    if there:
+        return "raw metadata, without FLamby's folds"
+    ham = _ham_table(root)
+    return f"HAM10000's own {ham.name}, four of the six centers" if ham and "dx" in columns_of(ham) else None
 
 
 def _split_table(place: Path) -> Path | None:
@@ -130,14 +144,33 @@ def _ham_table(place: Path) -> Path | None:
     return next((place / name for name in _HAM if (place / name).is_file()), None)
 
 
-def _images(place: Path) -> Path:
-    return min(p for p in place.glob("ISIC_2019_Training_Input*") if p.is_dir())
+def _images(place: Path) -> dict[str, Path]:
+    """The image files by name; of several folders with the same image, the first by name."""
+    folders = [p for pattern in _FOLDERS for p in sorted(place.glob(pattern)) if p.is_dir()]
+    return {path.name: path for folder in reversed(folders) for path in folder.iterdir()}
+
+
+def _ham_rows(ham: Path) -> Iterator[dict[str, str]]:
+    """Image, target and center of HAM10000's own table."""
+    problems = []
+    for row in read_table(ham, ("image_id", "dx", "dataset")):
+        label, center = _DIAGNOSES.get(row["dx"].lower()), f"HAM {row['dataset']}"
+        if label is None or center not in CENTERS:
+            problems.append(f'{row["image_id"]}: unknown dx "{row["dx"]}" or dataset "{row["dataset"]}"')
+            continue
+        yield {
+            "image": row["image_id"], "target": str(CLASSES.index(label)), "center": str(CENTERS.index(center)),
+        }  # fmt: skip
+    raise_problems(f'Table "{ham}"', problems)
 
 
 def _raw_rows(place: Path) -> Iterator[dict[str, str]]:
     """Image, target and center of every image that has a lesion_id, as FLamby makes them."""
     ham = _ham_table(place)
     assert ham is not None  # `layout` has seen it
+    if not all((place / name).is_file() for name in _RAW):
+        yield from _ham_rows(ham)
+        return
     part_of = {row["image_id"]: row["dataset"] for row in read_table(ham, ("image_id", "dataset"))}
     truth = {row["image"]: row for row in read_table(place / _RAW[1], ("image", *CLASSES))}
     number = {name: str(i) for i, name in enumerate(CENTERS)}
@@ -164,7 +197,7 @@ READER = Reader(
     PROTOCOLS,
     layout,
     "ROOT/ISIC_2019_Training_Input*/*.jpg and a table (csv) with image, target, center and fold, or "
-    f"{', '.join(_RAW)} and {_HAM[0]}",
+    f"{', '.join(_RAW)} and {_HAM[0]}, or {_HAM[0]} alone (image_id, dx, dataset); images also in HAM10000_images*",
     ("fed_isic2019", "ISIC_2019"),
     Published(
         "Dermoscopic images of eight kinds of skin lesions from six centers, as FLamby divides ISIC 2019.",

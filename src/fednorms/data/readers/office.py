@@ -28,6 +28,7 @@ from fednorms.data.readers.pictures import (
     built,
     class_folders,
     count_domains,
+    folder_of,
     has_domains,
     require_domains,
 )
@@ -54,6 +55,7 @@ HOME_PROTOCOLS = {
 }
 OFFICE31_COUNTS = {"amazon": 2817, "dslr": 498, "webcam": 795}
 OFFICE31_PROTOCOLS = {"own": "not from a paper: 70 % training, 10 % validation, 20 % test, stratified, 224 px"}
+_SPELLINGS = {"laptop": "laptop_computer"}
 _CALTECH_FOLDERS = {name: (name, f"{name}10") for name in CALTECH_LISTS}
 _HOME_FOLDERS = {
     "Art": ("Art",),
@@ -97,9 +99,10 @@ def office_caltech_10(
     its order is different.
 
     `root` has `amazon/back_pack/...`, with `amazon_train.pkl` and `amazon_test.pkl` (or .npz) next to the domains.
+    Copies with `caltech10`, `backpack` and `laptop` are read as well.
     """
     place = CALTECH.find(root, protocol)
-    lists, problems, drawn = fedbn_lists(place, _CALTECH_FOLDERS, CALTECH_CLASSES, allow_pickle, seed)
+    lists, problems, drawn = fedbn_lists(place, _CALTECH_FOLDERS, CALTECH_CLASSES, allow_pickle, seed, _SPELLINGS)
     if not drawn:
         for domain, counts in CALTECH_LISTS.items():
             have = {part: len(lists[domain][part]) for part in ("train", "test")}
@@ -117,9 +120,9 @@ def office_caltech_10(
 
 def caltech_layout(root: Path) -> str | None:
     """Which layout of Office-Caltech-10 a folder has, in words."""
-    if not has_domains(root, _CALTECH_FOLDERS, CALTECH_CLASSES) or not any(
-        (root / name).is_dir() for name in ("caltech", "caltech10", "Caltech")
-    ):
+    if not has_domains(root, _CALTECH_FOLDERS, CALTECH_CLASSES, _SPELLINGS):
+        return None
+    if folder_of(root, _CALTECH_FOLDERS["caltech"]) is None:  # the other domains are Office-31's
         return None
     return "class folders with FedBN's lists" if any(root.glob("amazon_train.*")) else "class folders without lists"
 
@@ -175,7 +178,7 @@ def office_31(
     `root` has `amazon/images/back_pack/...` or `amazon/back_pack/...`.
     """
     place = OFFICE31.find(root, protocol)
-    found, problems = class_folders(place, _OFFICE31_FOLDERS, OFFICE31_CLASSES)
+    found, problems = class_folders(place, _OFFICE31_FOLDERS, OFFICE31_CLASSES, _SPELLINGS)
     require_domains("office-31", place, problems)
     notes = deviations("office-31", problems + count_domains(found, OFFICE31_COUNTS), complete)
     members = [Member(d, d, fractions(p.y, val, test, seed, f"office-31 {d}")) for d, p in found.items()]
@@ -186,7 +189,7 @@ def office_31(
 
 def office31_layout(root: Path) -> str | None:
     """Whether a folder is Office-31."""
-    return "class folders" if has_domains(root, _OFFICE31_FOLDERS, OFFICE31_CLASSES) else None
+    return "class folders" if has_domains(root, _OFFICE31_FOLDERS, OFFICE31_CLASSES, _SPELLINGS) else None
 
 
 CALTECH = Reader(
@@ -195,7 +198,8 @@ CALTECH = Reader(
     office_caltech_10,
     CALTECH_PROTOCOLS,
     caltech_layout,
-    "ROOT/{amazon,caltech,dslr,webcam}/{back_pack,...}/*.jpg with {domain}_{train,test}.pkl",
+    "ROOT/{amazon,caltech,dslr,webcam}/[images/]{back_pack,...,laptop_computer,...}/*.jpg (also caltech10, backpack, "
+    "laptop), perhaps with {domain}_{train,test}.pkl",
     ("office_caltech_10", "office-caltech-10", "OfficeCaltech10"),
     Published(
         "Ten classes of objects that Office-31 and Caltech-256 share, in four domains. The reader follows the lists of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ FEDNN = Protocol(
     "feddyn"
 )  # crops and flips; FedNN does not state their ranges, so FedDC's are used, on which it builds
 FEDBN = Protocol("flip_rotate")  # of FedBN, FedWon and GReg on photographs
+NO_SPELLINGS: Mapping[str, str] = {}  # other names of classes in copies of a data set
 MEMORY = 2 * 2**30  # bytes of images that are read into memory; more stay in the cache on disk
 
 
@@ -71,11 +72,26 @@ def folder_of(place: Path, names: Sequence[str]) -> Path | None:
     return next((p for p in sorted(place.iterdir()) if p.is_dir() and plain(p.name) in wanted), None)
 
 
-def has_domains(place: Path, domains: Mapping[str, Sequence[str]], classes: Sequence[str]) -> bool:
+def numbers_of(classes: Sequence[str], spellings: Mapping[str, str] = NO_SPELLINGS) -> dict[str, int]:
+    """The label of every class name without case and punctuation, and of names that other copies use.
+
+    >>> numbers_of(["mug", "laptop_computer"], {"laptop": "laptop_computer"})
+    {'mug': 0, 'laptopcomputer': 1, 'laptop': 1}
+    """
+    number = {plain(name): i for i, name in enumerate(classes)}
+    return number | {plain(other): number[plain(name)] for other, name in spellings.items()}
+
+
+def has_domains(
+    place: Path,
+    domains: Mapping[str, Sequence[str]],
+    classes: Sequence[str],
+    spellings: Mapping[str, str] = NO_SPELLINGS,
+) -> bool:
     """Whether at least two of the domains are there, each with at least half of the class folders."""
     found = [folder for names in domains.values() if (folder := folder_of(place, names))]
-    known = {plain(c) for c in classes}
-    fits = [sum(plain(p.name) in known for p in _below(folder) if p.is_dir()) * 2 >= len(known) for folder in found]
+    known = numbers_of(classes, spellings)
+    fits = [sum(plain(p.name) in known for p in _below(folder) if p.is_dir()) * 2 >= len(classes) for folder in found]
     return sum(fits) >= min(2, len(domains))
 
 
@@ -95,12 +111,15 @@ def require_domains(name: str, place: Path, problems: Sequence[str]) -> None:
 
 
 def class_folders(
-    place: Path, domains: Mapping[str, Sequence[str]], classes: Sequence[str]
+    place: Path,
+    domains: Mapping[str, Sequence[str]],
+    classes: Sequence[str],
+    spellings: Mapping[str, str] = NO_SPELLINGS,
 ) -> tuple[dict[str, Pictures], list[str]]:
     """The pictures of each domain, domain/class/image or domain/images/class/image, and what is wrong."""
     problems: list[str] = []
     found: dict[str, Pictures] = {}
-    number = {plain(name): i for i, name in enumerate(classes)}
+    number = numbers_of(classes, spellings)
     for domain, names in domains.items():
         folder = folder_of(place, names)
         if folder is None:
@@ -143,7 +162,13 @@ def count_domains(found: Mapping[str, Pictures], expected: Mapping[str, int]) ->
     return compared("counts", {domain: len(p) for domain, p in found.items()}, expected)
 
 
-def pickled_list(path: Path, place: Path, classes: Sequence[str], allow_pickle: bool) -> Pictures:
+def pickled_list(
+    path: Path,
+    place: Path,
+    classes: Sequence[str],
+    allow_pickle: bool,
+    spellings: Mapping[str, str] = NO_SPELLINGS,
+) -> Pictures:
     """A list of FedBN's releases: relative paths and class names, as a pickle or converted to .npz."""
     if path.with_suffix(".npz").is_file():
         with np.load(path.with_suffix(".npz"), allow_pickle=False) as arrays:
@@ -152,7 +177,7 @@ def pickled_list(path: Path, place: Path, classes: Sequence[str], allow_pickle: 
         pair = load_pickle(path, allow_pickle)
     if not isinstance(pair, tuple | list) or len(pair) != 2 or len(pair[0]) != len(pair[1]):
         raise BadInput(f"{path.name} must hold as many paths as class names.")
-    number = {plain(name): i for i, name in enumerate(classes)}
+    number = numbers_of(classes, spellings)
     names = [str(name) for name in pair[1]]
     if unknown := sorted({name for name in names if plain(name) not in number}):
         raise BadInput(f"{path.name} names classes that are not among the {len(classes)}: {', '.join(unknown[:5])}.")
@@ -239,6 +264,8 @@ def built(
     }
     paths = [pictures[domain].paths[i] for domain, at in used.items() for i in at]
     images = read_images(place, paths, (3, size, size), cache, memory_limit, prepared)
+    if tuple(images.shape[2:]) != (size, size):
+        preprocessing = replace(preprocessing, crop=None)  # only counted: images are one pixel, which has no center
     y = torch.from_numpy(np.concatenate([pictures[domain].y[at] for domain, at in used.items()]))
     everything = Split(images, y)
     begin = dict(zip(used, np.cumsum([0, *map(len, used.values())]).tolist(), strict=False))

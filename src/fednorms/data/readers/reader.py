@@ -52,7 +52,10 @@ class Reader:
         return f"{text} {self.published.where}".rstrip()
 
     def find(self, root: str | Path, protocol: str) -> Path:
-        """Check the protocol's name and find the data set's folder: `root` itself, or inside it the archive's."""
+        """Check the protocol's name and find the data set's folder: `root` itself, or one folder inside it.
+
+        The archive's own folder is looked for first, then any other, which must be the only one.
+        """
         chosen(self.name, protocol, self.protocols)
         root = Path(root).expanduser()
         if not root.is_dir():
@@ -61,11 +64,18 @@ class Reader:
         for place in (root, *(root / name for name in self.folders)):
             if place.is_dir() and self.layout(place):
                 return place
+        inside = [p for p in sorted(root.iterdir()) if p.is_dir() and not p.name.startswith(".") and self.layout(p)]
+        if len(inside) == 1:
+            return inside[0]
+        if inside:
+            listed = ", ".join(p.name for p in inside)
+            raise BadInput(f'Federation "{self.name}": "{root}" holds several copies ({listed}). Name one as the root.')
         there = sorted(p.name + "/" * p.is_dir() for p in root.iterdir() if not p.name.startswith("."))
         holds = ", ".join(there[:6]) + (f" and {len(there) - 6} more" if len(there) > 6 else "") or "nothing"
         raise BadInput(
             self._with_where(
-                f'Federation "{self.name}": "{root}" does not hold this data set; expected {self.expected}. '
+                f'Federation "{self.name}": "{root}" does not hold this data set; expected {self.expected}, '
+                f"in ROOT or in one folder inside it. "
                 f"The folder holds {holds}."
             )
         )
@@ -118,8 +128,9 @@ def deviations(what: str, problems: Sequence[str], complete: bool) -> list[str]:
     ['photo: 3 images are missing']
     """
     if problems and complete:
+        anyway = "complete=False, --no-complete, or --incomplete of reproduce reads it anyway"
         raise_problems(
-            f'Federation "{what}" is not as published (complete=False reads it anyway; a run records the differences)',
+            f'Federation "{what}" is not as published ({anyway}; a run records the differences)',
             problems,
         )
     return list(problems)

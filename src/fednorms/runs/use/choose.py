@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from fednorms.core.errors import BadInput
+from fednorms.core.norms import tests_by_batch
 from fednorms.core.options import nearest
 from fednorms.core.part import Part, Route
 from fednorms.core.states import Broadcast, Client, ClientState, Task
@@ -103,6 +105,24 @@ def averaged_statistics(task: Task, facts: Facts, site: str | None) -> list[str]
         f'"{task.method}" is tested with normalization statistics measured on the site\'s own images. This model has '
         "averaged ones. `fednorms adapt` measures those of a folder of images."
     ]
+
+
+def check_statistics(module: nn.Module, name: str) -> None:
+    """Refuse to hand out a model whose answer to an image depends on the other images of its batch.
+
+    >>> check_statistics(nn.BatchNorm2d(2, track_running_stats=False), "mine")
+    Traceback (most recent call last):
+    fednorms.BadInput: Model "mine" keeps no normalization statistics ...
+    """
+    layers = [path or type(m).__name__ for path, m in module.named_modules() if tests_by_batch(m)]
+    if layers:
+        raise BadInput(
+            f'Model "{name}" keeps no normalization statistics (BatchNorm without running statistics: {layers[0]}'
+            f"{f' and {len(layers) - 1} more' if layers[1:] else ''}), so its class for an image depends on the other "
+            "images of the batch, and it cannot be used on single images. `fednorms evaluate` tests it on whole sites. "
+            "For a model to hand out, train one with running statistics (track_running_stats=True; resnet18-cifar "
+            'instead of resnet18-cifar-untracked), or replace the layers, as the method "gn" does.'
+        )
 
 
 def unknown_preparation(facts: Facts) -> list[str]:

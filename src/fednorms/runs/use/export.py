@@ -29,7 +29,13 @@ from fednorms.runs.identity import custom_name
 from fednorms.runs.option_names import flag
 from fednorms.runs.store.atomic import check_folder
 from fednorms.runs.store.seal import hash_of_file, sealed
-from fednorms.runs.use.choose import Chosen, averaged_statistics, input_normalizers, unknown_preparation
+from fednorms.runs.use.choose import (
+    Chosen,
+    averaged_statistics,
+    check_statistics,
+    input_normalizers,
+    unknown_preparation,
+)
 from fednorms.runs.use.load import ABOUT, FORMAT, TENSORS, load_model, site_preprocessing
 from fednorms.runs.use.open import OpenRun, Which, open_run
 
@@ -96,6 +102,7 @@ def write_model(
 ) -> Exported:
     """Write chosen tensors (all on the CPU) as an exported model, atomically; `stored` is the size of its images."""
     check_target(out)
+    check_statistics(opened.task.net.module, opened.task.net.name)
     if onnx:
         _check_onnx(opened.facts)
     stored = stored or opened.facts.stored_shape

@@ -22,7 +22,7 @@ from fednorms.data.folders.preparations import preparation
 from fednorms.engines.devices import repeatable
 from fednorms.evaluation.modes import answer
 from fednorms.runs.option_names import flag, option
-from fednorms.runs.use.choose import Chosen, averaged_statistics, unknown_preparation
+from fednorms.runs.use.choose import Chosen, averaged_statistics, check_statistics, unknown_preparation
 from fednorms.runs.use.load import ABOUT, LoadedModel, load_model
 from fednorms.runs.use.open import OpenRun, Which, open_run
 
@@ -80,6 +80,7 @@ def predict(
         return _predict_exported(load_model(path, model), _Images(image_files(inputs), skip_broken))
     opened = open_run(path, which, model=model, device=device)
     facts = opened.facts
+    check_statistics(opened.task.net.module, opened.task.net.name)
     images = _Images(image_files(inputs), skip_broken)
     chosen = opened.choose(site)
     notes = opened.notes + chosen.notes + averaged_statistics(opened.task, facts, site) + unknown_preparation(facts)
@@ -98,6 +99,7 @@ def predict(
 
 
 def _predict_exported(model: LoadedModel, images: _Images) -> list[Prediction]:
+    check_statistics(model.module, model.about["architecture"]["model"])
     batches = images.decoded(model.read)
     if model.measures:
         read = list(batches)
