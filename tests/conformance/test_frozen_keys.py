@@ -1390,7 +1390,7 @@ COMMANDS = {
     "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
     "--complete --allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition "
     "--quiet --json --track",
-    "resume": "--rounds --quiet --json --track",
+    "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
     "--incomplete --quiet --json --dry-run --quick --rounds",
     "evaluate": "--modes --which --split --clients --device --json",

@@ -24,6 +24,8 @@ class Resume:
     """The run's directory."""
     rounds: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """Train on to this many rounds, more than the run was made for."""
+    patience: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """Stop early after this many rounds without a better validation, instead of the run's own number."""
     track: Track = field(default_factory=list)
     """Trackers that log every round: tensorboard, wandb, mlflow."""
     output: Output = field(default_factory=Output)
@@ -32,12 +34,13 @@ class Resume:
 def resume(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Resume, "resume", args)
-    from fednorms.runs.driver import recipe_to_resume, with_rounds
+    from fednorms.runs.driver import recipe_to_resume, refuse_no_patience, with_rounds
     from fednorms.runs.store.directory import RunDirectory
 
     directory = RunDirectory(given.run)
     recipe = recipe_to_resume(directory)
-    if given.rounds is None:
-        return carry_out(recipe, given.run, recipe.method, given.output, given.track)
-    longer = with_rounds(recipe, directory, given.rounds)
-    return carry_out(longer, given.run, recipe.method, given.output, given.track, {"rounds": given.rounds})
+    asked = {"rounds": given.rounds, "patience": given.patience}
+    changed = {key: value for key, value in asked.items() if value is not None}
+    refuse_no_patience(directory, changed)
+    recipe = recipe if given.rounds is None else with_rounds(recipe, directory, given.rounds)
+    return carry_out(recipe, given.run, recipe.method, given.output, given.track, changed)

@@ -94,7 +94,7 @@ def import_named(module: str, who: str) -> ModuleType:
     fednorms.BadInput: Here is the module "no_such_module", which cannot be imported: No module named 'no_such_module'.
     """
     if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)
     try:
         return import_module(module)
     except (ImportError, SyntaxError, ValueError) as error:

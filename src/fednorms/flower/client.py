@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from logging import INFO
+from logging import INFO, WARNING
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -48,12 +48,21 @@ def client_app(
         recipe, deployment = settings.read(context.run_config)
         if "device" in context.node_config:
             recipe = recipe.model_copy(update={"device": str(context.node_config["device"])})
-        found = open_site(recipe, deployment, context.node_config) if site is None else site(context, recipe)
+        try:
+            found = open_site(recipe, deployment, context.node_config) if site is None else site(context, recipe)
+        except FednormsError as error:  # it may name files: only this site's log says more
+            log(WARNING, "fednorms: %s", error)
+            raise BadInput("This site's data cannot be opened with the run's settings; its log says why.") from None
         return recipe, deployment, found
 
-    def hello(message: Message, context: Context) -> RecordDict:
+    def allowed(context: Context) -> Policy:
+        """The site's policy, once it has let the run pass; nothing of the run is opened, built or imported before."""
         policy = Policy.of(context.node_config)
         policy.check(*settings.read(context.run_config), model=model() if model and not policy.statistics else None)
+        return policy
+
+    def hello(message: Message, context: Context) -> RecordDict:
+        allowed(context)
         recipe, _, federation = opened(context)
         order = int(context.node_config.get("partition-id", 0))
         card = Card.of(federation, counts=recipe.class_weights == "balanced", order=order)
@@ -61,7 +70,7 @@ def client_app(
 
     def at_site(answer: Answer) -> Callable[[Message, Context], RecordDict]:
         def handle(message: Message, context: Context) -> RecordDict:
-            policy = Policy.of(context.node_config)
+            policy = allowed(context)
             recipe, deployment, federation = opened(context)
             words = schema.read_values(schema.AskWords, messages.about(message.content))
             facts = read_agreement(words.agreement)
@@ -70,6 +79,8 @@ def client_app(
                 policy.check(recipe, deployment, len(facts.clients), start)
                 client = SiteClient(recipe, federation, context.node_config, facts, policy, start, loss)
                 refuse_obstacles(client.task.method)
+                if words.round > client.task.rounds:
+                    raise BadInput(f"Round {words.round} is not one of the {client.task.rounds} rounds of this run.")
                 client.recall(words.accepted)
                 sent_once = message.content.array_records.get(FIXED)
                 fixed = client.fixed(Tree() if sent_once is None else messages.tree_of(sent_once, client.device))
@@ -102,7 +113,8 @@ def _train(client: SiteClient, sent: Broadcast, words: AskWords) -> RecordDict:
         client.write_down(sent, done.uploads[0], mechanism, words.accepted)
         log(INFO, "fednorms: %s", client.ledger.spent(client.policy.delta))
     private = client.task.method.privacy is not None  # send nothing that the accountant does not count
-    reply = messages.pack_upload(done.uploads[0], {"site": client.site.name}, with_metrics=not private)
+    told = not private and client.policy.scores  # the training loss is a score, too
+    reply = messages.pack_upload(done.uploads[0], {"site": client.site.name}, with_metrics=told)
     for score in done.after_local.values():
         reply["after_local"] = messages.pack_score(score, class_counts=client.policy.class_counts)
     return reply

@@ -89,7 +89,7 @@ class Generations:
         """Store the noised update that is sent in a round, before it is sent; only the last two stay."""
         with clear_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(self._answer(t), pack_client(ClientState(t, model, {})))
+        write_atomic(self._answer(t), sealed_tensors(pack_client(ClientState(t, model, {}))))
         for path in sorted(self.folder.glob("answer-*.safetensors"))[:-2]:
             path.unlink(missing_ok=True)
 

@@ -140,7 +140,7 @@ class Policy(_Strict):
                 f"a round counts with {there} site{'s' * (there != 1)}, this site allows only {self.minimum_sites} or "
                 "more (deploy.minimum)"
             )
-        if model is None and ":" in recipe.model and not recipe.model.startswith(("torchvision:", "timm:", "custom:")):
+        if ":" in recipe.model and not recipe.model.startswith(("torchvision:", "timm:", "custom:")):
             found.append(
                 f'model "{recipe.model}" names code to import, and a site imports nothing that a run names: hand the '
                 "model to client_app(model=...)"
@@ -153,7 +153,7 @@ class Policy(_Strict):
                 for p in method.parts
                 if p.tells_class_counts
             ]
-        if not self.statistics:
+        if not self.statistics and not found:  # which builds the model
             senders = _statistics(str(method), recipe.model) if model is None else _measured(method, model)
             found += [f"{who} sends statistics of the images; statistics is false here" for who in senders]
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -47,6 +48,11 @@ def open_site(recipe: Recipe, deployment: Deployment, node: Mapping[str, Scalar]
     if not deployment.class_names:
         raise BadInput("deploy.classes is empty. The project must name the classes: the folder names at every site.")
     options = recipe.data
+    if options.group and "group" not in node:
+        raise BadInput(
+            "The run names a pattern for file names (data.group), which only a site may choose. Start the node with "
+            "--config group=PATTERN."
+        )
     site = site_from_folder(
         str(node["data"]),
         deployment.class_names,
@@ -55,7 +61,7 @@ def open_site(recipe: Recipe, deployment: Deployment, node: Mapping[str, Scalar]
         val=0.1 if options.val is None else options.val,
         test=0.2 if options.test is None else options.test,
         seed=options.seed or 0,
-        group=options.group or None,
+        group=str(node.get("group", "")) or None,
     )
     name = name or site.name
     site = replace(site, name=name, domain=str(node.get("domain", name)), attributes=attributes)
@@ -69,6 +75,8 @@ def _part_of_federation(
         raise BadInput(
             'The node names no data. Start it with --node-config \'site="north" data="/path/of/class/folders"\'.'
         )
+    if "partition-id" not in node and _names_files(recipe):
+        raise BadInput("The run names files, and a site opens only those of its own node. Start it with --data FOLDER.")
     found = open_federation(recipe)
     number = int(node.get("partition-id", 0))
     if not name and number >= len(found.clients):
@@ -79,6 +87,12 @@ def _part_of_federation(
     site = found.site(name) if name else found.clients[number]
     site = replace(site, attributes={**site.attributes, **attributes})
     return Federation(found.name, [site], found.classes, found.preprocessing, protocol=found.protocol)
+
+
+def _names_files(recipe: Recipe) -> bool:
+    """Whether a recipe says which files to open, instead of naming a federation that the library makes itself."""
+    data = recipe.data
+    return bool(data.root) or data.partition.startswith("file:") or not re.fullmatch(r"[\w-]+", recipe.federation)
 
 
 class SiteClient:
@@ -188,7 +202,7 @@ class SiteClient:
 
     def score(self, sent: Broadcast, mode: str, split: str) -> SiteScore | None:
         """Test a mode on a split; None if the site has no such data."""
-        if split not in self.site.splits:
+        if split not in ("val", "test") or split not in self.site.splits:  # never the training images
             return None
         return self.engine.score_sites({self.site.name: sent}, split, Mode.read(mode))[self.site.name]
 

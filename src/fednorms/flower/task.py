@@ -30,7 +30,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fednorms.core.errors import BadInput, FednormsError
-from fednorms.flower import messages
+from fednorms.flower import messages, settings
 from fednorms.flower.audit import AuditLog
 
 App = Callable[[Message, Context], Message]
@@ -73,14 +73,15 @@ class Desk:
     def reply(self, message: Message, context: Context, fab: Fab, fab_hash: str) -> Message:
         """The reply to a message. Both are in the audit log before the work begins and before the reply is sent."""
         log = AuditLog(self.audit)
+        asked = message.content if message.has_content() else RecordDict()
         about = {
             "run": message.metadata.run_id,
             "kind": message.metadata.message_type.removeprefix("query."),
-            "round": _round(message),
-            "method": str(context.run_config.get("method", "")),
+            "round": _round(asked, message.metadata.message_type),
+            "method": _method(context),
             "bundle": fab_hash,
         }
-        log.write("asked", {**about, **_size(message.content), "hash": message.metadata.message_id})
+        log.write("asked", {**about, **_size(asked), "hash": message.metadata.message_id})
         try:
             check_bundle(self.project, fab.content, fab_hash)
             reply = load_app(self.project)(message, context)
@@ -95,6 +96,14 @@ class Desk:
         refused = {"reason": reason} if reason else {}
         log.write("refused" if reason else "sent", {**about, **refused, **_size(content), "hash": reply.object_id})
         return reply
+
+
+def _method(context: Context) -> str:
+    """The method that a run asks for, wherever its config says so; empty if it cannot be read."""
+    try:
+        return settings.read(context.run_config)[0].method
+    except FednormsError:
+        return ""
 
 
 def check_bundle(project: Path, content: bytes, fab_hash: str) -> None:
@@ -135,11 +144,11 @@ def load_app(project: Path) -> App:
     return app
 
 
-def _round(message: Message) -> int:
+def _round(asked: RecordDict, kind: str) -> int:
     """The round that a message belongs to, from 1; 0 before the first. Training message t asks for round t + 1."""
-    told = messages.about(message.content).get("round", 0)
+    told = messages.about(asked).get("round", 0)
     done = told if isinstance(told, int) else 0
-    return done + 1 if message.metadata.message_type == "train" else done
+    return done + 1 if kind == "train" else done
 
 
 def _size(content: RecordDict) -> dict[str, Any]:

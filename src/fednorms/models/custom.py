@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +55,21 @@ def find(name: str) -> Make | None:
             f"returns one; got {type(make).__name__}."
         )
     return make  # type: ignore[no-any-return]
+
+
+def refuse_unasked(name: str, where: str) -> None:
+    """Refuse to import the model that a stored run names, unless FEDNORMS_MODELS lists its module.
+
+    Whoever types mymodule:Net wants that code to run; whoever opens a run that somebody sent may not.
+    """
+    named = _NAME.match(bare(name))
+    allowed = os.environ.get("FEDNORMS_MODELS", "").split()
+    if named is None or bare(name) in plugins.found("models") or named[1] in (*allowed, *sys.modules):
+        return
+    raise BadInput(
+        f'{where} names its model as code, "{bare(name)}", and opening it would import that module. If you trust it, '
+        f"set FEDNORMS_MODELS={named[1]}, or pass the model in Python as model=."
+    )
 
 
 def make_model(name: str, make: Make, classes: int, channels: int, size: int | None) -> nn.Module:

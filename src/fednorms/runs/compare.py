@@ -288,7 +288,7 @@ class Comparison:
 
 
 def compare(
-    methods: Sequence[str | Method | Part],
+    methods: str | Method | Part | Sequence[str | Method | Part],
     federation: str | Path | Federation | None = None,
     model: str | nn.Module | None = None,
     rounds: int | None = None,
@@ -333,8 +333,9 @@ def compare(
     >>> compare(["fedavg", "fedbn"], rounds=1, seeds=2).seeds
     [0, 1]
     """
-    refuse_unknown(compare, unknown, *methods)
-    given = [m if isinstance(m, str) else str(read_method(m)) for m in methods]
+    several = [methods] if isinstance(methods, str | Method | Part) else methods
+    refuse_unknown(compare, unknown, *several)
+    given = [m if isinstance(m, str) else str(read_method(m)) for m in several]
     chosen = {text.strip(): str(read_method(text)) for text in given}
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     _check_request(given, chosen, numbers, jobs)

@@ -29,7 +29,7 @@ from fednorms.engines.devices import numerics, repeatable
 from fednorms.evaluation.modes import MEASURED
 from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.methods.registry import method as read_method
-from fednorms.models.custom import bare
+from fednorms.models.custom import bare, refuse_unasked
 from fednorms.runs.callables import NO_CALLABLES, Callables, Epochs, Schedule
 from fednorms.runs.device import device_of
 from fednorms.runs.identity import (
@@ -202,7 +202,8 @@ def resume(
     recipe = recipe_to_resume(directory, model, loss, own)
     if rounds is not None:
         recipe = with_rounds(recipe, directory, rounds)
-    changed = {"rounds": rounds, "patience": patience_of(stop)}
+    changed = {k: v for k, v in {"rounds": rounds, "patience": patience_of(stop)}.items() if v is not None}
+    refuse_no_patience(directory, changed)
     with watching(recipe, path, callback, progress, track) as watch:
         result = execute(
             recipe,
@@ -212,7 +213,7 @@ def resume(
             loss=loss,
             own=own,
             callback=watch.callback,
-            changed={k: v for k, v in changed.items() if v is not None},
+            changed=changed,
         )
     return watch.noted(result)
 
@@ -237,6 +238,17 @@ def with_rounds(recipe: Recipe, directory: RunDirectory, rounds: int) -> Recipe:
     return Recipe.make(recipe.to_dict() | {"rounds": rounds})
 
 
+def refuse_no_patience(directory: RunDirectory, changed: Mapping[str, Any]) -> None:
+    """Refuse more rounds for a run that early stopping has ended, and would end again at once."""
+    found = load(directory.checkpoints)
+    stopped = found.extra.get("stopped", "") if found else ""
+    if found and "patience" in stopped and changed and "patience" not in changed:
+        raise BadInput(
+            f"Run {directory.path} was stopped after round {found.server.round}: {stopped}. It would stop again at "
+            f"once. Give it more patience ({option('patience')})."
+        )
+
+
 def recipe_to_resume(
     directory: RunDirectory,
     model: nn.Module | None = None,
@@ -245,6 +257,7 @@ def recipe_to_resume(
 ) -> Recipe:
     """The recipe of a run to resume, after checking that custom code is the same as when the run began."""
     recipe = Recipe.from_toml(directory.read_recipe(), str(directory.recipe))
+    refuse_unasked(recipe.model, f"Run {directory.path}")
     now = own_parts(read_method(recipe.method))
     changed = [name for name, code in recipe.own_parts.items() if now.get(name) != code]
     changed += [bare(recipe.model)] if named_model(recipe.model) != recipe.model else []
@@ -398,7 +411,7 @@ class _Run:
             missing = directory.check_metrics(found.extra.get("metrics"))
             directory.cut_metrics(state.round)
             history, notes = directory.metrics(), [*found.notes, *([missing] if missing else [])]
-            notes += directory.changed_recipe(found.extra.get("recipe"))
+            notes += [] if go_on else directory.changed_recipe(found.extra.get("recipe"))
             if session.recipe.version != __version__:
                 notes.append(f"started with fednorms {session.recipe.version}, continued with {__version__}")
         else:

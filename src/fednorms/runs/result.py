@@ -51,6 +51,12 @@ class Result:
     _session: Session | None = None
     _state: ServerState | None = None
 
+    def __fspath__(self) -> str:
+        """The run's directory, so that a result can be given wherever a run's path is asked for."""
+        if self.path is None:
+            raise BadInput("This run was not stored, so it cannot be opened again. Run it with out=, a folder.")
+        return str(self.path)
+
     @classmethod
     def of(cls, session: Session, history: list[Row], best: Row | None, notes: list[str], path: Path | None) -> Result:
         """The result at the start of a run, or where one is continued."""

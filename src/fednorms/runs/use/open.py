@@ -20,6 +20,7 @@ from fednorms.data import Federation, Split
 from fednorms.data.facts import Facts
 from fednorms.engines.local import LocalClients, LocalEngine
 from fednorms.evaluation.modes import MEASURED, tested_state, unseen_broadcast
+from fednorms.models.custom import refuse_unasked
 from fednorms.runs.assemble import assemble
 from fednorms.runs.device import own_device
 from fednorms.runs.identity import custom_name
@@ -191,6 +192,8 @@ def open_run(
             f"Run {path} was made with a custom model ({custom_name(recipe.model)}). "
             "Use it from Python and pass the same model as model=."
         )
+    if model is None:
+        refuse_unasked(recipe.model, f"Run {path}")
     found = _checkpoint(directory, recipe, which)
     facts = directory.read_facts()
     if facts is None:  # an older run without this file: its data must be here

@@ -53,7 +53,7 @@ class Prediction:
 
 def predict(
     path: str | Path,
-    inputs: Sequence[str | Path],
+    inputs: str | Path | Sequence[str | Path],
     site: str | None = None,
     which: Which = "last",
     model: nn.Module | None = None,
@@ -133,7 +133,7 @@ def _probabilities(opened: OpenRun, chosen: Chosen, images: Tensor) -> Tensor:
     return logits.double().softmax(1).cpu()
 
 
-def image_files(inputs: Sequence[str | Path]) -> list[Path]:
+def image_files(inputs: str | Path | Sequence[str | Path]) -> list[Path]:
     """The named files, and the images in named folders and below, sorted; hidden files are left out.
 
     >>> image_files(["nowhere.png"])
@@ -142,7 +142,7 @@ def image_files(inputs: Sequence[str | Path]) -> list[Path]:
     """
     found: list[Path] = []
     problems: list[str] = []
-    for given in map(Path, inputs):
+    for given in map(Path, [inputs] if isinstance(inputs, str | Path) else inputs):
         if given.is_dir():
             inside = sorted(
                 p
