@@ -17,7 +17,9 @@ from fednorms.core.errors import BadInput
 from fednorms.data import Federation, Site, Split, from_arrays
 from fednorms.data.pack import pack
 from fednorms.data.packed import PackedImages, check_pack, unpacked
+from fednorms.data.readers.isic import fed_isic2019
 from fednorms.data.registry import federation
+from tests.support import data_sets
 from tests.support.layouts import gradient
 
 
@@ -347,3 +349,14 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match=r"Cannot write .*small.fnpack: No space left on device"):
         pack(from_arrays({"a": (np.zeros((5, 4, 4), np.uint8), np.arange(5) % 2)}), tmp_path / "small.fnpack")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_pack_keeps_what_a_reader_noted(tmp_path):
+    """That a split was drawn, or a center is missing, is still said when the data come from a pack."""
+    data_sets.fed_isic2019(tmp_path / "skin")
+    found = fed_isic2019(tmp_path / "skin", complete=False, size=10, cache=False)
+    assert found.source["notes"]
+    pack(found, tmp_path / "skin.fnpack")
+    opened = unpacked(tmp_path / "skin.fnpack")
+    assert (opened.source["notes"], opened.source["prepared"]) == (found.source["notes"], found.source["prepared"])
+    assert opened.fingerprint() == found.fingerprint()

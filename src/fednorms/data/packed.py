@@ -67,8 +67,7 @@ def unpacked(path: str | Path) -> Federation:
             splits[part] = Split(PackedImages(store.path, rows[at], store), y)
         sites.append(Site(entry["name"], entry["domain"], **splits, attributes=entry["attributes"]))
     source = {"spec": f"pack:{store.path}", "codec": header["codec"], "quality": header["quality"]}
-    if prepared := header["source"].get("prepared"):
-        source["prepared"] = prepared
+    source |= {key: header["source"][key] for key in ("prepared", "notes") if header["source"].get(key)}
     return Federation(
         header["name"],
         sites,
