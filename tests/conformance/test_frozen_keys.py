@@ -470,7 +470,8 @@ def test_evaluation_modes_and_participation():
 METHODS = {
     "adabn": "",
     "agc": "clip=0.64, min_batch=0",
-    "agn": "tau=5.0, groups=2, variant='paper' of paper|author, eval_mode='soft' of soft|hard|sample",
+    "agn": "tau=5.0, groups=2, variant='paper' of paper|author, eval_mode='soft' of soft|hard|sample, "
+    "keep=0.997, eps=1e-05, freeze_on_saturation=False",
     "augment": "chain='crop_flip' of crop_flip|flip|crop_flip_cutout|feddyn|feddyn_cifar100|flip_rotate|fairface|isic",
     "centralised": "",
     "ditto": "lam=1.0",
@@ -532,7 +533,7 @@ METHODS = {
     "wsconv": "form='listing' of listing|formula, add_bias=False, start='keep' of keep|xavier, nf_residual=False",
 }
 SUMMED = {
-    "fednn": ("tau=5.0, groups=2, variant='paper'", "wn + agn"),
+    "fednn": ("tau=5.0, groups=2, variant='paper', keep=0.997, freeze_on_saturation=False", "wn + agn"),
     "fedwon": ("clip=0.64, min_batch=32, start='keep', nf_residual=False", "nonorm + wsconv + agc(min_batch=32)"),
 }
 
@@ -1466,6 +1467,6 @@ def test_environment_variables():
             if isinstance(node, ast.Call) and "environ" in ast.unparse(node.func) and node.args:
                 found.add(node.args[0].value if isinstance(node.args[0], ast.Constant) else keys.VARIABLE)
     assert sorted(found) == words("""
-        CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_METHODS FEDNORMS_POLICY FEDNORMS_ROSTER
+        CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_METHODS FEDNORMS_MODELS FEDNORMS_POLICY FEDNORMS_ROSTER
         FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME MLFLOW_EXPERIMENT_NAME WANDB_PROJECT XDG_CACHE_HOME XDG_STATE_HOME
     """)

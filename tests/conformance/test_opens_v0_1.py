@@ -208,7 +208,8 @@ def test_a_run_across_machines_is_continued(here):
 
     config = {"recipe": fn.Recipe.read("flower/run/recipe.toml").to_toml(), "deploy.sites": ",".join(material.SITES)}
     config |= {"deploy.out": "flower/run", "deploy.wait": 5.0, "deploy.deadline": 5.0}
-    nodes = {100 + k: {"site": name} for k, name in enumerate(material.SITES)}
+    federation = fn.Recipe.read("flower/run/recipe.toml").federation  # a file, which a node must name itself
+    nodes = {100 + k: {"site": name, "federation": federation} for k, name in enumerate(material.SITES)}
     desk = LocalGrid(config, Path("flower"), nodes)
     result = serve(desk, config)
     assert [row["round"] for row in result.history] == [1, 2, 3]

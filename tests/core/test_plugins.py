@@ -106,7 +106,7 @@ def test_a_broken_package_is_a_note_and_other_methods_work(package):
         build("tinynet", 10)
 
 
-def test_a_model_in_a_module_of_the_working_directory(package, capsys):
+def test_a_model_in_a_module_of_the_working_directory(package, capsys, monkeypatch):
     module = package.parent / "nets_of_a_test.py"
     module.write_text(CODE.replace("halfstep_of_a_plugin", "another_step_of_a_plugin"))
     REGISTRY.pop("another_step_of_a_plugin", None)
@@ -120,6 +120,10 @@ def test_a_model_in_a_module_of_the_working_directory(package, capsys):
         del sys.modules["nets_of_a_test"]
         REGISTRY.pop("another_step_of_a_plugin", None)
         module.write_text(module.read_text().replace("width=4", "width=6"))
+        assert main(["resume", "r"]) == 2
+        assert "would import that module" in capsys.readouterr().err
+        assert "nets_of_a_test" not in sys.modules
+        monkeypatch.setenv("FEDNORMS_MODELS", "nets_of_a_test")
         assert main(["resume", "r"]) == 2
         assert "The code of nets_of_a_test:Net has changed" in capsys.readouterr().err
         assert main(given) == 2  # the directory holds another run

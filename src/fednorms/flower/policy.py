@@ -140,7 +140,8 @@ class Policy(_Strict):
                 f"a round counts with {there} site{'s' * (there != 1)}, this site allows only {self.minimum_sites} or "
                 "more (deploy.minimum)"
             )
-        if ":" in recipe.model and not recipe.model.startswith(("torchvision:", "timm:", "custom:")):
+        code = ":" in recipe.model and not recipe.model.startswith(("torchvision:", "timm:", "custom:"))
+        if code:
             found.append(
                 f'model "{recipe.model}" names code to import, and a site imports nothing that a run names: hand the '
                 "model to client_app(model=...)"
@@ -153,7 +154,7 @@ class Policy(_Strict):
                 for p in method.parts
                 if p.tells_class_counts
             ]
-        if not self.statistics and not found:  # which builds the model
+        if not self.statistics and not code:
             senders = _statistics(str(method), recipe.model) if model is None else _measured(method, model)
             found += [f"{who} sends statistics of the images; statistics is false here" for who in senders]
         return found

@@ -75,8 +75,11 @@ def _part_of_federation(
         raise BadInput(
             'The node names no data. Start it with --node-config \'site="north" data="/path/of/class/folders"\'.'
         )
-    if "partition-id" not in node and _names_files(recipe):
-        raise BadInput("The run names files, and a site opens only those of its own node. Start it with --data FOLDER.")
+    if "partition-id" not in node and node.get("federation") != recipe.federation and _names_files(recipe):
+        raise BadInput(
+            "The run names files, and a site opens only those that its own node names. Start it with --data FOLDER, or "
+            f'with --config federation="{recipe.federation}".'
+        )
     found = open_federation(recipe)
     number = int(node.get("partition-id", 0))
     if not name and number >= len(found.clients):

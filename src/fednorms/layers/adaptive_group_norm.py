@@ -19,7 +19,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.moments import coarser, group_moments, instance_moments, rescaled
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, Tensors, norm_layer
-from fednorms.layers.replacement import keep_parameters, keep_statistics, named, place, tensor, width
+from fednorms.layers.replacement import has_trained, keep_parameters, keep_statistics, named, place, width
 
 Variant = Literal["paper", "author"]
 EvalMode = Literal["soft", "hard", "sample"]
@@ -164,8 +164,7 @@ class AdaptiveGroupNorm(nn.Module):
             **place(norm),
         )
         keep_parameters(norm, new, "weight", "bias")
-        batches = tensor(norm, "num_batches_tracked")
-        if batches is not None and int(batches) > 0:
+        if has_trained(norm):
             keep_statistics(norm, new.running_mean, new.running_var)
         return keep_act(norm, new)
 

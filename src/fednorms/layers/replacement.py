@@ -46,6 +46,16 @@ def tensor(module: nn.Module, name: str) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
+def has_trained(norm: nn.Module) -> bool:
+    """Whether a batch normalization layer has gathered statistics; one without values (on "meta") has not.
+
+    >>> has_trained(nn.BatchNorm2d(2))
+    False
+    """
+    batches = tensor(norm, "num_batches_tracked")
+    return batches is not None and not batches.is_meta and int(batches) > 0
+
+
 def place(module: nn.Module) -> dict[str, Any]:
     """The dtype and device of a layer's tensors, as arguments for a tensor factory.
 

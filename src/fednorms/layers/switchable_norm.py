@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fednorms.core.moments import coarser, instance_moments, rescaled
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, Tensors, norm_layer
-from fednorms.layers.replacement import keep_parameters, keep_statistics, place, tensor, width
+from fednorms.layers.replacement import has_trained, keep_parameters, keep_statistics, place, width
 
 
 def _measure(layer: nn.Module, tensors: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,8 +65,7 @@ class SwitchableNorm(nn.Module):
         """Replace a batch normalization layer: keep affine, eps and the statistics that it has gathered."""
         new = cls(width(norm, name), biased, float(getattr(norm, "eps", 1e-5)), **place(norm))
         keep_parameters(norm, new, "weight", "bias")
-        batches = tensor(norm, "num_batches_tracked")
-        if batches is not None and int(batches) > 0:
+        if has_trained(norm):
             keep_statistics(norm, new.running_mean, new.running_var)
         return keep_act(norm, new)
 
