@@ -241,3 +241,8 @@ def test_names_of_directories():
     assert slug("../../etc") == "etc"
     assert slug("a(b=1)") != slug("a(b=2)")
     assert math.isfinite(MeanStd.of([0.1, 0.1]).std)
+
+
+def test_one_method_may_be_given_without_a_list():
+    given = {"rounds": 1, "recipe": fn.Recipe(data={"size": 8})}
+    assert list(fn.compare("fedavg", **given).methods) == list(fn.compare(fn.method("fedavg"), **given).methods)

@@ -106,6 +106,22 @@ def test_more_patience_continues_a_run_that_was_stopped(tmp_path):
 
 
 # -- a callback says stop -------------------------------------------------------------------------------------------
+def test_more_rounds_alone_do_not_continue_a_run_without_patience(tmp_path):
+    stopped = play(rounds=12, patience=2, out=tmp_path / "run")
+    before = (tmp_path / "run" / "recipe.toml").read_bytes()
+    with pytest.raises(BadInput, match=f"stopped after round {stopped.rounds}: .* would stop again at once"):
+        fn.resume(stopped, federation=federation(), rounds=20)  # a stored result is a path, too
+    assert (tmp_path / "run" / "recipe.toml").read_bytes() == before
+    longer = fn.resume(stopped, federation=federation(), rounds=20, stop=fn.EarlyStopping(patience=19))
+    assert longer.rounds > stopped.rounds
+    assert not any("has changed since" in note for note in longer.notes)
+
+
+def test_a_result_that_was_not_stored_cannot_be_opened():
+    with pytest.raises(BadInput, match="was not stored"):
+        fn.resume(play(rounds=1))
+
+
 def test_a_callback_ends_a_run_that_is_then_finished(tmp_path):
     text, modes = "fedbn + finetune", ["auto", "adapted"]
     out = tmp_path / "run"

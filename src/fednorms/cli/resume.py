@@ -41,6 +41,6 @@ def resume(args: Sequence[str]) -> int:
     recipe = recipe_to_resume(directory)
     asked = {"rounds": given.rounds, "patience": given.patience}
     changed = {key: value for key, value in asked.items() if value is not None}
-    refuse_no_patience(directory, changed)
+    refuse_no_patience(directory, recipe, changed)
     recipe = recipe if given.rounds is None else with_rounds(recipe, directory, given.rounds)
     return carry_out(recipe, given.run, recipe.method, given.output, given.track, changed)

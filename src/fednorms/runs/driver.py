@@ -200,10 +200,10 @@ def resume(
     refuse_unknown(resume, unknown)
     directory, own = RunDirectory(Path(path)), Callables(optimizer, schedule)
     recipe = recipe_to_resume(directory, model, loss, own)
+    changed = {k: v for k, v in {"rounds": rounds, "patience": patience_of(stop)}.items() if v is not None}
+    refuse_no_patience(directory, recipe, changed)
     if rounds is not None:
         recipe = with_rounds(recipe, directory, rounds)
-    changed = {k: v for k, v in {"rounds": rounds, "patience": patience_of(stop)}.items() if v is not None}
-    refuse_no_patience(directory, changed)
     with watching(recipe, path, callback, progress, track) as watch:
         result = execute(
             recipe,
@@ -238,11 +238,12 @@ def with_rounds(recipe: Recipe, directory: RunDirectory, rounds: int) -> Recipe:
     return Recipe.make(recipe.to_dict() | {"rounds": rounds})
 
 
-def refuse_no_patience(directory: RunDirectory, changed: Mapping[str, Any]) -> None:
+def refuse_no_patience(directory: RunDirectory, recipe: Recipe, changed: Mapping[str, Any]) -> None:
     """Refuse more rounds for a run that early stopping has ended, and would end again at once."""
     found = load(directory.checkpoints)
     stopped = found.extra.get("stopped", "") if found else ""
-    if found and "patience" in stopped and changed and "patience" not in changed:
+    longer = changed.get("rounds", recipe.rounds) != recipe.rounds and "patience" not in changed
+    if found and "patience" in stopped and longer:
         raise BadInput(
             f"Run {directory.path} was stopped after round {found.server.round}: {stopped}. It would stop again at "
             f"once. Give it more patience ({option('patience')})."

@@ -21,6 +21,7 @@ from fednorms.data import Preprocessing, Split
 from fednorms.runs.driver import execute
 from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.use import export as exporting
+from fednorms.runs.use.predict import image_files
 from tests.support.after import CLASSES, federation, recipe, write_images
 from tests.support.tiny import TinyNet, same
 
@@ -498,3 +499,10 @@ def test_a_folder_may_have_its_own_split_and_no_test_images(runs, tmp_path):
     done = adapt(runs("fedavg"), tmp_path / "own" / "train", test=0)
     assert (done.before, done.after) == (None, None)
     assert "nothing was tested" in done.notes[-1]
+
+
+def test_one_folder_may_be_given_without_a_list(tmp_path):
+    """Its letters are not paths: "/" is the whole file system."""
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "a" / "one.png")
+    assert image_files(str(tmp_path / "a")) == image_files([tmp_path / "a"]) == [tmp_path / "a" / "one.png"]
