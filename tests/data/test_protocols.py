@@ -171,15 +171,16 @@ def test_fed_isic2019_is_the_papers_federation_in_one_call(tmp_path):
     Image.new("RGB", (17, 17), (90, 60, 30)).save(tmp_path / "new.png")
     [answer] = fednorms.predict(tmp_path / "run", [tmp_path / "new.png"])
     assert answer.label in isic.CLASSES
-    assert "shades of grey 6" in answer.note, "files are not prepared by colour constancy, and the user is told"
+    assert "shades of grey" not in answer.note, "files are prepared as the training images were: nothing to say"
     fednorms.export(tmp_path / "run", tmp_path / "model", site="MSK")
     about = json.loads((tmp_path / "model" / "model.json").read_text())
-    assert "crop" not in about["preprocessing"], "an exported model takes images of its own size"
+    assert about["preprocessing"]["prepared"] == opened.facts.prepared, "an exported model carries its preparation"
+    assert about["preprocessing"]["crop"]
     for label in isic.CLASSES[:2]:
         picture(tmp_path / "clinic" / label / "0.png", 9, (17, 17))
         picture(tmp_path / "clinic" / label / "1.png", 99, (17, 17))
     adapted = fednorms.adapt(tmp_path / "run", tmp_path / "clinic", tmp_path / "adapted", epochs=1)
-    assert any("prepare them" in note for note in adapted.notes)
+    assert not any("prepare them" in note for note in adapted.notes)
     assert json.loads((tmp_path / "adapted" / "model.json").read_text())["shape"] == about["shape"] == [3, 16, 16]
 
 
