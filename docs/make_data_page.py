@@ -76,7 +76,7 @@ def _count(n: int | tuple[int, int]) -> str:
 
 
 def _code(expected: str) -> str:
-    """Paths are code, so that Markdown leaves their braces and stars alone.
+    """Paths are code, which keeps Markdown from reading their braces and stars.
 
     >>> _code("ROOT/{a,b}/*.jpg, or a file")
     '`ROOT/{a,b}/*.jpg`, or a file'

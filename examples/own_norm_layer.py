@@ -1,4 +1,4 @@
-"""A normalization layer of your own: registered once, and every method that acts on BatchNorm knows it.
+"""A custom normalization layer: registered once, and every method that acts on BatchNorm knows it.
 
 python examples/own_norm_layer.py [ROUNDS]
 """

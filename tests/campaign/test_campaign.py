@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_few_tries(name):
-    """In a process of its own: children are forked, and pytest has threads."""
+    """In its own process: children are forked, and pytest has threads."""
     path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     call = [sys.executable, "-m", "tests.campaign", name, "--seconds", "4", "--seed", "3"]

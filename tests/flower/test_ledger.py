@@ -26,7 +26,7 @@ QUICK = {"training__steps": 2, "evaluate_every": 3, "deploy__wait": 1.0}
 
 
 class Recording(LocalGrid):
-    """Keeps the messages that a site got, so that they can be sent again."""
+    """Keeps the messages that a site got, to send them again."""
 
     def __init__(self, *given) -> None:
         super().__init__(*given)

@@ -21,7 +21,7 @@ from fednorms.core.errors import BadInput, RunFailed
 from fednorms.flower.audit import AuditLog
 from fednorms.flower.project import write_project
 from fednorms.flower.settings import read
-from fednorms.flower.task import Desk, check_bundle, load_app
+from fednorms.flower.task import Responder, check_bundle, load_app
 from tests.support.flower_in_process import config_of, travelled
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower builds bundles so
@@ -69,10 +69,10 @@ def hello(run=7):
     return message
 
 
-def replied(desk, bundle, config, message=None):
+def replied(responder, bundle, config, message=None):
     context = Context(7, 1, {"site": "clean"}, RecordDict(), dict(config))
     digest = hashlib.sha256(bundle).hexdigest()
-    return desk.reply(message or hello(), context, Fab(digest, bundle, {}), digest)
+    return responder.reply(message or hello(), context, Fab(digest, bundle, {}), digest)
 
 
 # -- bundles ----------------------------------------------------------------------------------------------------------
@@ -130,12 +130,12 @@ def test_a_bundle_that_is_not_one_is_refused(project, tmp_path):
 
 
 def test_code_that_comes_with_a_run_is_never_run(project, config, tmp_path, monkeypatch):
-    """The attack of the issue: a bundle of one's own ran at the sites. Its code would leave a file behind."""
+    """The attack of the issue: a stranger's bundle ran at the sites. Its code would leave a file behind."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
     trace = tmp_path / "it ran"
     code = f"import pathlib\npathlib.Path({str(trace)!r}).touch()\n" + (project / "fednorms_app.py").read_text()
     bundle = rewritten(build_fab_from_disk(project), **{"fednorms_app.py": code})
-    reply = replied(Desk(project, tmp_path / "audit.jsonl"), bundle, config)
+    reply = replied(Responder(project, tmp_path / "audit.jsonl"), bundle, config)
     assert "A site runs only the code of its own copy" in reply.content["about"]["reason"]
     assert not trace.exists()
     assert not (tmp_path / "flwr").exists()
@@ -144,7 +144,7 @@ def test_code_that_comes_with_a_run_is_never_run(project, config, tmp_path, monk
     assert asked["bundle"] == hashlib.sha256(bundle).hexdigest()
     # The same file does run where it is the site's own.
     (project / "fednorms_app.py").write_text(code)
-    assert "card" in replied(Desk(project, tmp_path / "audit.jsonl"), bundle, config).content["about"]
+    assert "card" in replied(Responder(project, tmp_path / "audit.jsonl"), bundle, config).content["about"]
     assert trace.exists()
 
 
@@ -168,9 +168,9 @@ def test_a_project_without_an_app_is_named(change, said, project):
 # -- the audit log ----------------------------------------------------------------------------------------------------
 def test_the_log_holds_what_was_asked_and_what_was_sent(project, config, tmp_path):
     message = hello(run=7)
-    desk = Desk(project, tmp_path / "logs" / "audit.jsonl")
-    reply = replied(desk, build_fab_from_disk(project), config, message)
-    asked, sent = AuditLog(desk.audit).lines()
+    responder = Responder(project, tmp_path / "logs" / "audit.jsonl")
+    reply = replied(responder, build_fab_from_disk(project), config, message)
+    asked, sent = AuditLog(responder.audit).lines()
     assert {k: asked[k] for k in ("event", "run", "kind", "round", "method")} == {
         "event": "asked", "run": 7, "kind": "hello", "round": 0, "method": "fedavg",
     }  # fmt: skip
@@ -178,20 +178,20 @@ def test_the_log_holds_what_was_asked_and_what_was_sent(project, config, tmp_pat
     assert asked["hash"] == message.object_id
     assert sent["hash"] == travelled(reply).object_id
     assert sent["bytes"] == sum(sent["records"].values()) >= len(reply.content["about"]["card"])
-    assert stat.S_IMODE(desk.audit.stat().st_mode) == 0o600
+    assert stat.S_IMODE(responder.audit.stat().st_mode) == 0o600
 
 
 def test_nothing_is_answered_that_cannot_be_written_down(project, config, tmp_path):
     (tmp_path / "target").write_text("")
     (tmp_path / "audit.jsonl").symlink_to(tmp_path / "target")
     with pytest.raises(BadInput, match="Nothing was answered"):
-        replied(Desk(project, tmp_path / "audit.jsonl"), build_fab_from_disk(project), config)
+        replied(Responder(project, tmp_path / "audit.jsonl"), build_fab_from_disk(project), config)
     assert (tmp_path / "target").read_text() == ""
 
 
 def test_a_failing_app_is_written_down(project, config, tmp_path):
     (project / "fednorms_app.py").write_text("def client(message, context):\n    raise ZeroDivisionError('oh')\n")
-    reply = replied(Desk(project, tmp_path / "a.jsonl"), build_fab_from_disk(project), config)
+    reply = replied(Responder(project, tmp_path / "a.jsonl"), build_fab_from_disk(project), config)
     assert reply.error.reason == "ZeroDivisionError: oh"
     assert AuditLog(tmp_path / "a.jsonl").lines()[1]["reason"] == "ZeroDivisionError: oh"
 

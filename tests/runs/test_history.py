@@ -50,7 +50,7 @@ def test_a_stored_result_is_taken_for_what_it_was():
 
 
 def test_a_run_of_an_older_version_is_the_same_run(tmp_path):
-    """The version is recorded, not part of what identifies a run: continuing by `out` alone works."""
+    """The version is recorded, not part of what identifies a run: continuing by `out` works."""
     made = recipe("fedbn", rounds=1)
     fn.run(federation=federation(), recipe=made, out=tmp_path / "run")
     file = tmp_path / "run" / "recipe.toml"

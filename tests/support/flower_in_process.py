@@ -78,7 +78,7 @@ class LocalGrid:
 
 
 def open_policy(folder: Path) -> Path:
-    """A policy that allows everything, so that a run can be compared with the loop in full."""
+    """A policy that allows everything, to compare a run with the loop in full."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "policy.toml").write_text("class_counts = true\n")
     return folder / "policy.toml"

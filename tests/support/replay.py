@@ -1,4 +1,4 @@
-"""A Grid that answers with recorded replies: the server's work alone, thousands of times faster than training."""
+"""A Grid that answers with recorded replies: only the server's work, thousands of times faster than training."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def recorded(method: str, changes: tuple[tuple[str, object], ...] = ()) -> dict[
 
 
 def _copied(content: RecordDict) -> RecordDict:
-    """The same reply in records of its own; tensors are shared."""
+    """The same reply in new records; tensors are shared."""
     new = RecordDict()
     for name in content:
         new[name] = type(content[name])(dict(content[name]))

@@ -59,7 +59,7 @@ def node(args: Sequence[str]) -> int:
     from fednorms.flower.generations import default_root
     from fednorms.flower.node import Node, run_node
     from fednorms.flower.policy import Policy
-    from fednorms.flower.task import Desk, load_app
+    from fednorms.flower.task import Responder, load_app
 
     _, deployment = read_project(given.project)
     if given.site not in deployment.site_names:
@@ -73,11 +73,11 @@ def node(args: Sequence[str]) -> int:
     config |= {"policy": str(given.policy.resolve())} if given.policy else {}
     Policy.of(config)  # a mistake in it is an error now
     audit = given.audit or state.expanduser() / f"audit-{given.site}.jsonl"
-    desk = Desk(given.project.resolve(), audit.resolve())
-    load_app(desk.project)  # now, not at the first message
+    responder = Responder(given.project.resolve(), audit.resolve())
+    load_app(responder.project)  # now, not at the first message
     console = stderr()
     return run_node(
-        Node(f"{host}:{port}", given.ca.resolve(), given.key.resolve(), desk, config),
+        Node(f"{host}:{port}", given.ca.resolve(), given.key.resolve(), responder, config),
         lambda text: console.print(text, markup=False, soft_wrap=True),
     )
 
@@ -117,5 +117,5 @@ def _pair(text: str) -> tuple[str, str]:
     if not key or not equals:
         raise BadInput(f'--config takes KEY=VALUE; got "{text}".')
     if key in ("site", "data", "state", "device", "policy"):
-        raise BadInput(f'--config does not take "{key}": it has an option of its own, --{key}.')
+        raise BadInput(f'--config does not take "{key}": it has its own option, --{key}.')
     return key, value

@@ -136,7 +136,7 @@ class Guarantee:
 
 
 def epsilon_of_answers(noises: Sequence[float], delta: float) -> float:
-    """Epsilon of answers of one client, each with Gaussian noise of its own: any two updates are 2 clips apart.
+    """Epsilon of answers of one client, each with its own Gaussian noise: any two updates are 2 clips apart.
 
     Noise multipliers z_i compose exactly to a single one of 1 / sqrt(sum 1 / z_i^2).
 

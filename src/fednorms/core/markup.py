@@ -61,7 +61,7 @@ def markdown_table(header: Sequence[str], rows: Cells, *, numbers_from: int = 1,
 
 
 def latex_table(header: Sequence[str], rows: Cells, *, numbers_from: int = 1, bold: Marked = ()) -> str:
-    r"""A LaTeX `tabular` with the lines of the package booktabs, for a `table` of your own.
+    r"""A LaTeX `tabular` with the lines of the package booktabs, for your own `table`.
 
     >>> print(latex_table(["site", "test"], [["a_b", "81 ± 2"]], bold={(0, 1)}))
     \begin{tabular}{lr}

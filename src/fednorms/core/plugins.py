@@ -71,7 +71,7 @@ def custom_methods() -> list[str]:
 
 
 def load_methods() -> None:
-    """Import what `custom_methods` lists, so that its parts register themselves.
+    """Import what `custom_methods` lists; its parts register themselves.
 
     A module that FEDNORMS_METHODS names must be there. A broken package is a warning: other methods still work.
     """

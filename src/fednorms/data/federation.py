@@ -245,7 +245,7 @@ class Federation:
         return digest.hexdigest()
 
     def remember(self, name: str, options: Mapping[str, Any]) -> Federation:
-        """Record how this federation was opened, so that a recipe can name it; return the same object."""
+        """Record how this federation was opened, for recipes that name it; return the same object."""
         object.__setattr__(self, "asked_for", (name, dict(options)))
         return self
 

@@ -230,7 +230,7 @@ class GroupSizes(Rule):
         return [np.concatenate(at) for at in found]
 
     def alike(self, y: np.ndarray, classes: int, r: np.random.RandomState) -> list[np.ndarray]:
-        """The same class list for another split, in equal sizes, so that all clients have equally large test sets."""
+        """The same class list for another split, in equal sizes: all clients have equally large test sets."""
         pieces = _dealt(y, _class_list(self, self.clients // 2, self.shards, classes, r), r)
         first, second = ([np.concatenate([p[half::2] for p in mine]) for mine in pieces] for half in (0, 1))
         return [*first, *reversed(second)]

@@ -166,7 +166,7 @@ class Engine(ABC):
         return broadcast(self.task, replace(tested, parts={**state.parts, **self._measured(tested, cohort)}))
 
     def with_measurements(self, state: ServerState, cohort: Sequence[str]) -> ServerState:
-        """Add the results of "evaluate" passes to a state, so that its model can be used without the data."""
+        """Add the results of "evaluate" passes to a state, whose model can then be used without the data."""
         found = self._measured(tested_state(self.task, state), cohort)
         return replace(state, parts={**state.parts, **{name + MEASURED: tree for name, tree in found.items()}})
 

@@ -190,7 +190,7 @@ class Devices(Workers):
         )
 
     def _shares(self, cohort: Sequence[str]) -> list[list[str]]:
-        """Divide a cohort so that every device gets about the same number of images."""
+        """Divide a cohort: every device gets about the same number of images."""
         shares: list[list[str]] = [[] for _ in self.devices]
         load = [0] * len(shares)
         for name in sorted(cohort, key=lambda name: -self.samples(name)):

@@ -129,7 +129,7 @@ class Mode:
 
 
 def _keeps_statistics(task: Task) -> bool:
-    """Whether clients have normalization statistics of their own."""
+    """Whether clients have their own normalization statistics."""
     names = statistics_names(task.net)
     return bool(names) and (
         task.twin is not None or any(task.net.routes[n] in (Route.LOCAL, Route.SENT) for n in names)

@@ -52,7 +52,7 @@ class SiteKeys:
         if text in self.revoked:
             raise BadInput(f'{where} was revoked (site "{self.revoked[text]}"). Create a new key for site "{site}".')
         if owner := next((s for s, known in self.keys.items() if known == text and s != site), ""):
-            raise BadInput(f'{where} is already the key of site "{owner}". Every site needs a key of its own.')
+            raise BadInput(f'{where} is already the key of site "{owner}". Every site needs its own key.')
         former = self.keys.get(site, text)
         revoked = dict(self.revoked) if former == text else {**self.revoked, former: site}
         return SiteKeys({**self.keys, site: text}, revoked)
@@ -83,7 +83,7 @@ def read_keys(path: Path) -> SiteKeys:
     found = {site: _plain(text, f'The key of site "{site}" in {path}') for site, text in keys.items()}
     gone = {_plain(text, f'The revoked key of site "{site}" in {path}'): site for text, site in revoked.items()}
     if len(set(found.values())) < len(found):
-        raise BadInput(f"Two sites have the same key in {path}. Every site needs a key of its own.")
+        raise BadInput(f"Two sites have the same key in {path}. Every site needs its own key.")
     if both := [site for site, text in found.items() if text in gone]:
         raise BadInput(f'The key of site "{both[0]}" is both in use and revoked in {path}. Remove it from one table.')
     return SiteKeys(found, gone)

@@ -29,7 +29,7 @@ from fednorms.flower.certificates import SOON, days_left
 from fednorms.flower.keys import private_key
 from fednorms.flower.processes import end, start, terminable
 from fednorms.flower.settings import Scalar
-from fednorms.flower.task import Desk
+from fednorms.flower.task import Responder
 from fednorms.runs.toml import dumps
 
 LOOPBACK = "127.0.0.1"
@@ -44,7 +44,7 @@ class Node:
     server: str
     ca: Path
     key: Path
-    desk: Desk
+    responder: Responder
     config: Mapping[str, Scalar]
 
 
@@ -87,14 +87,14 @@ def _session(node: Node) -> int:
         (Path(private) / "node.toml").write_text(dumps(node.config), encoding="utf-8")
         flower = start("flower-supernode", _options(node, Path(private), address))
         try:
-            _answer(node.desk, address, secret, flower)
+            _answer(node.responder, address, secret, flower)
             return flower.wait()
         finally:
             end(flower)
 
 
-def _answer(desk: Desk, address: str, secret: bytes, flower: subprocess.Popen[bytes]) -> None:
-    """Answer messages, each in a process of its own, so nothing of one is left for the next."""
+def _answer(responder: Responder, address: str, secret: bytes, flower: subprocess.Popen[bytes]) -> None:
+    """Answer messages, each in its own process: nothing of one is left for the next."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fednorms.flower.client", "fednorms.flower.task"])  # imported once, not per message
     client = RuntimeHttpClient.from_server_address(
@@ -118,7 +118,7 @@ def _answer(desk: Desk, address: str, secret: bytes, flower: subprocess.Popen[by
             if not found.token:
                 time.sleep(POLL)
                 continue
-            worker = context.Process(target=desk.answer, args=(address, found.token), daemon=True)
+            worker = context.Process(target=responder.answer, args=(address, found.token), daemon=True)
             worker.start()
             while worker.is_alive() and flower.poll() is None:
                 worker.join(POLL)

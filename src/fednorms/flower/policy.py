@@ -25,6 +25,7 @@ from fednorms.explain.leaves import what_leaves
 from fednorms.flower.schema import problem
 from fednorms.flower.settings import Deployment, Scalar
 from fednorms.methods.registry import method as read_method
+from fednorms.models.custom import module_of
 from fednorms.runs.recipe import Recipe
 
 
@@ -89,7 +90,7 @@ class Policy(_Strict):
 
     @classmethod
     def read(cls, path: Path) -> Policy:
-        """Read a policy; a mistake in it is an error, so that no run starts with less than was meant."""
+        """Read a policy; a mistake in it is an error: no run starts with weaker limits than intended."""
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
@@ -140,7 +141,7 @@ class Policy(_Strict):
                 f"a round counts with {there} site{'s' * (there != 1)}, this site allows only {self.minimum_sites} or "
                 "more (deploy.minimum)"
             )
-        code = ":" in recipe.model and not recipe.model.startswith(("torchvision:", "timm:", "custom:"))
+        code = module_of(recipe.model)
         if code:
             found.append(
                 f'model "{recipe.model}" names code to import, and a site imports nothing that a run names: hand the '

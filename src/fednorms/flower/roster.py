@@ -264,7 +264,7 @@ class Roster:
         return Message(content, node, kind, ttl=self.deployment.deadline + 60)
 
     def _pull(self, ids: set[str]) -> dict[str, Message | BadMessage]:
-        """The replies that have arrived, each pulled alone: bytes that Flower cannot read cost no other reply."""
+        """The replies that have arrived, pulled one at a time: bytes that Flower cannot read cost no other reply."""
         found: dict[str, Message | BadMessage] = {}
         for number in sorted(ids):
             try:

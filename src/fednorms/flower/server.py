@@ -98,7 +98,7 @@ def _message_only(record: logging.LogRecord) -> bool:
 
 
 def _go_back(directory: RunDirectory, number: int) -> None:
-    """Drop the checkpoints after a round, so that the run continues from there; 0 drops none."""
+    """Drop the checkpoints after a round, to continue the run from there; 0 drops none."""
     kept = kept_rounds(directory.checkpoints)
     if not number or (kept and max(kept) == number):
         return

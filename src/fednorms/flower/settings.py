@@ -40,7 +40,7 @@ class Deployment:
     norm_bound: float = 50.0
     """How many times as long as the median site's a site's update can be before it is shortened; 0: no limit."""
     restart: int = 0
-    """Continue from the checkpoint of this round and drop later ones, if the last one is no good; 0: the last one."""
+    """Continue from the checkpoint of this round and drop later ones, which cannot be used; 0: from the last one."""
 
     @property
     def site_names(self) -> list[str]:

@@ -38,7 +38,7 @@ LARGEST_FILE = 2**20  # bytes of one file in a bundle that are compared
 
 
 @dataclass(frozen=True)
-class Desk:
+class Responder:
     """What a site's node answers with: its copy of the project, and its audit log."""
 
     project: Path

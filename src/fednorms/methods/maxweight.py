@@ -38,7 +38,7 @@ class MaxWeight(Part):
 
 
 def _cap(weights: list[float], share: float) -> float:
-    """The value at which weights are cut off, so that the largest has at most this share of their sum.
+    """The value at which weights are cut off: the largest then has at most this share of their sum.
 
     >>> _cap([1.0, 1.0, 8.0], 0.5), _cap([1.0, 2.0, 8.0], 0.1), _cap([1.0, 1.0], 0.5)
     (2.0, 1.0, 1.0)

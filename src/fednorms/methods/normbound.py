@@ -85,7 +85,7 @@ def _scaled(update: Tree, by: float) -> Tree:
 
 
 def _middle(values: Sequence[float]) -> float:
-    """The median; of an even number of values, the smaller one in the middle: one hostile client of two is no measure.
+    """The median; of an even number of values, the smaller one in the middle: a hostile client of two cannot raise it.
 
     >>> _middle([3.0, 1.0, 2.0]), _middle([1e6, 1.0])
     (2.0, 1.0)

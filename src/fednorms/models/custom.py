@@ -57,18 +57,27 @@ def find(name: str) -> Make | None:
     return make  # type: ignore[no-any-return]
 
 
+def module_of(name: str) -> str:
+    """The module that a model's name asks to import; empty if it names none.
+
+    >>> module_of("mymodule:Net@12ab34cd56ef"), module_of("torchvision:resnet18"), module_of("cnn-small")
+    ('mymodule', '', '')
+    """
+    named = _NAME.match(bare(name))
+    return named[1] if named and bare(name) not in plugins.found("models") else ""
+
+
 def refuse_unasked(name: str, where: str) -> None:
     """Refuse to import the model that a stored run names, unless FEDNORMS_MODELS lists its module.
 
     Whoever types mymodule:Net wants that code to run; whoever opens a run that somebody sent may not.
     """
-    named = _NAME.match(bare(name))
-    allowed = os.environ.get("FEDNORMS_MODELS", "").split()
-    if named is None or bare(name) in plugins.found("models") or named[1] in (*allowed, *sys.modules):
+    module, allowed = module_of(name), os.environ.get("FEDNORMS_MODELS", "").split()
+    if not module or module in (*allowed, *sys.modules):
         return
     raise BadInput(
         f'{where} names its model as code, "{bare(name)}", and opening it would import that module. If you trust it, '
-        f"set FEDNORMS_MODELS={named[1]}, or pass the model in Python as model=."
+        f"set FEDNORMS_MODELS={module}, or pass the model in Python as model=."
     )
 
 

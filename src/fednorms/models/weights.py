@@ -14,7 +14,7 @@ from fednorms.core.head import split_head
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file or of a torch file (read with weights_only, so that no code in it runs).
+    """The tensors of a .safetensors file or of a torch file (read with weights_only: no code in it runs).
 
     A torch file may hold the state dict itself or under "state_dict" or "model".
 

@@ -49,7 +49,7 @@ def assemble(
         )
     if deployed and recipe.training.schedule.startswith(CUSTOM):
         raise BadInput(
-            f'A schedule of your own ("{recipe.training.schedule}") cannot be sent to other machines. Choose const, '
+            f'The custom schedule "{recipe.training.schedule}" cannot be sent to other machines. Choose const, '
             "exp, step or cosine, with or without a warm-up."
         )
     net = build_net(recipe, facts.num_classes, facts.shape, model)

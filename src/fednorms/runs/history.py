@@ -14,7 +14,7 @@ from fednorms.methods.scaffold import Scaffold
 def as_then_meant(values: dict[str, Any]) -> dict[str, Any]:
     """A recipe's values with the method as the version that wrote them understood it.
 
-    Until 0.1, scaffold's control was "gradient", and fednova did not know of a fedprox beside it.
+    Until 0.1, scaffold's control was "gradient", and fednova did not know of a fedprox in the same method.
 
     >>> as_then_meant({"version": "0.1.0", "method": "scaffold + fedbn"})["method"]
     "scaffold(control='gradient') + fedbn"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fednorms.runs.result import Result
 
-_MOST = 8  # domains with a line of their own
+_MOST = 8  # domains that get their own line
 
 
 def result_figure(result: Result) -> Figure:

@@ -52,7 +52,7 @@ class Result:
     _state: ServerState | None = None
 
     def __fspath__(self) -> str:
-        """The run's directory, so that a result can be given wherever a run's path is asked for."""
+        """The run's directory: a result can be given wherever a run's path is asked for."""
         if self.path is None:
             raise BadInput("This run was not stored, so it cannot be opened again. Run it with out=, a folder.")
         return str(self.path)

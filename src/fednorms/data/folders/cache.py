@@ -24,7 +24,7 @@ from fednorms.data.folders.scan import ImageFile
 from fednorms.data.mapped import MappedImages
 
 MEMORY_LIMIT = 2 * 2**30  # bytes of images that are read into memory; more stay on disk
-_FORMAT = 2  # raise it when decoding changes, so that old cache files are not used
+_FORMAT = 2  # raise it when decoding changes: old cache files are then not used
 _counting: ContextVar[bool] = ContextVar("fednorms_counting", default=False)
 
 

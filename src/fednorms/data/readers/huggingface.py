@@ -109,5 +109,5 @@ READER = Reader(
     layout,
     f"a folder that `save_to_disk` wrote, with a column of images ({', '.join(IMAGE_NAMES)}), one of labels "
     f"({', '.join(LABEL_NAMES)}), and perhaps one of sites ({', '.join(_SITE)})",
-    published=Published("A Hugging Face dataset of your own, divided into sites by a column."),
+    published=Published("Your own Hugging Face dataset, divided into sites by a column."),
 )

@@ -396,7 +396,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _finite(trees: list[Tree], like: Tensor) -> Tensor:
-    """Whether all floats are finite, as a tensor, so that the host does not wait."""
+    """Whether all floats are finite, as a tensor: the host does not wait."""
     blocks = [tree.block for tree in trees if isinstance(tree, Packed)]
     loose = [t for tree in trees if not isinstance(tree, Packed) for t in tree.values() if t.is_floating_point()]
     checks = [torch.isfinite(t).all() for t in (*blocks, *loose) if t.numel()]

@@ -97,7 +97,7 @@ def measured(recipe: Recipe) -> float | None:
     plain = seconds[min(1, len(seconds) - 1)]
     test = max(0.0, seconds[-1] - plain)
     tests = recipe.rounds / recipe.evaluate_every
-    if recipe.validate_every:  # validation alone costs its share of a test
+    if recipe.validate_every:  # validation by itself costs its share of a test
         tests += recipe.rounds / recipe.validate_every * _share_of_validation(federation)
     return opening + seconds[0] + plain * (recipe.rounds - 1) + test * tests
 

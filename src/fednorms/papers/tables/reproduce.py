@@ -128,7 +128,7 @@ def reproduce(
         observer: Receives remarks and progress, instead of showing them.
         progress: Whether to show remarks and progress (default: on a terminal and in a notebook).
         rounds: The rounds of a trial (2); only with `quick`.
-        quick: A trial of a few rounds and one seed in a folder of its own: marked, and never judged.
+        quick: A trial of a few rounds and one seed in its own folder: marked, and never judged.
         dry_run: Run and write nothing; `planned` of the result says what would run, on which data, and how long.
 
     >>> reproduce("no-such-table")

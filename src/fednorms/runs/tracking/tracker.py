@@ -38,7 +38,7 @@ class TrackedRun:
         return None
 
     def remember(self, tracker: str, number: str) -> None:
-        """Store a tracker's id of this run, so that `resume` continues its curves."""
+        """Store a tracker's id of this run: `resume` continues its curves."""
         if self._ids is None:
             return
         known: dict[str, str] = {}
