@@ -24,10 +24,10 @@ from fednorms.flower.keys import Watched
 from fednorms.flower.roster import Roster
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.assemble import assemble
-from fednorms.runs.driver import RoundEvent, play
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
+from fednorms.runs.rounds import RoundEvent, play
 from fednorms.runs.session import Plan, Session
 from fednorms.runs.store.checkpoint import kept_rounds
 from fednorms.runs.store.directory import RunDirectory
