@@ -233,6 +233,10 @@ def _options(name: str, doc: str, keys: Iterable[str]) -> Any:  # noqa: ANN401
 RecipeOptions: Any = _options("RecipeOptions", "What to train, on which data, and how to test it.", _OF_RECIPE)
 TrainingOptions: Any = _options("TrainingOptions", "How a client trains in a round.", _OF_TRAINING)
 DataOptions: Any = _options("DataOptions", "How images become sites and splits.", _OF_DATA)
+# For commands that have their own --channels.
+DataOptionsButChannels: Any = _options(
+    "DataOptions", "How images become sites and splits.", [key for key in _OF_DATA if key != "channels"]
+)
 
 _COMMON = ("method", "federation", "model", "rounds", "lr", "epochs", "batch_size", "seed", "device")
 # Headings of the other options in a long help: title, what it is about, and options.

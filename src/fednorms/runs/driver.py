@@ -83,8 +83,8 @@ def run(
 
     What is not given comes from `recipe`, or from its defaults: 30 rounds of FedAvg with cnn-small on digits-shift.
     With `out`, the run is stored in a directory that `resume` continues; if the directory holds the same unfinished
-    run, that run is continued. A federation made by `fednorms.federation` is recorded by its name and options unless it
-    was changed, so the command line can open it again.
+    run, that run is continued. A federation made by `fednorms.federation` or `fednorms.from_folders` is recorded by its
+    name and options unless it was changed, so the command line can open it again.
 
     `lr`, `epochs`, `batch_size`, `optimizer`, `momentum`, `weight_decay`, `schedule` and `warmup` override fields of
     `training`. `epochs` may differ between clients: a dictionary {client: epochs}, or a function of the `Site`.

@@ -47,6 +47,8 @@ class Data(BaseModel):
     """Fraction of each site's images for testing."""
     group: str = ""
     """For folders: a regular expression that finds in a file name what stays together, such as "(patient[0-9]+)"."""
+    channels: int | None = None
+    """For folders: 3 (RGB, the default), 1 (gray) or 4 (RGBA)."""
     hold_out: list[str] = []
     """Sites or domains that do not train and are tested as unseen."""
     augment: str = "auto"
