@@ -1384,7 +1384,8 @@ COMMANDS = {
     "--checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device --precision "
     "--deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
     "--optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
-    "--allow-pickle --size --data-seed --val --test --group --channels --hold-out --augment --partition --quiet --json --track",
+    "--allow-pickle --size --data-seed --val --test --group --channels --hold-out --augment "
+    "--partition --quiet --json --track",
     "compare": "--methods --seeds --lrs --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
     "--validate-every --patience --checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device "
@@ -1420,7 +1421,7 @@ COMMANDS = {
     "deploy node": "--site --ca --key --data --policy --server --state --audit --device --config",
     "deploy audit": "--json",
     "deploy export": "--site --out --state --json",
-    "list": "--paper --costs --json",
+    "list": "--paper --ideas --costs --json",
     "describe": "--model --classes --privacy --json",
     "verify": "--json",
 }

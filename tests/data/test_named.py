@@ -131,7 +131,7 @@ def test_the_error_for_an_unknown_name_has_the_nearest_one_and_the_list():
         BadInput, match=r"No federation .digit-shft.; did you mean \"digits-shift\"\? There are .*folder:PATH"
     ):
         federation("digit-shft")
-    with pytest.raises(BadInput, match="There are digits-shift"):
+    with pytest.raises(BadInput, match="`fednorms list federations` lists all names"):
         federation("zzz")
     with pytest.raises(BadInput, match="not a folder"):
         federation("folder:/no/such/place")
@@ -167,7 +167,7 @@ def test_a_folder_that_is_something_else_is_shown(tmp_path):
     for label in ("cat", "dog"):
         (tmp_path / "classes" / label).mkdir(parents=True)
         Image.new("RGB", (4, 4)).save(tmp_path / "classes" / label / "0.png")
-    with pytest.raises(BadInput, match="put it into the folder of its site"):
+    with pytest.raises(BadInput, match="put them into the folder of their site"):
         federation(tmp_path / "classes")
 
 

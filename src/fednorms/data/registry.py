@@ -174,14 +174,26 @@ def _folder(text: str, asked: Mapping[str, Any]) -> Federation:
                 hint = f'It looks like {names[0]}: use federation "{names[0]}" with root="{path}"'
                 raise BadInput(f"{problem} {hint}.") from None
             raise
-    where = f'in root "{root}"' if root else f'from "{Path.cwd()}"'
+    path = Path(root or "", text).expanduser()
+    where = f'"{path.parent.absolute()}" has no folder "{path.name}"'
+    near = did_you_mean(path.name, _folders_in(path.parent), prefix=text.rstrip("/").removesuffix(path.name))
+    if path.exists():
+        where = f'"{path}" is a file. A folder of site/class/image.png is expected, or a pack (FILE{SUFFIX})'
     if "/" in text:
-        raise BadInput(f'No federation "{text}": no such folder, looked for {where}.')
+        raise BadInput(f'No federation "{text}": {where}{f"; {near}" if near else ". "}'.rstrip())
     known = [*_DESCRIPTIONS, *plugins.found("federations")]
+    near = did_you_mean(text, known) or near
     raise BadInput(
-        f'No federation "{text}"; {did_you_mean(text, known)}There are {", ".join(known)}, and the '
-        f"path of a folder (looked for {where})."
+        f'No federation "{text}"{f"; {near}" if near else ". "}`fednorms list federations` lists all names; it is not '
+        f"a path either: {where}."
     )
+
+
+def _folders_in(parent: Path) -> list[str]:
+    try:
+        return [p.name for p in parent.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    except OSError:
+        return []
 
 
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
