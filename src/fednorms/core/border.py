@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 
 import torch
@@ -26,6 +26,15 @@ APART = 1e6  # a part's upload so many times as long as one plus that of the med
 LARGEST_COUNT = 2**53  # a counter of batches stays far below it
 
 Form = tuple[tuple[int, ...], torch.dtype]
+Trial = Callable[[], Tree | None]  # what a client would send, if that can be computed; asked for in a tie only
+
+
+def _no_trial() -> None:
+    return None
+
+
+def _no_trials(p: Part) -> Trial:
+    return _no_trial
 
 
 def misfit(task: Task, upload: Upload) -> str:
@@ -46,11 +55,18 @@ def misfit(task: Task, upload: Upload) -> str:
 
 
 def unusable(
-    task: Task, sent: Tree, uploads: Mapping[str, Upload], images: Mapping[str, int], *, lengths: bool = True
+    task: Task,
+    sent: Tree,
+    uploads: Mapping[str, Upload],
+    images: Mapping[str, int],
+    *,
+    lengths: bool = True,
+    trial: Callable[[Part], Trial] = _no_trials,
 ) -> dict[str, str]:
     """Which clients sent uploads that the server cannot use, and why.
 
-    `sent` is the model they started from, `images` the number of training images that each has registered.
+    `sent` is the model they started from, `images` the number of training images that each has registered. `trial`
+    makes what a client would send for a part.
     """
     bad: dict[str, str] = {}
     most = _longest(task, sent) if lengths else math.inf
@@ -61,17 +77,24 @@ def unusable(
     for p in task.method.parts:
         trees = {n: u.parts.get(p.name, Tree()) for n, u in rest.items()}
         how = reductions(task)[p.name]
-        bad = {**odd_ones(trees, how, images, task.net.initial, lengths=lengths), **bad}
+        bad = {**odd_ones(trees, how, images, task.net.initial, lengths=lengths, trial=trial(p)), **bad}
     return bad
 
 
 def unusable_measures(
-    task: Task, p: Part, how: Reduction, trees: Mapping[str, Tree], images: Mapping[str, int], *, lengths: bool = True
+    task: Task,
+    p: Part,
+    how: Reduction,
+    trees: Mapping[str, Tree],
+    images: Mapping[str, int],
+    *,
+    lengths: bool = True,
+    trial: Trial = _no_trial,
 ) -> dict[str, str]:
     """The same for what clients sent in an extra pass of a part."""
     bad = {name: wrong for name, tree in trees.items() if (wrong := _implausible_part(p, tree, images[name]))}
     rest = {name: tree for name, tree in trees.items() if name not in bad}
-    return {**odd_ones(rest, how, images, task.net.initial, lengths=lengths), **bad}
+    return {**odd_ones(rest, how, images, task.net.initial, lengths=lengths, trial=trial), **bad}
 
 
 def _implausible(task: Task, sent: Tree, upload: Upload, images: int) -> str:
@@ -112,8 +135,12 @@ def odd_ones(
     net: Tree | None = None,
     *,
     lengths: bool = True,
+    trial: Trial = _no_trial,
 ) -> dict[str, str]:
-    """Which trees do not fit most of them, in names, shapes, dtypes or length; ties favor the first name.
+    """Which trees do not fit most of them, in names, shapes, dtypes or length.
+
+    A tie is decided by what `trial` makes. Without it, nobody knows who is right, and none of them fits: a name must
+    not decide.
 
     The rows of a "list" may differ in number, up to one per training image. The entries of "grouped" are compared with
     those of the same name; an entry NAME@GROUP has the form of the tensor NAME of the net.
@@ -136,13 +163,19 @@ def odd_ones(
         return odd
     skip = 1 if how == "list" else 0
     forms = {n: {k: _form(t, skip) for k, t in sorted(tree.items())} for n, tree in sorted(trees.items())}
-    counted = Counter(tuple(form.items()) for form in forms.values())
-    usual = dict(counted.most_common(1)[0][0]) if counted else {}
+    counted = Counter(tuple(form.items()) for form in forms.values()).most_common()
+    tie = len(counted) > 1 and counted[0][1] == counted[1][1]
+    made = trial() if tie else None
+    usual = dict(counted[0][0]) if counted else {}
+    if made is not None:
+        usual = {k: _form(t, skip) for k, t in sorted(made.items())}
     for name, form in forms.items():
-        if form != usual:
-            entry = next(k for k in {**usual, **form} if usual.get(k) != form.get(k))
-            said, most = _words(form.get(entry)), _words(usual.get(entry))
-            odd[name] = f"sent {entry} as {said}, most sites send {most}"
+        if form != usual or (tie and made is None):
+            other = usual if form != usual else dict(counted[1][0])
+            entry = next(k for k in {**other, **form} if other.get(k) != form.get(k))
+            said, expected = _words(form.get(entry)), _words(other.get(entry))
+            who = "expected" if made is not None else "as many sites send" if tie else "most sites send"
+            odd[name] = f"sent {entry} as {said}, {who} {expected}"
         elif how == "list" and (wrong := _rows(trees[name], images[name])):
             odd[name] = wrong
     long = {n: _length(t) for n, t in trees.items() if n not in odd} if lengths else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from fednorms.evaluation.scores import SiteScore
 from fednorms.flower import messages
 from fednorms.flower.agreement import agreement
 from fednorms.flower.generations import NONE
+from fednorms.flower.rehearsal import Rehearsal
 from fednorms.flower.roster import Answers, Roster
 from fednorms.flower.schema import BadMessage, printable
 from fednorms.methods.normbound import NormBound
@@ -56,6 +58,7 @@ class Remote(Engine):
         self._cached_measures: dict[int, dict[str, Tree]] = {}  # of the last tested round
         self._capped: set[str] = set()  # sites whose weight was noted to be limited
         self._shortened: set[str] = set()  # sites of which an update was noted to be shortened
+        self._rehearsal = Rehearsal(task, roster.facts, settings.threads)
         self._kept: dict[str, int] = {}  # the rounds of the states that sites keep, until `average` accepts them
 
     @property
@@ -94,7 +97,8 @@ class Remote(Engine):
                 found[name] = messages.unpack_measured(content, self._device)
             except BadMessage as error:
                 bad[name] = _unreadable(error)
-        odd = border.unusable_measures(self.task, p, job.reduce, found, self._images(found))
+        trial = self._rehearsal.measured(sent, p, job)
+        odd = border.unusable_measures(self.task, p, job.reduce, found, self._images(found), trial=trial)
         bad |= {name: printable(wrong) for name, wrong in odd.items()}
         self.refused += len(bad)
         why = {**answers.lost, **answers.diverged, **bad}
@@ -120,7 +124,8 @@ class Remote(Engine):
             except BadMessage as error:
                 bad[name] = printable(str(error))
         uploads = {n: u for n, u in uploads.items() if n not in bad}
-        odd = border.unusable(self.task, sent.model, uploads, self._images(uploads))
+        trial = partial(self._rehearsal.uploads, sent)
+        odd = border.unusable(self.task, sent.model, uploads, self._images(uploads), trial=trial)
         bad |= {name: printable(wrong) for name, wrong in odd.items()}
         self.refused += len(bad)
         done.lost |= bad

@@ -39,8 +39,10 @@ class Answers:
 class Roster:
     """The sites of a run and the nodes behind them; `keys` says which key belongs to which site."""
 
-    def __init__(self, grid: Grid, deployment: Deployment, keys: Watched | None = None) -> None:
-        self.grid, self.deployment, self.keys = grid, deployment, keys
+    def __init__(
+        self, grid: Grid, deployment: Deployment, keys: Watched | None = None, size: int | None = None
+    ) -> None:
+        self.grid, self.deployment, self.keys, self.size = grid, deployment, keys, size
         self.names: list[str] = deployment.site_names  # in the order of the run; fixed once the run has begun
         self.cards: dict[str, Card] = {}  # of every site that ever joined
         self._nodes: dict[int, Card] = {}  # accepted nodes, in the order in which they answered
@@ -72,7 +74,8 @@ class Roster:
         if not self.names:
             here = sorted({(self.cards[site].order, site) for site in self.here()})
             self.names = [site for _, site in here]
-        odd, self.usual = self._odd(), self.usual or self._majority()
+        self._refuse_tie()
+        odd, self.usual = self._odd(), self.usual or next(iter(self._majority()), None)
         for node, reason in odd.items():
             self._refused[node] = self._news[f"node {node}"] = reason
             card = self._nodes.pop(node)
@@ -110,16 +113,27 @@ class Roster:
 
     def _odd(self) -> dict[int, str]:
         """The nodes whose data do not fit those of most sites, with the reason."""
-        usual = self.usual or self._majority()
+        usual = self.usual or next(iter(self._majority()), None)
         wrong = {n: card.differs(usual) for n, card in self._nodes.items()} if usual is not None else {}
         return {n: f'site "{self._nodes[n].site}" does not fit, {why}' for n, why in wrong.items() if why}
 
-    def _majority(self) -> Card | None:
+    def _refuse_tie(self) -> None:
+        """Refuse to begin where as many sites say one thing as another, and the project does not decide."""
+        opinions = [] if self.usual is not None else self._majority()
+        if len(opinions) > 1:
+            first, second, *_ = opinions
+            raise RunFailed(
+                f'Sites "{first.site}" and "{second.site}" do not fit together, {second.differs(first)}. No majority '
+                "says who is right. Name the classes in deploy.classes and the size of images in data.size, or correct "
+                "one of the sites."
+            )
+
+    def _majority(self) -> list[Card]:
         first: dict[str, Card] = {}
         for node, card in self._nodes.items():
             if node in self._online:
                 first.setdefault(card.site, card)
-        return majority(first, self.deployment.class_names)
+        return majority(first, self.deployment.class_names, self.size)
 
     def news(self) -> dict[str, str]:
         """Which nodes were refused since the last call, and why."""

@@ -66,7 +66,7 @@ def serve(
         directory = RunDirectory(Path(deployment.out).expanduser())
         directory.create(recipe.to_toml(), resume=True)
         with directory.lock():
-            roster = Roster(grid, deployment, Watched.of_link())
+            roster = Roster(grid, deployment, Watched.of_link(), recipe.data.size)
             if (known := known_facts(directory)) is not None:  # a run that is continued has its sites, and its data
                 roster.names, roster.usual = list(known.clients) or roster.names, Card(known, {})
             _go_back(directory, deployment.restart)
