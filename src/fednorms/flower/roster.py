@@ -208,12 +208,26 @@ class Roster:
             return f'site "{card.site}" does not fit, {wrong}'
         if card.facts.samples < 1:
             return f'site "{card.site}" has no training images'
+        if wrong := self._too_many(card):
+            return wrong
         if card.site in self.here():
             self._news[f"node {node}"] = f'a second node is called "{card.site}"; the first one counts'
         else:
             self.cards[card.site] = card
         self._nodes[node] = card
         return ""
+
+    def _too_many(self, card: Card) -> str:
+        """Why a card's number of training images is not believed; empty if it is."""
+        try:
+            registered = self.keys.images().get(card.site) if self.keys is not None else None
+        except BadInput as error:
+            return str(error)
+        most = self.deployment.max_images if registered is None else registered
+        if card.facts.samples <= most:
+            return ""
+        where = "deploy.max_images" if registered is None else "the roster"
+        return f'site "{card.site}" claims {card.facts.samples:,} training images, but {where} allows {most:,}'
 
     # -- asking -------------------------------------------------------------------------------------------------
     def ask(self, kind: str, contents: Mapping[str, RecordDict]) -> Answers:
