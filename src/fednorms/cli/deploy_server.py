@@ -14,7 +14,7 @@ from fednorms.cli.output import print_json, stderr, stdout
 from fednorms.cli.parsing import parse
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
-from fednorms.flower.project import read_address, read_project, split_address
+from fednorms.flower.project import read_address, read_door, read_project, split_address
 
 _Project = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="PROJECT")]
 
@@ -180,14 +180,16 @@ def link(args: Sequence[str]) -> int:
     """The command."""
     given = parse(LinkOptions, "deploy link", args)
     require_posix("link")
+    from fednorms.flower.limits import Limits
     from fednorms.flower.link import Link, run_link
 
     read_project(given.project)
+    limits = Limits.read(read_door(given.project), str(given.project / "pyproject.toml"))
     port = read_address(given.project)[1] if given.port is None else given.port
     database = given.database or given.project / "link.db"
     console = stderr()
     return run_link(
-        Link(given.project, given.host, port, given.link_port, database),
+        Link(given.project, given.host, port, given.link_port, database, limits),
         lambda text: console.print(text, markup=False, soft_wrap=True),
     )
 

@@ -11,21 +11,21 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
 
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.flower.certificates import FOLDER, check_certificates
-from fednorms.flower.door import KIB, Door, Impatient
+from fednorms.flower.door import KIB, Door, impatient
 from fednorms.flower.keys import FILE, Watched
 from fednorms.flower.lifeline import Lifeline, lifeline
+from fednorms.flower.limits import Limits, listen
 from fednorms.flower.processes import end, start, terminable
 from fednorms.runs.store.atomic import write_atomic
 
 LOOPBACK = "127.0.0.1"
-CONNECTIONS = 512
 LINES, SECONDS = 20, 10.0  # a flood of refused requests must not fill the disk: so many lines of the log in so long
 log = logging.getLogger("fednorms.door")
 
@@ -39,6 +39,7 @@ class Link:
     port: int
     link_port: int
     database: Path
+    limits: Limits = field(default_factory=Limits)
 
 
 def run_link(link: Link, say: Callable[[str], None]) -> int:
@@ -55,12 +56,15 @@ def run_link(link: Link, say: Callable[[str], None]) -> int:
     _log_to_stderr()
     os.umask(0o077)  # the database holds the sites' models
     terminable()
+    listening = listen(link.host, link.port, link.limits)
     secret = _next_to(link.database, ".secret").resolve()  # whoever knows it can run the server's app
-    with lifeline(_next_to(link.database, ".lock"), str(secret)) as line:
-        return _run(link, roster, line, secret, say)
+    with listening, lifeline(_next_to(link.database, ".lock"), str(secret)) as line:
+        return _run(link, roster, listening, line, secret, say)
 
 
-def _run(link: Link, roster: Watched, line: Lifeline, secret: Path, say: Callable[[str], None]) -> int:
+def _run(
+    link: Link, roster: Watched, listening: socket.socket, line: Lifeline, secret: Path, say: Callable[[str], None]
+) -> int:
     write_atomic(secret, secrets.token_bytes(32))
     environment = {**roster.environment(), **line.environment()}
     programs: dict[str, subprocess.Popen[bytes]] = {}
@@ -73,7 +77,7 @@ def _run(link: Link, roster: Watched, line: Lifeline, secret: Path, say: Callabl
                 time.sleep(0.1)
         say(f"Flower's link: {LOOPBACK}:{link.link_port}. Whoever has a shell on this machine can start runs.")
         say(f"The door: {link.host}:{link.port}, open to {', '.join(sorted(roster.owners().values()))}.")
-        asyncio.run(_serve(link, roster, list(programs.values())))
+        asyncio.run(_serve(link, roster, listening, list(programs.values())))
         _refuse_ended(programs)
         return 0
     finally:
@@ -98,13 +102,13 @@ def door_server(door: Door, host: str, port: int, certificates: Path) -> uvicorn
         door,
         host=host,
         port=port,
-        http=Impatient,
+        http=impatient(door.limits.header_seconds),
         ws="none",
         lifespan="off",
         ssl_certfile=certificates / "server.pem",
         ssl_keyfile=str(certificates / "server.key"),
         h11_max_incomplete_event_size=16 * KIB,
-        limit_concurrency=CONNECTIONS,
+        limit_concurrency=door.limits.connections + 1,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=5,
         proxy_headers=False,
@@ -166,9 +170,11 @@ def _log_to_stderr() -> None:
     log.handlers, log.propagate = [handler], False
 
 
-async def _serve(link: Link, roster: Watched, programs: Sequence[subprocess.Popen[bytes]]) -> None:
+async def _serve(
+    link: Link, roster: Watched, listening: socket.socket, programs: Sequence[subprocess.Popen[bytes]]
+) -> None:
     certificates = link.project / FOLDER
-    door = Door(f"http://{LOOPBACK}:{link.link_port}", roster)
+    door = Door(f"http://{LOOPBACK}:{link.link_port}", roster, limits=link.limits)
     server = door_server(door, link.host, link.port, certificates)
 
     async def watch() -> None:
@@ -178,7 +184,7 @@ async def _serve(link: Link, roster: Watched, programs: Sequence[subprocess.Pope
 
     tasks = [asyncio.create_task(watch()), asyncio.create_task(renew_certificates(server, certificates))]
     try:
-        await server.serve()
+        await server.serve([listening])
     finally:
         for task in tasks:
             task.cancel()
