@@ -49,7 +49,7 @@ def ask(link, keys, *requests, **options):
     """Send requests one after the other through a door; the responses."""
 
     async def send():
-        transport = httpx.ASGITransport(link.door(keys))
+        transport = httpx.ASGITransport(link.door(keys, refused_per_minute=1000))
         async with httpx.AsyncClient(transport=transport, base_url="https://door") as client:
             return [await client.request(*request, **options) for request in requests]
 

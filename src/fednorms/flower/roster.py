@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from threading import Thread
+from time import monotonic
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -25,6 +27,8 @@ from fednorms.flower.schema import BadMessage, printable
 from fednorms.flower.settings import Deployment
 
 POLL = 0.25  # seconds between two checks for replies
+STILL = "its last reply is still being uploaded"
+PATIENCE = 5.0  # seconds that one check waits for replies that are being uploaded
 
 
 @dataclass
@@ -47,6 +51,8 @@ class Roster:
         self.cards: dict[str, Card] = {}  # of every site that ever joined
         self._nodes: dict[int, Card] = {}  # accepted nodes, in the order in which they answered
         self._refused: dict[int, str] = {}
+        self._pulls: dict[str, Pull] = {}  # looks for replies that have not ended
+        self._late: dict[str, str] = {}  # the message of each site whose reply was still being uploaded at a deadline
         self._greeted: dict[str, int] = {}  # hello messages without a reply so far
         self._online: dict[int, str] = {}  # connected nodes, and when each was started
         self._started: dict[int, str] = {}  # when each node was started that was ever connected
@@ -235,7 +241,9 @@ class Roster:
         self.look()
         here, answers = self.here(), Answers()
         answers.lost = {name: "not connected" for name in contents if name not in here}
-        asked = [name for name in contents if name in here]
+        self._late = {name: number for name, number in self._late.items() if not self._over(number)}
+        answers.lost |= {name: STILL for name in contents if name in here and name in self._late}
+        asked = [name for name in contents if name in here and name not in self._late]
         for name in asked:
             self.cards[name] = self._nodes[here[name]]
         outgoing = [self._message(kind, contents[name], here[name]) for name in asked]
@@ -262,7 +270,15 @@ class Roster:
                 answers.lost |= {open_.pop(message): reason for message, reason in gone.items() if reason}
                 time.sleep(POLL)
         answers.lost |= {name: f"no reply within {self.deployment.deadline:g} s" for name in open_.values()}
+        self._late |= {name: message for message, name in open_.items() if not self._over(message)}
         return answers
+
+    def _over(self, number: str) -> bool:
+        """Whether the last look for a reply has ended; a late reply is dropped."""
+        if number in self._pulls and not self._pulls[number].ended(0.0):
+            return False
+        self._pulls.pop(number, None)
+        return True
 
     def _gone(self, name: str, node: int, start: str) -> str:
         """Why a node that was asked no longer answers for its site; empty if it may still do so."""
@@ -293,13 +309,42 @@ class Roster:
 
     def _pull(self, ids: set[str]) -> dict[str, Message | BadMessage]:
         """The replies that have arrived, pulled one at a time: bytes that Flower cannot read cost no other reply."""
+        for number in sorted(ids - set(self._pulls)):
+            self._pulls[number] = Pull(self.grid, number)
+        end = monotonic() + PATIENCE
         found: dict[str, Message | BadMessage] = {}
         for number in sorted(ids):
-            try:
-                for reply in self.grid.pull_messages([number]):
-                    found[number] = reply
-            except HTTPError:  # the link, not the site
-                raise
-            except Exception as error:
-                found[number] = BadMessage(f"sent a message that cannot be read ({printable(repr(error))})")
+            if self._pulls[number].ended(end - monotonic()):
+                found |= self._pulls.pop(number).found()
         return found
+
+
+class Pull:
+    """One look for a reply, in a thread: Flower waits for hours until a site has uploaded all of a reply."""
+
+    def __init__(self, grid: Grid, number: str) -> None:
+        self._grid, self._number = grid, number
+        self._found: dict[str, Message | BadMessage] = {}
+        self._error: HTTPError | None = None
+        self._thread = Thread(target=self._pull, daemon=True)
+        self._thread.start()
+
+    def ended(self, seconds: float) -> bool:
+        """Whether it has ended, after waiting so long for it."""
+        self._thread.join(max(0.0, seconds))
+        return not self._thread.is_alive()
+
+    def found(self) -> dict[str, Message | BadMessage]:
+        """What it has found."""
+        if self._error is not None:
+            raise self._error
+        return self._found
+
+    def _pull(self) -> None:
+        try:
+            for reply in self._grid.pull_messages([self._number]):
+                self._found[self._number] = reply
+        except HTTPError as error:  # the link, not the site
+            self._error = error
+        except Exception as error:
+            self._found[self._number] = BadMessage(f"sent a message that cannot be read ({printable(repr(error))})")
