@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-
 import threading
 from typing import ClassVar
 

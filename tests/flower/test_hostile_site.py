@@ -429,7 +429,9 @@ def test_without_a_rehearsal_no_name_decides():
     images = {"a": 5, "b": 5}
     assert set(border.odd_ones(trees, "sum", images)) == {"a", "b"}
     assert set(border.odd_ones(trees, "sum", images, trial=lambda: trees["b"])) == {"a"}
-    assert set(border.odd_ones({**trees, "c": trees["a"]}, "sum", {**images, "c": 5}, trial=lambda: trees["b"])) == {"b"}
+    assert set(border.odd_ones({**trees, "c": trees["a"]}, "sum", {**images, "c": 5}, trial=lambda: trees["b"])) == {
+        "b"
+    }
 
 
 def test_of_two_sites_that_do_not_fit_the_project_decides_or_nobody(tmp_path):

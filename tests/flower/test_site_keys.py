@@ -183,7 +183,9 @@ def test_two_sites_that_lie_together_do_not_get_all_the_weight(tmp_path):
 def test_the_roster_bounds_the_images_of_a_site(roster, tmp_path):
     honest = deployed(tmp_path / "a", rounds=1)[1]()
     read_keys(roster).limited("faint", 10**5).limited("clean", 10**5).write(roster)
-    assert same(deployed(tmp_path / "b", rounds=1)[1]()._state.model, honest._state.model)  # not reached: no bit changes
+    assert same(
+        deployed(tmp_path / "b", rounds=1)[1]()._state.model, honest._state.model
+    )  # not reached: no bit changes
     read_keys(roster).limited("faint", 3).write(roster)
     said = str(lost(deployed(tmp_path / "c", rounds=1, deploy__wait=1.0)[1]()))
     assert 'site "faint" claims' in said

@@ -249,7 +249,7 @@ class Door:
 
 
 def impatient(seconds: float) -> type[H11Protocol]:
-    """uvicorn's protocol, but connections that send no request are closed after some seconds."""
+    """Uvicorn's protocol, but connections that send no request are closed after some seconds."""
 
     class Impatient(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -11,8 +11,8 @@
 
 The door of the link lets in the keys of this file and no others, and a node may speak only for the site of its key.
 Both the door and the server's app read the file again when it changes: revoking a key takes effect in the running
-round. `[images]` has the most training images that a site may have. A site's weight in the mean is its number of images,
-which it says itself; only the operator can know whether that is true.
+round. `[images]` has the most training images that a site may have. A site's weight in the mean is its number of
+images, which it says itself; only the operator can know whether that is true.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class SiteKeys:
     def write(self, path: Path) -> None:
         """Write the file, all or nothing."""
         tables = {"keys": self.keys, "images": self.images, "revoked": self.revoked}
-        write_atomic(path, (_HEAD + dumps({name: table for name, table in tables.items() if table or name == "keys"})).encode())
+        write_atomic(
+            path, (_HEAD + dumps({name: table for name, table in tables.items() if table or name == "keys"})).encode()
+        )
 
 
 def read_keys(path: Path) -> SiteKeys:
