@@ -438,5 +438,5 @@ def test_of_two_sites_that_do_not_fit_the_project_decides_or_nobody(tmp_path):
     other, true = hostile.card(classes=list("abcdefghij")), ",".join(map(str, range(10)))
     ours = _two("fedavg", tmp_path / "named", other, "hello", deploy__classes=true)
     assert HOSTILE in ours.history[0]["lost"]
-    with pytest.raises(RunFailed, match='"clean" and "faint" do not fit together, classes: .* No majority'):
+    with pytest.raises(RunFailed, match=r'"clean" and "faint" do not fit together, classes: .* No majority'):
         _two("fedavg", tmp_path / "unnamed", other, "hello")

@@ -1,4 +1,4 @@
-"""Floods and slow senders at a running door, on the loopback interface: each limit holds, and honest sites still pass."""
+"""Floods and slow senders at a running door, on loopback: each limit holds, and honest sites still pass."""
 
 import contextlib
 import socket
@@ -60,7 +60,10 @@ def is_closed(s):
 def test_an_address_has_so_many_connections_and_closing_one_makes_room(keys):
     """Connections that never begin TLS count, too."""
     with running_door(keys, FakeLink(keys), connections_per_address=5) as port, contextlib.ExitStack() as held:
-        connect = lambda: held.enter_context(socket.create_connection(("127.0.0.1", port), HANG))
+
+        def connect():
+            return held.enter_context(socket.create_connection(("127.0.0.1", port), HANG))
+
         kept = [connect() for _ in range(5)]
         assert all(is_closed(connect()) for _ in range(20))
         with pytest.raises(httpx.TransportError):
