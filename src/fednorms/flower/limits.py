@@ -41,7 +41,7 @@ class Limits(BaseModel):
     """Largest body of a request; Flower cuts tensors into chunks of 5 MiB."""
     requests_per_site: Annotated[int, Field(ge=1, le=10_000)] = 32
     """Requests of one site at a time; a node of Flower's has about ten."""
-    refused_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] = 60
+    refused_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] = 600
     """Refused requests of one address in a minute; after them, its requests with an unknown key are not looked at."""
 
     @classmethod
