@@ -24,7 +24,7 @@ class Limits(BaseModel):
     100
     >>> Limits.read({"conections": 100}, "pyproject.toml")
     Traceback (most recent call last):
-    fednorms.BadInput: Unknown key "conections" of [tool.fednorms.door] in pyproject.toml: did you mean "connections"? ...
+    fednorms.BadInput: Unknown key "conections" of [tool.fednorms.door] in pyproject.toml: ...
     """
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False, extra="forbid")
