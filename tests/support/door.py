@@ -18,7 +18,7 @@ from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
 from fednorms.flower.certificates import FOLDER, make_certificates
-from fednorms.flower.door import Door
+from fednorms.flower.door import DEFAULTS, Door
 from fednorms.flower.keys import FILE, Watched, private_key
 from fednorms.flower.limits import Limits, listen
 from fednorms.flower.link import door_server, renew_certificates
@@ -82,7 +82,7 @@ class FakeLink:
 
 
 @contextlib.contextmanager
-def running(server: uvicorn.Server, limits: Limits) -> Iterator[int]:
+def running(server: uvicorn.Server, limits: Limits = DEFAULTS) -> Iterator[int]:
     """A server in a thread; its port."""
     with listen("127.0.0.1", 0, limits) as listening:
 
