@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import math
 import re
 import socket
 import ssl
@@ -60,12 +61,14 @@ def pull(site):
     return fleet_pb2.PullMessagesRequest(node=node_pb2.Node(node_id=NUMBERS[site])).SerializeToString()
 
 
-def push(site, sender, count=1):
-    reply = message_pb2.Message(metadata=message_pb2.Metadata(src_node_id=NUMBERS[sender]))
+def push(site, sender, count=1, tree="a" * 64, runtime=(1.5,), **changes):
+    about = {"message_id": "a" * 64, "reply_to_message_id": "b" * 64, "created_at": now().timestamp(), "ttl": 60.0}
+    reply = message_pb2.Message(metadata=message_pb2.Metadata(src_node_id=NUMBERS[sender], **(about | changes)))
     return fleet_pb2.PushMessagesRequest(
         node=node_pb2.Node(node_id=NUMBERS[site]),
         messages_list=[reply] * count,
-        message_object_trees=[message_pb2.ObjectTree()] * count,
+        message_object_trees=[message_pb2.ObjectTree(object_id=tree)] * count,
+        clientapp_runtime_list=runtime,
     ).SerializeToString()
 
 
@@ -160,6 +163,29 @@ def test_a_node_speaks_only_for_itself(link, keys):
         link, keys, ("POST", "/v1/fleet/push-messages"), content=push("north", "north"), headers=signed(north)
     )
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ttl": math.nan},
+        {"created_at": math.nan},
+        {"created_at": math.inf},
+        {"ttl": -1.0},
+        {"ttl": 1e300},
+        {"runtime": [math.nan]},
+        {"runtime": [math.inf]},
+        {"message_id": ""},
+        {"message_id": "../a"},
+        {"reply_to_message_id": ""},
+        {"tree": "c" * 64},
+    ],
+    ids=str,
+)
+def test_only_replies_with_numbers_and_hashes_pass(changes, link, keys):
+    """The link would store the others: one whose time is not a number would fail at every look for it."""
+    body = push("north", "north", **changes)
+    refused(link, keys, 400, "/v1/fleet/push-messages", body, signed(keys.private("north")))
 
 
 @pytest.mark.parametrize("path", sorted(ROUTES))

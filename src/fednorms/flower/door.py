@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import binascii
+import re
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -59,6 +60,8 @@ ROUTES: dict[str, tuple[type[Message], int]] = {
     FLEET + "confirm-message-received": (message_pb2.ConfirmMessageReceivedRequest, 16 * KIB),
 }
 LINK_SECONDS = 120.0
+LARGEST_TIME = 1e11  # seconds: no time of a message, since 1970 or in all, is longer
+_HASH = re.compile("[0-9a-f]{64}")
 DEFAULTS = Limits()
 IDENTITY = (FLEET_HTTP_PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, FLEET_HTTP_SIGNATURE_HEADER)
 
@@ -203,6 +206,8 @@ class Door:
             senders.add(request.messages_list[0].metadata.src_node_id)
         if senders != {number}:
             raise Refused(401, f'site "{site}" is node {number} and speaks for {sorted(senders - {number})}')
+        if isinstance(request, fleet_pb2.PushMessagesRequest) and (wrong := _not_a_reply(request)):
+            raise Refused(400, f'site "{site}" {wrong}')
 
     # -- the link -----------------------------------------------------------------------------------------------
     async def _number(self, site: str, key: bytes) -> int:
@@ -246,6 +251,22 @@ class Door:
         told = [(b"content-type", kind.encode("latin-1")), (b"content-length", str(len(answer.content)).encode())]
         await send({"type": "http.response.start", "status": answer.status_code, "headers": told})
         await send({"type": "http.response.body", "body": answer.content})
+
+
+def _not_a_reply(request: fleet_pb2.PushMessagesRequest) -> str:
+    """Why a message is not a reply as a node of Flower's sends it; empty if it is.
+
+    The link would store a time that is not a number, and fail whenever the server's app asks for the reply.
+    """
+    about, tree = request.messages_list[0].metadata, request.message_object_trees[0]
+    if not (_HASH.fullmatch(about.message_id) and _HASH.fullmatch(about.reply_to_message_id)):
+        return "sends a message that is not a reply"
+    if tree.object_id != about.message_id:
+        return "sends the tensors of another message"
+    numbers = (about.created_at, about.ttl, *request.clientapp_runtime_list)
+    if not all(0 <= number <= LARGEST_TIME for number in numbers):
+        return f"sends a time that is not between 0 and {LARGEST_TIME:g} s"
+    return ""
 
 
 def impatient(seconds: float) -> type[H11Protocol]:
