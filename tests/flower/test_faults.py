@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is an optional extra: pip install 'fednorms[flower]'")
 
+import httpx
 import torch
 from flwr.app import Context, RecordDict
 from safetensors.torch import load_file
@@ -50,6 +51,27 @@ def loop_with_cohorts(config, cohorts):
 
 def in_round(message, kind, t):
     return message.metadata.message_type == kind and messages.about(message.content)["round"] == t
+
+
+def test_a_reply_that_the_link_cannot_hand_over_costs_its_site_the_round(tmp_path):
+    """A link that fails at one site's reply must not end the run; a link that is gone does."""
+    answer = httpx.Response(500, request=httpx.Request("POST", "http://link"))
+    failure = httpx.HTTPStatusError("500", request=answer.request, response=answer)
+
+    class Failing(LocalGrid):
+        def pull_messages(self, message_ids):
+            found = super().pull_messages(message_ids)
+            if any(m.has_content() and m.content.array_records and m.metadata.src_node_id == 101 for m in found):
+                raise failure
+            return found
+
+    config = config_of("fedavg", tmp_path, evaluate_every=5)
+    ours = serve(Failing(config, tmp_path, nodes_for()), config)
+    assert [set(row["lost"]) for row in ours.history] == [{"faint"}, {"faint"}]
+    assert "cannot hand over (500)" in ours.history[0]["lost"]["faint"]
+    failure = httpx.ConnectError("gone")
+    with pytest.raises(httpx.ConnectError):
+        serve(Failing(config, tmp_path, nodes_for()), config | {"deploy.out": str(tmp_path / "other")})
 
 
 def test_a_lost_reply_is_taken_back_by_the_site(tmp_path):

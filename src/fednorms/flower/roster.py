@@ -16,7 +16,7 @@ from time import monotonic
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from httpx import HTTPError
+from httpx import HTTPError, HTTPStatusError
 
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.data.facts import Facts
@@ -63,13 +63,13 @@ class Roster:
 
     @property
     def facts(self) -> Facts:
-        """The facts of all sites, merged from their cards; no site counts for more than `deploy.max_weight`."""
+        """The facts of all sites, merged from their cards; their numbers of images are limited."""
         merged = Facts.merged("flower", {name: card.facts for name, card in self.cards.items()}, self.names)
         return replace(merged, samples=sum(self.samples.values()))
 
     @property
     def samples(self) -> dict[str, int]:
-        """The training images that each site counts for."""
+        """The training images that each site counts for; `deploy.max_weight` limits them."""
         return capped(self.cards, self.deployment.max_weight)
 
     # -- who is there -------------------------------------------------------------------------------------------
@@ -344,6 +344,9 @@ class Pull:
         try:
             for reply in self._grid.pull_messages([self._number]):
                 self._found[self._number] = reply
+        except HTTPStatusError as error:  # the link fails at this reply; if it is the link itself, the next look fails
+            answer = error.response.status_code
+            self._found[self._number] = BadMessage(f"sent a reply that Flower's link cannot hand over ({answer})")
         except HTTPError as error:  # the link, not the site
             self._error = error
         except Exception as error:
