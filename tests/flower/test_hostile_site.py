@@ -7,16 +7,19 @@ pytest.importorskip("flwr", reason="Flower is an optional extra: pip install 'fe
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fednorms.core import border
 from fednorms.core.errors import BadInput, Diverged, RunFailed
 from fednorms.core.states import ServerState
 from fednorms.core.tree import Tree
 from fednorms.flower import schema
-from fednorms.flower.agreement import Card, majority
+from fednorms.flower.agreement import Card, capped, majority
 from fednorms.flower.server import serve
 from fednorms.methods.fedrdn import FedRDN
 from tests.flower.test_faults import loop_with_cohorts
@@ -276,7 +279,7 @@ def weights_seen(folder, **changes):
 
     def fault(site, message, reply):
         if site == HOSTILE and message.metadata.message_type == "query.hello":
-            hostile.card(train=10**8)(reply.content)
+            hostile.card(train=10**6)(reply.content)
         return reply
 
     config = config_of("fedavg", folder, deploy__sites=SITES, **QUICK, **changes)
@@ -287,11 +290,36 @@ def weights_seen(folder, **changes):
 def test_no_site_counts_for_more_than_the_largest_weight(tmp_path):
     _, samples = weights_seen(tmp_path / "a", deploy__max_weight=0.5)
     _, unlimited = weights_seen(tmp_path / "b", deploy__max_weight=1.0)
-    honest = unlimited - 10**8
+    honest = unlimited - 10**6
     assert samples == 2 * honest  # the hostile site has half of it
     ours, samples = weights_seen(tmp_path / "c")
     assert samples == pytest.approx(10 * honest, abs=1)
-    assert any('"clean" counts for 90 % of all training images' in note for note in ours.notes)
+    assert any('"clean" counts for' in note and "more than 90 % of all" in note for note in ours.notes)
+
+
+def some_cards(sizes):
+    return {f"{k}": SimpleNamespace(facts=SimpleNamespace(samples=n)) for k, n in enumerate(sizes)}
+
+
+@given(st.lists(st.integers(1, 10**6) | st.integers(1, 50), min_size=1, max_size=25), st.floats(0.5, 1))
+def test_no_minority_counts_for_more_than_the_largest_weight(sizes, most):
+    """Whatever sites claim; and nobody's number changes unless a minority claims more."""
+    counted = sorted(capped(some_cards(sizes), most).values(), reverse=True)
+    few = max(1, (len(sizes) - 1) // 2)
+    claimed = sorted(sizes, reverse=True)
+    if len(sizes) < 2 or sum(claimed[:few]) <= most * sum(sizes):
+        assert counted == claimed
+        return
+    assert sum(counted[:few]) <= most * sum(counted) + few  # up to rounding to whole images
+    limit = max(counted)
+    assert counted == [min(n, limit) for n in claimed]
+    more = [min(n, limit + 1 + few) for n in claimed]
+    assert more == counted or sum(more[:few]) > most * sum(more) - few  # it is the largest such limit
+
+
+def test_two_liars_of_five_do_not_silence_the_honest_ones():
+    counted = capped(some_cards([10**6, 10**6, 50, 40, 60]), 0.9)
+    assert [counted[k] for k in "01234"] == [675, 675, 50, 40, 60]
 
 
 @pytest.mark.parametrize("value", [0.0, 1.5])

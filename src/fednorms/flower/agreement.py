@@ -93,7 +93,10 @@ def majority(cards: Mapping[str, Card], classes: Sequence[str] = (), size: int |
 
 
 def capped(cards: Mapping[str, Card], most: float) -> dict[str, int]:
-    """The training images that each site counts for: its own, but at most the share `most` of all of them.
+    """The training images that each site counts for: its own, up to a number that is the same for all.
+
+    It is the largest number with which fewer than half of the sites (or one of two) never count for more than the share
+    `most` of all images, whatever they claim.
 
     >>> from types import SimpleNamespace as Some
     >>> cards = {n: Some(facts=Some(samples=k)) for n, k in {"a": 10**6, "b": 60, "c": 40}.items()}
@@ -101,12 +104,21 @@ def capped(cards: Mapping[str, Card], most: float) -> dict[str, int]:
     ({'a': 900, 'b': 60, 'c': 40}, 1000000)
     """
     sizes = {name: card.facts.samples for name, card in cards.items()}
-    total = sum(sizes.values())
-    if most >= 1 or len(sizes) < 2:
-        return sizes
-    return {
-        name: n if n <= most * total else max(1, round(most / (1 - most) * (total - n))) for name, n in sizes.items()
-    }
+    limit = _largest(sorted(sizes.values(), reverse=True), most)
+    return {name: min(n, limit) for name, n in sizes.items()}
+
+
+def _largest(sizes: Sequence[int], most: float) -> int:
+    """The number of `capped`, of sizes from the largest to the smallest."""
+    few = max(1, (len(sizes) - 1) // 2)
+    if most >= 1 or len(sizes) < 2 or sum(sizes[:few]) <= most * sum(sizes):
+        return max(sizes, default=1)
+    for cut in range(1, len(sizes)):  # if it cuts the first ones: few * limit = most * (cut * limit + rest), or so
+        own, slope = sum(sizes[cut:few]), min(cut, few) - most * cut
+        limit = (most * sum(sizes[cut:]) - own) / slope if slope > 0 else 0.0
+        if limit >= sizes[cut]:
+            return max(1, round(limit))
+    return max(1, sizes[-1])
 
 
 def agreement(facts: Facts) -> str:

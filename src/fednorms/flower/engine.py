@@ -67,7 +67,7 @@ class Remote(Engine):
         return list(self.roster.names)
 
     def samples(self, name: str) -> int:
-        """Number of training images of a site, from its card; at most the share `deploy.max_weight` of all sites'."""
+        """Number of training images of a site, from its card, limited by `deploy.max_weight`."""
         return self.roster.samples[name]
 
     def tested(self, split: str, *, unseen: bool = False) -> dict[str, str]:
@@ -303,8 +303,8 @@ class Remote(Engine):
             if counted[name] < card.facts.samples and name not in self._capped:
                 self._capped.add(name)
                 self.notes.append(
-                    f'"{name}" counts for {100 * most:g} % of all training images, the most that deploy.max_weight '
-                    f"allows; its card says {card.facts.samples:,}."
+                    f'"{name}" counts for {counted[name]:,} training images, not for the {card.facts.samples:,} of its '
+                    f"card: no minority of sites has more than {100 * most:g} % of all (deploy.max_weight)."
                 )
 
     def _accepted(self, name: str) -> int:

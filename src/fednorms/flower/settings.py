@@ -36,7 +36,8 @@ class Deployment:
     channels: int = 3
     """Channels of the images: 3 (RGB), 1 (gray) or 4 (RGBA)."""
     max_weight: float = 0.9
-    """The largest share of all training images that one site can count for, whatever its card says; 1: no limit."""
+    """The largest share of all training images that a minority of the sites can count for, whatever their cards say; 1:
+    no limit."""
     max_images: int = 1_000_000
     """The most training images that a site's card may claim, where the roster has no number for the site."""
     norm_bound: float = 50.0
