@@ -87,6 +87,16 @@ def test_names_of_files_never_leave(kind, site):
     assert words["reason"] == "This site's policy refuses the run: dplocal is required."
 
 
+@pytest.mark.parametrize("kind", ["query.hello", "train"])
+def test_an_unexpected_error_names_no_file_either(kind, site, monkeypatch):
+    def fails(*args, **options):
+        raise PermissionError(13, "Permission denied", "/images/cat/JaneDoe_3.png")
+
+    monkeypatch.setattr("fednorms.flower.site.site_from_folder", fails)
+    words, _ = site(kind, {})
+    assert words["reason"] == "This site's data cannot be opened with the run's settings; its log says why."
+
+
 def test_training_images_are_not_scored(site):
     _, scores = site("evaluate", {}, tests=["global/train", "global/test"], round=1)
     assert set(scores) == {"global/test"}

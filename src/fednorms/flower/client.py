@@ -50,8 +50,8 @@ def client_app(
             recipe = recipe.model_copy(update={"device": str(context.node_config["device"])})
         try:
             found = open_site(recipe, deployment, context.node_config) if site is None else site(context, recipe)
-        except FednormsError as error:  # it may name files: only this site's log says more
-            log(WARNING, "fednorms: %s", error)
+        except Exception as error:  # it may name files, and so patients: only this site's log says more
+            log(WARNING, "fednorms: %s", error, exc_info=not isinstance(error, FednormsError))
             raise BadInput("This site's data cannot be opened with the run's settings; its log says why.") from None
         return recipe, deployment, found
 
