@@ -169,6 +169,20 @@ def test_a_flood_of_refusals_does_not_fill_the_log():
     assert written[-1] == f"refused 999 ({999 - link_module.LINES} lines before this one were left out)"
 
 
+@pytest.mark.parametrize("speaker", ["fednorms.door", "uvicorn.error", "asyncio"])
+def test_nobody_fills_the_log_through_the_server_of_the_door(speaker, monkeypatch, capsys):
+    """Uvicorn writes a line about every request that is not HTTP, before the door sees it."""
+    for name in ("fednorms.door", "uvicorn.error", "asyncio"):
+        for attribute in ("handlers", "propagate"):
+            monkeypatch.setattr(logging.getLogger(name), attribute, getattr(logging.getLogger(name), attribute))
+    link_module._log_to_stderr()
+    for _ in range(1000):
+        logging.getLogger(speaker).warning("Invalid HTTP request received.")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == link_module.LINES
+    assert all(line.endswith("door: Invalid HTTP request received.") for line in lines)
+
+
 def test_enroll_fixes_the_number_of_images(project, capsys):
     path = project / "roster.toml"
     before = read_keys(path) if path.exists() else SiteKeys()

@@ -163,11 +163,12 @@ class Sparse(logging.Filter):
 
 
 def _log_to_stderr() -> None:
-    """Write what the door refuses to stderr, with the time."""
+    """Write what the door, its server and its connections say to stderr, with the time."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s door: %(message)s"))
     handler.addFilter(Sparse())
-    log.handlers, log.propagate = [handler], False
+    for speaker in (log, logging.getLogger("uvicorn.error"), logging.getLogger("asyncio")):
+        speaker.handlers, speaker.propagate = [handler], False
 
 
 async def _serve(
