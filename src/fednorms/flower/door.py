@@ -38,7 +38,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fednorms.core.errors import BadInput
 from fednorms.flower.keys import Watched
-from fednorms.flower.limits import Limits, Refusals
+from fednorms.flower.limits import Limits, Refusals, who
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -113,9 +113,9 @@ class Door:
             finally:
                 self._busy[key] -= 1
         except Refused as refused:
-            who = _address(scope)
-            self._refusals.add(who)
-            log.warning("refused %s %.80r from %s: %s", scope["method"], scope["path"], who, refused)
+            address = _address(scope)
+            self._refusals.add(address)
+            log.warning("refused %s %.80r from %s: %s", scope["method"], scope["path"], address, refused)
             close = [(b"connection", b"close"), (b"content-length", b"0")]
             await send({"type": "http.response.start", "status": refused.status, "headers": close})
             await send({"type": "http.response.body", "body": b""})
@@ -286,7 +286,7 @@ def impatient(seconds: float) -> type[H11Protocol]:
 
 
 def _address(scope: Scope) -> str:
-    return str((scope.get("client") or ("?",))[0])
+    return who(str((scope.get("client") or ("?",))[0]))
 
 
 def _header(scope: Scope, name: str) -> str:

@@ -6,6 +6,7 @@ import socket
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from ipaddress import IPv6Address, IPv6Network
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -60,6 +61,19 @@ class Limits(BaseModel):
             ) from None
 
 
+def who(address: str) -> str:
+    """Whom an address counts for: itself, or with IPv6 its network, all of whose addresses one machine can have.
+
+    >>> who("192.0.2.7"), who("2001:db8:1:2:3::4%eth0"), who("::ffff:192.0.2.7")
+    ('192.0.2.7', '2001:db8:1:2::', '192.0.2.7')
+    """
+    try:
+        found = IPv6Address(address)
+    except ValueError:
+        return address
+    return str(found.ipv4_mapped or IPv6Network((int(found), 64), strict=False).network_address)
+
+
 class Refusals:
     """Counts the refused requests of each address in the present minute, for a bounded number of addresses."""
 
@@ -98,7 +112,7 @@ class Listener(socket.socket):
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection; BlockingIOError, as if there was none, for one too many."""
         found, where = super().accept()
-        address = str(where[0])
+        address = who(str(where[0]))
         if (
             self._open[address] >= self._limits.connections_per_address
             or self._open.total() >= self._limits.connections
