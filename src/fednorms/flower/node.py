@@ -97,6 +97,9 @@ def _answer(responder: Responder, address: str, secret: bytes, flower: subproces
     """Answer messages, each in its own process: nothing of one is left for the next."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fednorms.flower.client", "fednorms.flower.task"])  # imported once, not per message
+    first = context.Process(target=_nothing)  # imports now: a message that waits for it on a slow machine is lost
+    first.start()
+    first.join()
     client = RuntimeHttpClient.from_server_address(
         server_address=address,
         insecure=True,  # on the loopback interface
@@ -127,6 +130,10 @@ def _answer(responder: Responder, address: str, secret: bytes, flower: subproces
             worker.join()
     finally:
         client.close()
+
+
+def _nothing() -> None:
+    """Work of a process that only has to start."""
 
 
 def _options(node: Node, private: Path, address: str) -> list[str]:
