@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is an optional extra: pip install 'fednorms[flower]'")
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.proto import fleet_pb2, node_pb2
+from flwr.proto import fleet_pb2, message_pb2, node_pb2
 
 from fednorms.cli import main
 from fednorms.core.errors import BadInput
@@ -71,6 +71,24 @@ def test_an_address_has_so_many_connections_and_closing_one_makes_room(keys):
         for s in kept:
             s.close()
         assert answered_in_time(keys, port) == 200
+
+
+def test_a_reply_to_one_message_has_so_many_bytes(keys):
+    """The server's app reads a reply into memory, so a site must not send without end."""
+    link, part = FakeLink(keys), 400 * 2**10
+    body = message_pb2.PushObjectRequest(node=node_pb2.Node(node_id=NUMBERS["north"]), object_content=bytes(part))
+    told, nothing = link.answer, httpx.Response(200)
+    with running_door(keys, link, reply_mib=1) as port:
+
+        def push():
+            return ask(keys, port, body=body.SerializeToString(), path="/v1/fleet/push-object")
+
+        assert [push(), push(), push(), push()] == [200, 200, 413, 413]
+        link.answer = nothing  # looking for a message without finding one gives no room
+        assert (ask(keys, port), push()) == (200, 413)
+        link.answer = told
+        assert (ask(keys, port), push()) == (200, 200)
+    assert sum(request.url.path.endswith("push-object") for request in link.asked) == 3
 
 
 def test_all_addresses_together_have_so_many_connections(keys):

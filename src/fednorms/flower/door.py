@@ -6,7 +6,7 @@ accounts. So the link listens on the loopback interface only, and this ASGI appl
 - ten Fleet routes, POST only; everything else is answered 404, as if it did not exist;
 - from keys of the roster (`keys.py`) only, with a valid signature, otherwise 401, before the body is read;
 - for the node number that belongs to that key: a node cannot answer in the name of another;
-- bodies of bounded size, in bounded time, and a bounded number of requests per site (`limits.py`).
+- bodies and replies of bounded size, in bounded time, and a bounded number of requests per site (`limits.py`).
 
 It builds the request to the link itself, from a fixed address, a few headers and the checked body. The body is passed
 on unchanged, and so is the link's answer.
@@ -46,16 +46,17 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 KIB, MIB = 2**10, 2**20
 FLEET = "/v1/fleet/"
+PULL_MESSAGES, PUSH_OBJECT = FLEET + "pull-messages", FLEET + "push-object"
 # What each route's body is, and how large it may be. Flower cuts tensors into chunks of 5 MiB.
 ROUTES: dict[str, tuple[type[Message], int]] = {
     FLEET + "activate-node": (fleet_pb2.ActivateNodeRequest, 16 * KIB),
     FLEET + "deactivate-node": (fleet_pb2.DeactivateNodeRequest, 16 * KIB),
     FLEET + "send-node-heartbeat": (heartbeat_pb2.SendNodeHeartbeatRequest, 16 * KIB),
-    FLEET + "pull-messages": (fleet_pb2.PullMessagesRequest, 16 * KIB),
+    PULL_MESSAGES: (fleet_pb2.PullMessagesRequest, 16 * KIB),
     FLEET + "push-messages": (fleet_pb2.PushMessagesRequest, 16 * MIB),
     FLEET + "get-run": (run_pb2.GetRunRequest, 16 * KIB),
     FLEET + "get-fab": (fab_pb2.GetFabRequest, 16 * KIB),
-    FLEET + "push-object": (message_pb2.PushObjectRequest, 32 * MIB),
+    PUSH_OBJECT: (message_pb2.PushObjectRequest, 32 * MIB),
     FLEET + "pull-object": (message_pb2.PullObjectRequest, 16 * KIB),
     FLEET + "confirm-message-received": (message_pb2.ConfirmMessageReceivedRequest, 16 * KIB),
 }
@@ -95,6 +96,7 @@ class Door:
         self._nodes: dict[bytes, int] = {}  # the link's number for each key
         self._registering = asyncio.Lock()
         self._busy: Counter[bytes] = Counter()
+        self._sent: Counter[bytes] = Counter()  # bytes of tensors since a site got its last message
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -109,7 +111,9 @@ class Door:
             try:
                 body = await self._body(scope, receive, min(ROUTES[path][1], self.limits.body_mib * MIB))
                 await self._check(path, body, site, key)
-                await self._forward(path, scope, body, send)
+                if path == PUSH_OBJECT:
+                    self._count(site, key, len(body))
+                await self._forward(path, scope, key, body, send)
             finally:
                 self._busy[key] -= 1
         except Refused as refused:
@@ -209,6 +213,12 @@ class Door:
         if isinstance(request, fleet_pb2.PushMessagesRequest) and (wrong := _not_a_reply(request)):
             raise Refused(400, f'site "{site}" {wrong}')
 
+    def _count(self, site: str, key: bytes, size: int) -> None:
+        """Refuse a reply that is too large: the server's app reads all of it into memory."""
+        self._sent[key] += size
+        if self._sent[key] > self.limits.reply_mib * MIB:
+            raise Refused(413, f'site "{site}" has sent more than {self.limits.reply_mib} MiB for one message')
+
     # -- the link -----------------------------------------------------------------------------------------------
     async def _number(self, site: str, key: bytes) -> int:
         """The number of a key's node; a key of the roster that the link does not know yet is registered there."""
@@ -236,7 +246,7 @@ class Door:
             raise Refused(503, f"the link does not answer {route} ({error})") from None
         return answer.content
 
-    async def _forward(self, path: str, scope: Scope, body: bytes, send: Send) -> None:
+    async def _forward(self, path: str, scope: Scope, key: bytes, body: bytes, send: Send) -> None:
         headers = {name.decode("latin-1"): value for name, value in scope["headers"] if name.startswith(b"flwr-")}
         headers |= {"content-type": PROTOBUF_MEDIA_TYPE.encode(), "accept": PROTOBUF_MEDIA_TYPE.encode()}
         request = self._link.build_request("POST", path, content=body, headers=headers)
@@ -247,6 +257,8 @@ class Door:
             raise Refused(504, f"the link takes more than {LINK_SECONDS:.0f} s") from None
         except httpx.HTTPError as error:
             raise Refused(503, f"the link cannot be reached ({type(error).__name__})") from None
+        if path == PULL_MESSAGES and answer.status_code == httpx.codes.OK and answer.content:  # empty: no message
+            self._sent[key] = 0
         kind = answer.headers.get("content-type", "application/octet-stream")
         told = [(b"content-type", kind.encode("latin-1")), (b"content-length", str(len(answer.content)).encode())]
         await send({"type": "http.response.start", "status": answer.status_code, "headers": told})

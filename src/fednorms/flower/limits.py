@@ -40,6 +40,8 @@ class Limits(BaseModel):
     """For the body of a request."""
     body_mib: Annotated[int, Field(ge=1, le=1024)] = 32
     """Largest body of a request; Flower cuts tensors into chunks of 5 MiB."""
+    reply_mib: Annotated[int, Field(ge=1, le=2**20)] = 2048
+    """Largest reply of a site to one message, with all its tensors. The server's app reads it into memory."""
     requests_per_site: Annotated[int, Field(ge=1, le=10_000)] = 32
     """Requests of one site at a time; a node of Flower's has about ten."""
     refused_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] = 600
