@@ -13,9 +13,10 @@ from fednorms.flower import processes
 from tests.support.waiting import wait_until
 
 PARENT = """
-import sys, time
+import signal, sys, time
 from fednorms.flower import processes
 sys.executable = sys.argv[1]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background, it is ignored
 processes.terminable()
 child = processes.start("program", [])
 print(child.pid, flush=True)
