@@ -343,7 +343,7 @@ def test_a_round_that_would_break_the_model_is_not_stored(tmp_path, monkeypatch)
     """Both sites send plausible updates, but the server's step explodes: the last good round stays the last."""
     config = config_of("fedavg", tmp_path, **QUICK)
     monkeypatch.setattr(border, "EXPLODED", 1e-6)
-    monkeypatch.setattr(border, "unusable", lambda *given: {})
+    monkeypatch.setattr(border, "unusable", lambda *told, **options: {})
     with pytest.raises(RunFailed, match=r"Round 1: 0 usable answers .* would break the model: the model would move by"):
         serve(LocalGrid(config, tmp_path, nodes_for()), config)
     assert not list((tmp_path / "run" / "checkpoints").glob("round-*/manifest.json"))
