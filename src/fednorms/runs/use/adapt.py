@@ -17,7 +17,7 @@ from fednorms.core.tree import Tree
 from fednorms.data import Site, Split, site_from_folder
 from fednorms.data.folders.preparations import preparation
 from fednorms.engines.devices import repeatable
-from fednorms.evaluation.modes import Mode, score_site, site_state
+from fednorms.evaluation.modes import Mode, averages, score_site, site_state
 from fednorms.evaluation.scores import SiteScore
 from fednorms.evaluation.statistics import re_estimated, statistics_names
 from fednorms.runs.losses import Loss
@@ -117,7 +117,7 @@ def adapt(
     site = _site(folder, opened, stored, test, group)
     if site.train is None:
         raise BadInput(f"{folder} has no training images to adapt to. Put some in folder/class or folder/train/class.")
-    start_from = opened.choose()
+    start_from = opened.choose(averaged=averages(opened.task))
     sent, client = start_from.sent, Client(site.name, site.train)
     notes = opened.notes + start_from.notes + _notes(opened, epochs)
     with repeatable(opened.recipe.threads or 1, "adapt", task.seed, site.name):
@@ -135,7 +135,8 @@ def adapt(
         notes.append("No image was held out, so nothing was tested.")
     saved = None
     if out is not None:
-        final = Chosen(estimated if tuned is None else tuned, mine, sent, client, measured_here=False, notes=notes)
+        tensors = estimated if tuned is None else tuned
+        final = Chosen(start_from.mode, None, tensors, mine, sent, client, measured_here=False, notes=notes)
         saved = _save(opened, final, Path(out), stored, model, epochs)
     return Adapted(site.name, *scores, {k: len(s) for k, s in site.splits.items()}, saved, notes)
 
