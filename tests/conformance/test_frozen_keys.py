@@ -1400,7 +1400,8 @@ COMMANDS = {
     "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
     "--incomplete --quiet --json --dry-run --quick --rounds",
-    "evaluate": "--modes --which --split --clients --device --json",
+    "evaluate": "--data --modes --which --split --site --group --sensitivity --positive --clients --full --out --device "
+    "--json",
     "predict": "--site --averaged --which --out --skip-broken --device --json",
     "export": "--out --site --averaged --which --onnx --json",
     "adapt": "--epochs --lr --test --size --group --which --out --device --json",
