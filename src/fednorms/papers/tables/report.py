@@ -15,6 +15,7 @@ from fednorms.papers.tables.summary import Section, Summary, axis_lines, axis_st
 from fednorms.runs.progress import duration
 from fednorms.runs.store.atomic import clear_errors, write_atomic
 
+ANALYSIS = "analysis.png"
 NO_PICTURE = "No picture, because matplotlib is not installed: pip install 'fednorms[report]'"
 
 
@@ -31,24 +32,20 @@ def write(summary: Summary, folder: Path) -> list[Path]:
 
 
 def _pictures(summary: Summary) -> dict[str, bytes]:
-    """The picture of the table, and one per setting of its analysis; none without matplotlib."""
+    """The picture of the table, and that of its analysis; none without matplotlib."""
     try:
-        from fednorms.papers.analysis.picture import png as analysis_png
-        from fednorms.papers.tables.picture import png
-
-        image = png(summary)
-        found = {} if image is None else {"results.png": image}
-        for section in summary.sections:
-            if section.findings:
-                analysis = ANALYSES[summary.table.analysis]
-                found[_picture_of(section)] = analysis_png(analysis, section.findings, section.title)
+        import matplotlib  # noqa: F401
     except ImportError:
         return {}
+    from fednorms.papers.analysis.picture import png as analysis_png
+    from fednorms.papers.tables.picture import png
+
+    image = png(summary)
+    found = {} if image is None else {"results.png": image}
+    settings = {section.title: section.findings for section in summary.sections if section.findings}
+    if settings:
+        found[ANALYSIS] = analysis_png(ANALYSES[summary.table.analysis], settings, summary.table.heading)
     return found
-
-
-def _picture_of(section: Section) -> str:
-    return f"analysis-{section.setting.slug}.png"
 
 
 def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
@@ -61,6 +58,7 @@ def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
         analysis = ANALYSES[table.analysis]
         says = f"{analysis.says[0].lower()}{analysis.says[1:].rstrip('.')}"
         lines += [f"The figure shows the analysis {analysis.name}: {says}. The tables also list accuracies.", ""]
+        lines += [f"![{_escape(table.heading)}, {analysis.name}]({ANALYSIS})", ""] if ANALYSIS in pictures else []
     lines += _axis(summary) if len(shown) > 1 else []
     for section in shown:
         lines += [f"## {_escape(section.title)}", "", *_grid(section), ""]
@@ -70,7 +68,7 @@ def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
         if section.order:
             lines.append(f"- {_escape(order_of(section))}")
         lines += [*(f"- {_escape(line)}" for line in facts(section, table.selection)), ""]
-        lines += _analysis(section, pictures)
+        lines += _analysis(section)
     missing = [section.title for section in summary.sections if not section.shown]
     if missing:
         lines += [f"Not run yet: {_escape('; '.join(missing))}.", ""]
@@ -99,19 +97,17 @@ def _axis(summary: Summary) -> list[str]:
     return [f"## {title}", "", *("| " + " | ".join(line) + " |" for line in lines), ""]
 
 
-def _analysis(section: Section, pictures: Collection[str]) -> list[str]:
+def _analysis(section: Section) -> list[str]:
     """What the figure's analysis found in a setting."""
     numbers = numbers_of(section.findings)
     names = list(dict.fromkeys(name for row in numbers.values() for name in row))
-    lines = []
-    if names:
-        lines += ["| analysis | " + " | ".join(map(_escape, names)) + " |", "| --- |" + " ---: |" * len(names)]
-        for row, found in numbers.items():
-            cells = [_mean_std(*found[name]) if name in found else "-" for name in names]
-            lines.append(f"| {_escape(row)} | " + " | ".join(cells) + " |")
-        lines.append("")
-    picture = _picture_of(section)
-    return lines + ([f"![{_escape(section.title)}]({picture})", ""] if picture in pictures else [])
+    if not names:
+        return []
+    lines = ["| analysis | " + " | ".join(map(_escape, names)) + " |", "| --- |" + " ---: |" * len(names)]
+    for row, found in numbers.items():
+        cells = [_mean_std(*found[name]) if name in found else "-" for name in names]
+        lines.append(f"| {_escape(row)} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
 
 
 def _mean_std(mean: float, std: float | None, seeds: int) -> str:
