@@ -6,16 +6,18 @@ import csv
 import json
 import re
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
 import fednorms as fn
 from fednorms.core.errors import BadInput, RunFailed
+from fednorms.papers.tables.agreement import Differences, Order
 from fednorms.papers.tables.catalog import open_table
 from fednorms.papers.tables.record import plain, same_run
 from fednorms.papers.tables.reproduce import Observer
 from fednorms.papers.tables.store import ResultStore
-from fednorms.papers.tables.summary import order, rank, winners_of
+from fednorms.papers.tables.summary import rank, winners_of
 from fednorms.papers.tables.table import Published
 from tests.support.tables import MINI, copy_results, fails_while_running, put, results, stored, table
 
@@ -429,12 +431,43 @@ def test_order_counts_pairs_of_rows_in_the_published_order(finished):
     def rows(*pairs):
         return {str(i): {"Avg": replace(entry, published=Published(p), ours=o)} for i, (p, o) in enumerate(pairs)}
 
-    selector = section.selectors["Avg"]
-    assert order(rows((1, 10), (2, 20), (3, 15)), "Avg", selector) == (2, 3)
-    assert order(rows((1, 10), (1, 20)), "Avg", selector) is None
-    assert order(rows((1, 10), (2, None), (3, 9)), "Avg", selector) == (0, 1)
+    def order(found):
+        return Order.of(found, "Avg", section.selectors["Avg"])
+
+    def counts(found):
+        return (found.same, found.pairs)
+
+    assert counts(order(rows((1, 10), (2, 20), (3, 15)))) == (2, 3)
+    assert order(rows((1, 10), (1, 20))) is None
+    assert counts(order(rows((1, 10), (2, None), (3, 9)))) == (0, 1)
     lost = {"x": {"Avg": replace(entry, published=Published(2), ours=None, diverged=3)}}
-    assert order(rows((1, 10), (3, 30)) | lost, "Avg", selector) == (2, 3)  # a row that diverged is last
+    assert counts(order(rows((1, 10), (3, 30)) | lost)) == (2, 3)  # a row that diverged is last
+
+
+@pytest.mark.parametrize(("std", "swapped"), [(1.0, True), (10.0, False), (None, False)])
+def test_swapped_rows_are_named_if_the_seeds_do_not_explain_it(finished, std, swapped):
+    section = finished[-2].summary.sections[0]
+    entry = replace(section.rows["FedAvg"]["Avg"], std=std, seeds=3, diverged=0)
+    found = {
+        name: {"Avg": replace(entry, published=Published(published), ours=ours)}
+        for name, published, ours in (("a", 90.0, 70.0), ("b", 80.0, 75.0), ("c", 60.0, 50.0))
+    }
+    order = Order.of(found, "Avg", section.selectors["Avg"])
+    assert order.swapped == ([("a", "b")] if swapped else [])
+    assert ("a below b" in order.sentence("Avg")) == swapped
+    pairs = [(1 if (p - q) * (o - r) > 0 else -1) for (p, o), (q, r) in combinations([(90, 70), (80, 75), (60, 50)], 2)]
+    assert order.tau == pytest.approx(sum(pairs) / len(pairs))
+
+
+def test_differences_are_two_sided_and_only_of_judged_cells(finished):
+    entry = replace(finished[-2].summary.sections[0].rows["FedAvg"]["Avg"], counts=True, diverged=0)
+    cells = [
+        (name, replace(entry, published=Published(80.0), ours=ours, verdict=verdict))
+        for name, ours, verdict in (("x", 84.0, "better"), ("y", 74.0, "miss"), ("z", 0.0, "not comparable"))
+    ]
+    found = Differences.of(cells)
+    assert (found.cells, found.mean, found.mean_size, found.largest, found.where) == (2, -1.0, 5.0, -6.0, "y")
+    assert Differences.of(cells[2:]) is None
 
 
 @pytest.mark.parametrize("swapped", [False, True])

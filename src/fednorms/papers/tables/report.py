@@ -11,7 +11,7 @@ from typing import Any
 from fednorms.core.options import few
 from fednorms.papers.analysis.measures import ANALYSES
 from fednorms.papers.tables.cell import UNJUDGED, TableCell, mark, number, ours_text, published_text
-from fednorms.papers.tables.summary import Section, Summary, axis_lines, axis_steps, numbers_of, order_of, winners_of
+from fednorms.papers.tables.summary import Section, Summary, axis_lines, axis_steps, numbers_of, winners_of
 from fednorms.runs.progress import duration
 from fednorms.runs.store.atomic import clear_errors, write_atomic
 
@@ -52,7 +52,8 @@ def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
     """The report as Markdown; `pictures` are the names of the files in the same folder."""
     table = summary.table
     shown = [section for section in summary.sections if section.shown]
-    lines = [f"# {_escape(table.heading)}", "", f"**{summary.verdict}** {summary.legend}", ""]
+    lines = [f"# {_escape(table.heading)}", "", f"**{summary.share}** {summary.verdict} {summary.legend}", ""]
+    lines += [d.sentence(), ""] if (d := summary.differences) else []
     lines += [f"![{_escape(table.heading)}](results.png)", ""] if "results.png" in pictures else []
     if table.analysis:
         analysis = ANALYSES[table.analysis]
@@ -66,7 +67,7 @@ def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
         if section.setting.ranked:
             lines.append(f"- {_escape(winners_of(section))}")
         if section.order:
-            lines.append(f"- {_escape(order_of(section))}")
+            lines.append(f"- {_escape(section.order.sentence(section.main))}")
         lines += [*(f"- {_escape(line)}" for line in facts(section, table.selection)), ""]
         lines += _analysis(section)
     missing = [section.title for section in summary.sections if not section.shown]
