@@ -39,7 +39,7 @@ def summary(name: str) -> Summary:
 def reproduced(tables: Sequence[Listed]) -> str:
     """The table over all tables that have run."""
     lines = [
-        "| table | cells within tolerance | difference: mean, largest | order of rows | tau | swapped | runs | not run |",
+        "| table | within tolerance | difference: mean, largest | order of rows | tau | swapped | runs | not run |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for entry in sorted((entry for entry in tables if stored(entry)), key=lambda entry: entry.name.startswith(OURS)):

@@ -44,8 +44,8 @@ class Differences:
     def sentence(self) -> str:
         """In words."""
         return (
-            f"Differences from the paper, in both directions: {self.mean:+.1f} points on average, {self.mean_size:.1f} in "
-            f"size, at most {self.largest:+.1f} ({self.where})."
+            f"Differences from the paper, in both directions: {self.mean:+.1f} points on average, {self.mean_size:.1f} "
+            f"in size, at most {self.largest:+.1f} ({self.where})."
         )
 
 

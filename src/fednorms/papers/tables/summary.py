@@ -144,7 +144,7 @@ class Summary:
         text = f"{'All' if done == runs else f'{done} of'} {runs} runs are done"
         if not self.table.has_published:
             return f"{text}."
-        good, judged = self.score
+        judged = len(self._judged)
         return f"{text}; {judged} of {judged + self.left} published cells can be judged."
 
     @property
