@@ -114,7 +114,7 @@ def test_describe(capsys):
         (["run", "-m", "fedbn"], ["has no option -m", 'did you mean "--method"']),
         (["run", "--verbose"], ["has no option --verbose. `fednorms run --help`"]),
         (["run", "--seeds", "3"], ["one seed", "--seeds 3"]),
-        (["run", "--device", "gpu"], ['--device: "gpu"', "cuda"]),
+        (["run", "--device", "gpu"], ['Device "gpu"', "cuda", "--device"]),
         (["run", "--model", "resnet18"], ["resnet18", "torchvision:NAME"]),
         (["run", "--federation", "photo/site"], ['no folder "site"']),
         (["compare", "fedavg", "fedbn"], ["`fednorms compare --methods fedavg fedbn`"]),

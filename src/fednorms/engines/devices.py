@@ -27,9 +27,8 @@ def pick_device(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name != "cpu" and not (name.split(":")[0] == "cuda" and torch.cuda.is_available()):
         called = " A GPU is called cuda." if name.lower() in ("gpu", "nvidia") else ""
-        raise BadInput(
-            f'{option("device").rstrip("=")}: "{name}" is not available on this machine.{called} Use "cpu" or "auto".'
-        )
+        where = option("device").rstrip("=")
+        raise BadInput(f'Device "{name}" is not available on this machine.{called} Use "cpu" or "auto" for {where}.')
     return name
 
 

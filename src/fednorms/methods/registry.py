@@ -25,7 +25,7 @@ def method(text: str | Method | Part) -> Method:
     method('centralised')
     >>> method("fedprocs")
     Traceback (most recent call last):
-    fednorms.BadInput: Unknown method "fedprocs"; did you mean "fedprox"? `fednorms list methods` lists all ...
+    fednorms.BadInput: Unknown method "fedprocs": did you mean "fedprox"? `fednorms list methods` lists all ...
     """
     load_all()
     if isinstance(text, (Method, Part)):
@@ -49,9 +49,8 @@ def method(text: str | Method | Part) -> Method:
         make: Callable[..., Part | tuple[Part, ...]] | None
         make = _fedavg if name == "fedavg" else SUMS.get(name) or REGISTRY.get(name)
         if make is None:
-            near = did_you_mean(name, names())
             raise BadInput(
-                f'Unknown method "{shortened(name)}"{f"; {near}" if near else ". "}`fednorms list methods` lists all '
+                f'Unknown method "{shortened(name)}": {did_you_mean(name, names())}`fednorms list methods` lists all '
                 f"{len(names())}. A custom method is found if FEDNORMS_METHODS names the module that defines it "
                 "(FEDNORMS_METHODS=mymodule)."
             )
