@@ -349,12 +349,15 @@ RECIPE = {
     "precision": "float32",
     "deterministic": True,
     "threads": 1,
+    "memory": None,
     "state_limit_mb": 1024,
     "version": "VERSION",
     "fingerprint": "",
     "own_parts": {},
 }
-STORED = [key for key in RECIPE if key != "patience"]  # added after 0.1: only where it is set, as in [training]
+STORED = [
+    key for key in RECIPE if key not in ("patience", "memory")
+]  # added after 0.1: only where it is set, as in [training]
 TRAINING_CHOICES = {"last": ["keep", "drop", "fill"]}
 RECIPE_CHOICES = {
     "weighting": ["auto", "size", "uniform"],
@@ -1382,14 +1385,14 @@ COMMANDS = {
     "run": "--recipe --out --method --federation --model --rounds --seed --participation --weighting --loss "
     "--class-weights --metric --head --pretrained --weights --evaluate --evaluate-every --validate-every --patience "
     "--checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device --precision "
-    "--deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
+    "--deterministic --threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
     "--optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --channels --hold-out --augment "
     "--partition --quiet --json --track",
     "compare": "--methods --seeds --lrs --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
     "--validate-every --patience --checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device "
-    "--precision --deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule "
+    "--precision --deterministic --threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule "
     "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
     "--complete --allow-pickle --size --data-seed --val --test --group --channels --hold-out --augment --partition "
     "--quiet --json --track",
@@ -1409,7 +1412,7 @@ COMMANDS = {
     "--federation --model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
     "--pretrained --weights --evaluate --evaluate-every --validate-every --patience --checkpoint-every "
     "--keep-checkpoints --on-divergence --engine --workers --device --precision --deterministic "
-    "--threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
+    "--threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
     "--momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition",
     "deploy certificates": "--days --renew --json",
