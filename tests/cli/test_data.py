@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from fednorms.cli import main
-from fednorms.cli.data import published
+from fednorms.cli.data_check import published
 from fednorms.data.readers import READERS, pacs_vlcs
 from fednorms.data.rules import rule
 from fednorms.transforms import CHAINS

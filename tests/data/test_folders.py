@@ -137,7 +137,7 @@ def test_test_images_do_not_depend_on_the_fraction_for_validation(root, group):
 
 
 def test_a_pattern_that_does_not_distinguish_patients_is_refused(root):
-    with pytest.raises(BadInput, match="group makes 1 groups, too few"):
+    with pytest.raises(BadInput, match="group makes 1 group, too few"):
         load(root, group=r"^(p)")
 
 
@@ -162,7 +162,7 @@ def test_images_with_twelve_of_sixteen_bits_are_noted(tmp_path):
         load(tmp_path / "d", val=0, test=0)
 
 
-def test_classes_that_differ_only_in_encoding_are_noted(tmp_path):
+def test_classes_that_differ_only_in_encoding_are_one_and_noted(tmp_path):
     for site, label in (("a", "m\u00fcde"), ("b", "mu\u0308de")):
         picture(tmp_path / "d" / site / label / "0.png")
     (note,) = load(tmp_path / "d").source["notes"]

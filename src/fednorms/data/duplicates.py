@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -45,6 +46,46 @@ def duplicates(federation: Federation) -> list[str]:
     if both := sum(len(labels) > 1 for labels in trained.values()):
         notes.append(f"{both:,} image{'s have' if both > 1 else ' has'} two labels")
     return notes
+
+
+def without_copies(federation: Federation) -> Federation:
+    """Leave out all but one of equal images: a test image stays, then one for validation, then the first.
+
+    Equal images with two labels are all left out, because one label is wrong. `source["copies_dropped"]` says how many.
+
+    >>> from fednorms.data import from_arrays
+    >>> x = np.arange(3, dtype=np.uint8).reshape(3, 1, 1)
+    >>> left = without_copies(from_arrays({"a": {"train": (x, [0, 1, 0]), "test": (x[1:2], [1])}}, classes=["0", "1"]))
+    >>> left.site("a")
+    Site('a', domain='a', train=2, test=1)
+    """
+    places = {
+        (site.name, part): list(_images(site.splits.get(part)))
+        for part in ("test", "val", "train")
+        for site in federation.sites
+    }
+    labels: dict[bytes, set[int]] = {}
+    for images in places.values():
+        for digest, label in images:
+            labels.setdefault(digest, set()).add(label)
+    seen = {digest for digest, both in labels.items() if len(both) > 1}
+    kept: dict[tuple[str, str], list[int]] = {}
+    for place, images in places.items():
+        kept[place] = []
+        for i, (digest, _) in enumerate(images):
+            if digest not in seen:
+                kept[place].append(i)
+                seen.add(digest)
+    dropped = sum(len(images) - len(kept[place]) for place, images in places.items())
+    if not dropped:
+        return federation
+    sites = [
+        replace(site, **{part: split.subset(kept[site.name, part]) for part, split in site.splits.items()})
+        for site in federation.sites
+    ]
+    note = f"{dropped:,} {'copy was' if dropped == 1 else 'copies were'} left out"
+    source = {**federation.source, "copies_dropped": dropped, "notes": [*federation.source.get("notes", []), note]}
+    return replace(federation, sites=sites, source=source)
 
 
 def _images(split: Split | None) -> Iterator[tuple[bytes, int]]:

@@ -73,14 +73,14 @@ class Decoding:
         try:
             with open_image(file.path) as stored:
                 # The papers' programs ignore EXIF rotation, so published data sets are read as stored.
-                image = stored if file.of_data_set else _upright(_single(stored))
+                image = stored if file.of_data_set else upright(single(stored))
                 size = (image.height, image.width)
                 if image.mode.startswith("I"):
                     brightest = int(np.asarray(image).max(initial=0))
                 if not self.resize and size != (height, width):
                     return _Decoded(size, brightest)
                 ready = image if self.prepared is None else self.prepared.pixels(image)
-                pixels = np.asarray(_converted(ready, channels, (width, height) if self.resize else None))
+                pixels = np.asarray(converted(ready, channels, (width, height) if self.resize else None))
         except Exception as problem:  # Pillow's decoders raise almost anything on broken files
             return _Decoded(size, brightest, f'"{file.path}" cannot be read: {problem}')
         out[:] = pixels.reshape(height, width, channels).transpose(2, 0, 1)
@@ -150,10 +150,10 @@ def read_image(path: str | Path, shape: tuple[int, int, int], prepared: Prepared
         raise BadInput(f"Image files have 1, 3 or 4 channels, got {channels}.")
     try:
         with open_image(path) as image:
-            upright = _upright(_single(image))
-            ready = upright if prepared is None else prepared.pixels(upright)
+            turned = upright(single(image))
+            ready = turned if prepared is None else prepared.pixels(turned)
             size = None if (ready.height, ready.width) == (height, width) else (width, height)
-            pixels = np.array(_converted(ready, channels, size))
+            pixels = np.array(converted(ready, channels, size))
     except Exception as problem:  # Pillow's decoders raise almost anything on broken files
         raise BadInput(f'Image "{path}" cannot be read: {problem}.') from problem
     return torch.from_numpy(np.ascontiguousarray(pixels.reshape(height, width, channels).transpose(2, 0, 1)))
@@ -164,8 +164,8 @@ def first_size(files: Sequence[ImageFile]) -> tuple[int, int]:
     for file in files:
         try:
             with open_image(file.path) as image:
-                upright = _upright(image)
-                return upright.height, upright.width
+                turned = upright(image)
+                return turned.height, turned.width
         except Exception:  # Pillow's decoders raise almost anything on broken files
             continue
     raise BadInput(f'None of the {len(files)} images can be read, the first is "{files[0].path}".')
@@ -182,14 +182,14 @@ _TURNS = {
 }
 
 
-def _single(image: Image.Image) -> Image.Image:
+def single(image: Image.Image) -> Image.Image:
     """Refuse a TIFF of several pages, of which only one would be read; of an animation the first frame is used."""
     if image.format == "TIFF" and (pages := getattr(image, "n_frames", 1)) > 1:
         raise ValueError(f"it has {pages} pages; store each page as a separate image")
     return image
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def upright(image: Image.Image) -> Image.Image:
     """Apply the rotation that a camera stored (EXIF)."""
     try:
         turn = _TURNS.get(image.getexif().get(0x0112, 1))
@@ -198,7 +198,8 @@ def _upright(image: Image.Image) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
-def _converted(image: Image.Image, channels: int, size: tuple[int, int] | None) -> Image.Image:
+def converted(image: Image.Image, channels: int, size: tuple[int, int] | None) -> Image.Image:
+    """An image with this many channels of 8 bits, resized to width and height if wanted."""
     if image.mode.startswith("I"):
         # 16-bit gray (X-rays) is scaled to 8 bits; Pillow itself would clip.
         pixels = np.asarray(image)
