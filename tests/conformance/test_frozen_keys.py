@@ -325,6 +325,11 @@ RECIPE = {
         "val": None,
         "test": None,
         "group": "",
+        "group_across": False,
+        "copies": "keep",
+        "skip_broken": False,
+        "subset": None,
+        "normalize": "",
         "hold_out": [],
         "augment": "auto",
         "partition": "",
@@ -583,7 +588,7 @@ PROTOCOLS = {
     "cifar-100": "feddc fedbabu",
     "cifar-10-c": "fednn severity-1 severity-2 severity-3 severity-5",
     "camelyon17": "greg full",
-    "fed-isic2019": "flamby",
+    "fed-isic2019": "flamby lesions",
     "fairface": "fednn",
     "centres": "own",
     "medmnist": "official",
@@ -626,11 +631,11 @@ READER_OPTIONS = {
     "pacs": "root protocol size seed complete imagenet_norm cache memory_limit",
     "vlcs": "root protocol size seed complete imagenet_norm cache memory_limit",
     "domainnet": "root protocol size seed complete allow_pickle cache memory_limit",
-    "cifar-10": "root protocol size complete allow_pickle",
-    "cifar-100": "root protocol size complete allow_pickle",
+    "cifar-10": "root protocol size complete allow_pickle cache memory_limit",
+    "cifar-100": "root protocol size complete allow_pickle cache memory_limit",
     "cifar-10-c": "root protocol size seed complete",
     "camelyon17": "root protocol size seed complete cache memory_limit",
-    "fed-isic2019": "root protocol size seed complete cache memory_limit",
+    "fed-isic2019": "root protocol size seed complete cache memory_limit val",
     "fairface": "root protocol size complete cache memory_limit",
     "centres": "root protocol size seed val test cache memory_limit",
     "medmnist": "root protocol size channels",
@@ -722,7 +727,8 @@ PUBLIC = {
     "describe": "method model classes shape head",
     "evaluate_run": "path modes which split federation model loss device",
     "export": "path out site which onnx model",
-    "federation": "spec size seed val test root protocol complete allow_pickle group",
+    "federation": "spec size seed val test root protocol complete allow_pickle group group_across copies skip_broken "
+    "subset normalize",
     "from_arrays": "sites classes val test seed layout channels groups domains attributes preprocessing name",
     "from_datasets": "sites classes val test seed channels groups domains attributes preprocessing name",
     "from_folders": "root size channels val test seed group cache memory_limit classes preprocessing name",
@@ -1383,33 +1389,37 @@ COMMANDS = {
     "--checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device --precision "
     "--deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
     "--optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
-    "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition --quiet --json --track",
+    "--allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken --subset --normalize "
+    "--hold-out --augment --partition --quiet --json --track",
     "compare": "--methods --seeds --lrs --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
     "--validate-every --patience --checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device "
     "--precision --deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule "
     "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
-    "--complete --allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition "
-    "--quiet --json --track",
+    "--complete --allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken --subset --normalize "
+    "--hold-out --augment --partition --quiet --json --track",
     "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
     "--incomplete --quiet --json --dry-run --quick --rounds",
     "evaluate": "--modes --which --split --clients --device --json",
     "predict": "--site --which --out --skip-broken --device --json",
     "export": "--out --site --which --onnx --json",
-    "adapt": "--epochs --lr --test --size --group --which --out --device --json",
+    "adapt": "--epochs --lr --test --size --group --skip-broken --which --out --device --json",
     "analyze": "--out --device --json",
-    "data check": "--protocol --allow-pickle --json",
-    "data pack": "--protocol --size --quality --codec --seed --val --test --group --complete --allow-pickle --quiet",
+    "data check": "--protocol --group --group-across --copies --skip-broken --val --test --seed --allow-pickle "
+    "--complete --quiet --json",
+    "data pack": "--protocol --size --quality --codec --seed --val --test --group --group-across --copies "
+    "--skip-broken --subset --normalize --complete --allow-pickle --quiet",
     "data show": "--out --images --json --root --protocol --complete --allow-pickle --size --data-seed --val --test "
-    "--group --hold-out --augment --partition",
+    "--group --group-across --copies --skip-broken --subset --normalize --hold-out --augment --partition",
     "deploy init": "--sites --classes --host --port --channels --minimum --deadline --recipe --json --method "
     "--federation --model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
     "--pretrained --weights --evaluate --evaluate-every --validate-every --patience --checkpoint-every "
     "--keep-checkpoints --on-divergence --engine --workers --device --precision --deterministic "
     "--threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
     "--momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
-    "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition",
+    "--allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken --subset --normalize --hold-out "
+    "--augment --partition",
     "deploy certificates": "--days --renew --json",
     "deploy enroll": "--site --key",
     "deploy revoke": "--site",
@@ -1467,6 +1477,6 @@ def test_environment_variables():
             if isinstance(node, ast.Call) and "environ" in ast.unparse(node.func) and node.args:
                 found.add(node.args[0].value if isinstance(node.args[0], ast.Constant) else keys.VARIABLE)
     assert sorted(found) == words("""
-        CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_METHODS FEDNORMS_MODELS FEDNORMS_POLICY FEDNORMS_ROSTER
-        FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME MLFLOW_EXPERIMENT_NAME WANDB_PROJECT XDG_CACHE_HOME XDG_STATE_HOME
+        CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_CACHE FEDNORMS_METHODS FEDNORMS_MODELS FEDNORMS_POLICY
+        FEDNORMS_ROSTER FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME MLFLOW_EXPERIMENT_NAME WANDB_PROJECT XDG_CACHE_HOME XDG_STATE_HOME
     """)

@@ -144,8 +144,8 @@ def test_settings_that_define_a_federation_are_refused_for_an_object(digits):
 @pytest.mark.parametrize(
     ("spec", "options", "said"),
     [
-        ("digits-shift", {"size": "big"}, "size must be a whole number of pixels, got 'big'"),
-        ("digits-shift", {"size": True}, "size must be a whole number of pixels, got True"),
+        ("digits-shift", {"size": "big"}, "size must be a positive number of pixels or .*, got 'big'"),
+        ("digits-shift", {"size": True}, "size must be a positive number of pixels or .*, got True"),
         ("digits-shift", {"seed": "x", "val": "y"}, "seed must be a whole number, got 'x'"),
         ("pacs", {"root": 3}, "root must be a folder, got 3"),
         ("pacs", {"root": ".", "complete": "no"}, "complete must be True or False, got 'no'"),

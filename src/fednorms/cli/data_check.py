@@ -44,6 +44,10 @@ class Check:
     """Seed of the split, where it is drawn."""
     allow_pickle: Flag = False
     """Open pickled archives; only NumPy arrays are accepted."""
+    complete: Annotated[
+        tyro.conf.FlagConversionOff[bool], tyro.conf.arg(metavar="| --no-complete", help_behavior_hint="(default: yes)")
+    ] = True
+    """A data set whose image counts differ from the published ones must be fixed."""
     quiet: Flag = False
     """Show no progress."""
     json: Flag = False
@@ -72,6 +76,7 @@ def check(args: Sequence[str]) -> int:
             copies=None if given.copies == "keep" else given.copies,
             skip_broken=given.skip_broken or None,
             allow_pickle=given.allow_pickle or None,
+            complete=given.complete,
             progress=None if given.quiet or given.json else progress,
         )
     tables = published(READERS[found.reader]) if found.reader else {}

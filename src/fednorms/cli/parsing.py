@@ -215,7 +215,9 @@ _METAVARS = {
     "model": "NAME",
     "optimizer": "sgd|adam|adamw",
     "schedule": "const|exp|step|cosine",
+    "normalize": "imagenet|half|none|MEAN/STD",
     "root": "FOLDER",
+    "size": "N|HxW",
     "weights": "FILE",
 }
 _RECORDED = ("training", "data", "version", "fingerprint", "own_parts")  # sections, and what a run records itself

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from fednorms.core.errors import BadInput
+
 Size = int | str | Sequence[int]
 
 
@@ -22,6 +24,18 @@ def sides(size: Size) -> tuple[int, int]:
 
 def _both(size: str | Sequence[int]) -> tuple[int, int]:
     return (int(size), int(size)) if isinstance(size, str) else (size[0], size[-1])
+
+
+def as_written(size: object) -> int | str:
+    """A size as recipes have it: one number for a square, otherwise "72x96"; raises what is wrong with it.
+
+    >>> as_written("64"), as_written([72, 96]), as_written("64x64")
+    (64, '72x96', 64)
+    """
+    if wrong := size_problem(size):
+        raise BadInput(f"{wrong[0]}.")
+    height, width = sides(size)  # type: ignore[arg-type]
+    return height if height == width else f"{height}x{width}"
 
 
 def size_problem(size: object) -> list[str]:

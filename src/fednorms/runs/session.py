@@ -164,6 +164,11 @@ def open_federation(recipe: Recipe) -> Federation:
         complete=None if options.complete else False,
         allow_pickle=options.allow_pickle or None,
         group=options.group or None,
+        group_across=options.group_across or None,
+        copies=None if options.copies == "keep" else options.copies,
+        skip_broken=options.skip_broken or None,
+        subset=options.subset,
+        normalize=options.normalize or None,
     )
     if options.hold_out:
         found = found.hold_out(*options.hold_out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fednorms.data.folders.divide import Copies
 from fednorms.data.folders.look import Progress
 from fednorms.data.packed import SUFFIX, check_pack
 from fednorms.data.readers import recognized
-from fednorms.data.readers.reader import Reader
+from fednorms.data.readers.reader import Deviation, Reader
 from fednorms.data.registry import federation as open_federation
 
 __all__ = ["Checked", "Finding", "SiteNumbers", "check"]
@@ -36,6 +37,7 @@ def check(
     copies: Copies | None = None,
     skip_broken: bool | None = None,
     allow_pickle: bool | None = None,
+    complete: bool = True,
     cache: str | Path | bool | None = None,
     progress: Progress | None = None,
 ) -> Checked:
@@ -58,6 +60,7 @@ def check(
         copies: "keep", "drop" or "together".
         skip_broken: leave out files that cannot be read, and list them in `left_out`.
         allow_pickle: open pickled archives; only NumPy arrays are accepted.
+        complete: a data set whose image counts differ from the published ones must be fixed (True).
         cache: the folder for what was seen; by default the user's cache folder, False for none.
         progress: called with the number of images seen and their total.
 
@@ -76,23 +79,22 @@ def check(
     options |= {"group_across": group_across, "copies": copies, "skip_broken": skip_broken}
     asked = {name: value for name, value in options.items() if value is not None}
     if isinstance(federation, Federation):
-        found, what, problem, reader = open_federation(federation, **asked), "a federation", "", None
+        found, what, reader = open_federation(federation, **asked), "a federation", None
     else:
-        found, what, problem, reader = _opened(str(federation), asked)
+        found, what, reader = _opened(str(federation), asked)
     images = seen_in(found, cache, progress)
     published = reader is not None and bool(reader.published.counts)
     divisible = str(found.source.get("spec", "")).startswith("folder:")
     case = findings.Case(found, images, published, "group" in asked, divisible)
-    if problem:
-        case.add("incomplete", problem, must=True)
+    findings.incomplete(case, must=complete)
     for look in (findings.broken, findings.copies, findings.labels, findings.splits, findings.ids, findings.near):
         look(case)
     findings.shapes(case)
     label, feature = _label_shift(found, images), feature_shift(images)
     findings.shifts(case, label, feature)
     for note in found.source.get("notes", []):
-        if not problem or note not in problem:
-            case.add("note", f"{note[0].upper()}{note[1:]}.".replace("..", "."))
+        if not isinstance(note, Deviation):
+            case.add("note", note if note.endswith(".") else f"{note}.")
     return Checked(
         name=found.name,
         what=what,
@@ -110,37 +112,31 @@ def check(
     )
 
 
-def _opened(text: str, asked: dict[str, Any]) -> tuple[Federation, str, str, Reader | None]:
-    """The federation with its files listed, what it is in words, what is missing, and its reader if it has one."""
+def _opened(text: str, asked: dict[str, Any]) -> tuple[Federation, str, Reader | None]:
+    """The federation with its files listed, what it is in words, and its reader if it has one."""
     path = Path(text.removeprefix("pack:").removeprefix("folder:")).expanduser()
     if path.is_file() and path.suffix != ".npz":
         header = check_pack(path)
         how = header["codec"] if header["quality"] is None else f"{header['codec']} of quality {header['quality']}"
         size = f"{counted(header['images'], 'image')} stored as {how}, {header['bytes'] / 2**20:,.1f} MiB"
-        return open_federation(f"pack:{path}", **asked), f"a pack; {size}; its hash matches", "", None
+        return open_federation(f"pack:{path}", **asked), f"a pack; {size}; its hash matches", None
     known = recognized(path)
     if known:
         reader, layout = known[0]
+        anyway = {"complete": False} if "complete" in signature(reader.read).parameters else {}
         with counted_only():
-            try:
-                return open_federation(reader.name, root=path, **asked), f"{reader.name} ({layout})", "", reader
-            except BadInput as error:
-                try:
-                    found = open_federation(reader.name, root=path, complete=False, **asked)
-                except BadInput:
-                    raise error from None
-                return found, f"{reader.name} ({layout})", str(error), reader
+            return open_federation(reader.name, root=path, **asked, **anyway), f"{reader.name} ({layout})", reader
     if path.exists():
         with counted_only():
             try:
-                return open_federation(f"folder:{path}", **asked), "images as site/class/image", "", None
+                return open_federation(f"folder:{path}", **asked), "custom images as site/class/image", None
             except BadInput as error:
                 raise BadInput(
                     f'"{path}" is not a data set of `fednorms list federations`, and not a folder of images: {error}'
                 ) from None
     if "/" in text or text.endswith(SUFFIX):
         raise BadInput(f'"{text}": no such file or folder.')
-    return open_federation(text, **asked), "a federation of the library", "", None
+    return open_federation(text, **asked), "a federation of the library", None
 
 
 def _facts(found: Federation, reader: Reader | None) -> list[str]:

@@ -11,6 +11,7 @@ from fednorms.data.check.images import Seen
 BITS = 3  # two outlines of 64 bits that differ in at most so many may show the same image
 GRAY = 4.0  # mean difference of thumbnails, of 255, up to which they do
 PART = 0.2  # the same, as a part of the thumbnail's standard deviation: sketches have little contrast
+SMALLEST = 32  # pixels of the shorter side: handwritten digits of 28 pixels look alike without being copies
 FLAT = 8.0  # standard deviation of a thumbnail, of 255, below which its outline is noise
 _BLOCK = 2048  # outlines that are compared with each other at once
 
@@ -29,9 +30,10 @@ def near_copies(images: Sequence[Seen]) -> list[tuple[int, int]]:
 
     Outlines (dHash) find candidates: those that differ in at most three bits share one of four quarters, so only images
     with an equal quarter are compared. Then their thumbnails must agree, too. Of equal images only the first is
-    compared. Images without contrast are left out.
+    compared. Images without contrast, and those of fewer than 32 pixels, are left out.
     """
-    first = list({image.look.pixels: i for i, image in reversed(list(enumerate(images))) if image.look.pixels}.values())
+    large = [(i, image.look) for i, image in enumerate(images) if min(image.look.height, image.look.width) >= SMALLEST]
+    first = list({look.pixels: i for i, look in reversed(large)}.values())
     if not first:
         return []
     at = np.array(sorted(first))

@@ -15,6 +15,7 @@ from fednorms.data.check.report import Finding
 from fednorms.data.check.shift import wilson
 from fednorms.data.federation import Federation
 from fednorms.data.problems import some
+from fednorms.data.readers.reader import Deviation, anyway
 
 _NAMED = 3  # files named in a sentence
 _WIDE = 0.2  # width of an interval above which a test set is too small to judge a model
@@ -51,6 +52,15 @@ class Case:
     def readable(self) -> list[Seen]:
         """The images that could be read."""
         return [image for image in self.images if not image.look.problem]
+
+
+def incomplete(case: Case, must: bool) -> None:
+    """How a data set differs from the published one."""
+    found = [note for note in case.federation.source.get("notes", []) if isinstance(note, Deviation)]
+    if found:
+        more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
+        text = f"The data set is not as published: {'; '.join(found[:4])}{more}. {anyway()} reads it anyway."
+        case.add("incomplete", text, found, must=must)
 
 
 def broken(case: Case) -> None:

@@ -75,7 +75,8 @@ def load(
     """The pixels of all files, taken from the cache if possible; above `memory_limit` bytes they stay on disk."""
     if is_counting():
         return ListedImages(wanted.root, [file.path for file in wanted.files], wanted.shape[0])
-    return kept(f'Folder "{wanted.root}"', _key(wanted), wanted.full, wanted.images, cache, memory_limit)
+    where = f'Folder "{wanted.root}"'
+    return kept(where, _key(wanted), wanted.full, wanted.images, cache, memory_limit, str(wanted.root.resolve()))
 
 
 def kept(
@@ -85,8 +86,12 @@ def kept(
     fill: Callable[[np.ndarray | None], np.ndarray],
     cache: str | Path | bool | None = None,
     memory_limit: int = MEMORY_LIMIT,
+    made_from: str = "",
 ) -> torch.Tensor | MappedImages:
-    """The images that `fill` makes (in an array of its own, or in the one given), made once for every `key`."""
+    """The images that `fill` makes (in an array of its own, or in the one given), made once for every `key`.
+
+    `made_from` is the folder of the originals, for those who list the cache.
+    """
     in_memory = math.prod(full) <= memory_limit
     folder = cache_folder(cache)
     if folder is None:
@@ -101,6 +106,8 @@ def kept(
     if found is None:
         try:
             _write(path, full, fill)
+            with replaced(path.with_suffix(".json")) as file:
+                file.write(json.dumps({"from": made_from, "shape": full}).encode("ascii"))
             found = _read(path, full, in_memory)
         except OSError as problem:
             if not in_memory:

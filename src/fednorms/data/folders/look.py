@@ -111,7 +111,7 @@ def looks(
                     progress(len(paths) - len(new) + done, len(paths))
     finally:
         if new and store is not None:
-            _keep(store, known)
+            _keep(store, root, known)
     return [known[key] for key in keys]
 
 
@@ -140,7 +140,8 @@ def _stored(store: Path) -> dict[str, Look]:
         return {}
 
 
-def _keep(store: Path, known: dict[str, Look]) -> None:
-    values = {"format": _FORMAT, "files": {key: astuple(look) for key, look in known.items() if "is gone" not in key}}
+def _keep(store: Path, root: Path, known: dict[str, Look]) -> None:
+    kept = {key: astuple(look) for key, look in known.items() if "is gone" not in key}
+    values = {"format": _FORMAT, "from": str(root.resolve()), "files": kept}
     with suppress(OSError), replaced(store) as file:  # without a place for it, everything is looked at again next time
         file.write(json.dumps(values).encode("ascii"))

@@ -18,7 +18,7 @@ _FORMAT = 1  # raise it when enlarging changes: old cache files are then not use
 
 
 def enlarged(
-    where: str, splits: Mapping[str, np.ndarray], size: int, cache: Cache, memory_limit: int
+    where: str, splits: Mapping[str, np.ndarray], size: int, cache: Cache, memory_limit: int, made_from: str = ""
 ) -> dict[str, torch.Tensor | MappedImages]:
     """Images of N,H,W,C as N,3,size,size; above `memory_limit` bytes in all they stay in the cache on disk.
 
@@ -29,10 +29,10 @@ def enlarged(
     if is_counting() or total <= memory_limit:
         pixels = {part: x.shape[1] if is_counting() else size for part, x in splits.items()}
         return {part: torch.from_numpy(as_rgb(x, pixels[part])) for part, x in splits.items()}
-    return {part: _on_disk(f"{where}, {part}", x, size, cache) for part, x in splits.items()}
+    return {part: _on_disk(f"{where}, {part}", x, size, cache, made_from) for part, x in splits.items()}
 
 
-def _on_disk(where: str, x: np.ndarray, size: int, cache: Cache) -> torch.Tensor | MappedImages:
+def _on_disk(where: str, x: np.ndarray, size: int, cache: Cache, made_from: str) -> torch.Tensor | MappedImages:
     full = (len(x), 3, size, size)
     digest = hashlib.blake2b(np.ascontiguousarray(x).data, digest_size=16, person=b"%d %d" % (_FORMAT, size))
 
@@ -42,4 +42,4 @@ def _on_disk(where: str, x: np.ndarray, size: int, cache: Cache) -> torch.Tensor
             images[start : start + _BLOCK] = as_rgb(x[start : start + _BLOCK], size)
         return images
 
-    return kept(where, digest.hexdigest(), full, fill, cache, memory_limit=0)
+    return kept(where, digest.hexdigest(), full, fill, cache, memory_limit=0, made_from=made_from)

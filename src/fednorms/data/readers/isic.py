@@ -177,8 +177,8 @@ def _parts(
     tests = np.flatnonzero(part == "test")
     if known := sum(lesions[i] in trained for i in tests):
         notes.append(
-            f"{known:,} of {len(tests):,} test images show a lesion that is also trained on; the protocol lesions keeps "
-            "lesions together"
+            f"{known:,} of {len(tests):,} test images show a lesion that is also trained on; the protocol lesions "
+            "keeps lesions together"
         )
     if not 0 <= val < 1:
         raise BadInput(f'Federation "fed-isic2019": val must be a fraction from 0 to below 1, got {val}.')

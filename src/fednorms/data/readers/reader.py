@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fednorms.core.errors import BadInput
+from fednorms.core.option_names import option
 from fednorms.core.options import nearest
 from fednorms.data.changes import with_validation
 from fednorms.data.federation import Federation
@@ -139,12 +140,22 @@ def deviations(what: str, problems: Sequence[str], complete: bool) -> list[str]:
     ['photo: 3 images are missing']
     """
     if problems and complete:
-        anyway = "complete=False, --no-complete, or --incomplete of reproduce reads it anyway"
         raise_problems(
-            f'Federation "{what}" is not as published ({anyway}; a run records the differences)',
+            f'Federation "{what}" is not as published ({anyway()} reads it anyway; a run records the differences)',
             problems,
         )
-    return list(problems)
+    return [Deviation(problem) for problem in problems]
+
+
+class Deviation(str):
+    """A note about a difference from the published data set."""
+
+
+def anyway() -> str:
+    """The option that reads an incomplete data set, in the words of the user's interface."""
+    if option("complete") == "complete=":
+        return "complete=False, or incomplete=True of reproduce,"
+    return "--no-complete, or --incomplete of reproduce,"
 
 
 def compared(where: str, found: Mapping[str, int], expected: Mapping[str, int], unit: str = "images") -> list[str]:
