@@ -720,7 +720,9 @@ PUBLIC = {
     "Training": "",
     "Tree": "",
     "__version__": "",
-    "adapt": "path folder out epochs lr which test size group model loss device",
+    "adapt": "path folder out epochs lr which test size group model loss device skip_broken",
+    "check": "federation protocol val test seed group group_across copies skip_broken allow_pickle complete cache "
+    "progress",
     "analyze": "path name federation model loss device",
     "compare": "methods federation model rounds loss seeds lr epochs batch_size participation training evaluate "
     "device recipe out jobs watch",
@@ -731,7 +733,8 @@ PUBLIC = {
     "subset normalize",
     "from_arrays": "sites classes val test seed layout channels groups domains attributes preprocessing name",
     "from_datasets": "sites classes val test seed channels groups domains attributes preprocessing name",
-    "from_folders": "root size channels val test seed group cache memory_limit classes preprocessing name",
+    "from_folders": "root size channels val test seed group cache memory_limit classes preprocessing name "
+    "group_across copies skip_broken",
     "load_model": "folder model",
     "method": "text",
     "open_run": "path which federation model loss device",
@@ -1270,7 +1273,8 @@ def test_a_stored_result(reproduced):
         best.scores.*.sites.*.balanced best.scores.*.sites.*.images bytes seconds.total seconds.round
     """)
     assert list(kept) == STORED
-    assert [k for k in RECIPE["data"] if k not in kept["data"]] == ["root"]
+    later = ["group_across", "copies", "skip_broken", "subset", "normalize"]  # recorded where they are set
+    assert [k for k in RECIPE["data"] if k not in kept["data"]] == ["root", *later]
 
 
 def test_a_stored_search(reproduced):
@@ -1396,8 +1400,8 @@ COMMANDS = {
     "--validate-every --patience --checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device "
     "--precision --deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule "
     "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
-    "--complete --allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken --subset --normalize "
-    "--hold-out --augment --partition --quiet --json --track",
+    "--complete --allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken "
+    "--subset --normalize --hold-out --augment --partition --quiet --json --track",
     "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
     "--incomplete --quiet --json --dry-run --quick --rounds",
@@ -1412,14 +1416,15 @@ COMMANDS = {
     "--skip-broken --subset --normalize --complete --allow-pickle --quiet",
     "data show": "--out --images --json --root --protocol --complete --allow-pickle --size --data-seed --val --test "
     "--group --group-across --copies --skip-broken --subset --normalize --hold-out --augment --partition",
+    "cache": "--folder --json",
     "deploy init": "--sites --classes --host --port --channels --minimum --deadline --recipe --json --method "
     "--federation --model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
     "--pretrained --weights --evaluate --evaluate-every --validate-every --patience --checkpoint-every "
     "--keep-checkpoints --on-divergence --engine --workers --device --precision --deterministic "
     "--threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
     "--momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
-    "--allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken --subset --normalize --hold-out "
-    "--augment --partition",
+    "--allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken --subset "
+    "--normalize --hold-out --augment --partition",
     "deploy certificates": "--days --renew --json",
     "deploy enroll": "--site --key",
     "deploy revoke": "--site",
@@ -1478,5 +1483,6 @@ def test_environment_variables():
                 found.add(node.args[0].value if isinstance(node.args[0], ast.Constant) else keys.VARIABLE)
     assert sorted(found) == words("""
         CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_CACHE FEDNORMS_METHODS FEDNORMS_MODELS FEDNORMS_POLICY
-        FEDNORMS_ROSTER FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME MLFLOW_EXPERIMENT_NAME WANDB_PROJECT XDG_CACHE_HOME XDG_STATE_HOME
+        FEDNORMS_ROSTER FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME MLFLOW_EXPERIMENT_NAME WANDB_PROJECT XDG_CACHE_HOME
+        XDG_STATE_HOME
     """)

@@ -176,14 +176,8 @@ def _cifar(
     if edition.classes == 100 and found != "PNG folders":
         classes = _fine_names(place, allow_pickle)
     notes = deviations(edition.name, compared(edition.name, sizes, {"train": 50_000, "test": 10_000}), complete)
-    images = enlarged(
-        f'Federation "{edition.name}"',
-        {p: x for p, (x, _) in arrays.items()},
-        size,
-        cache,
-        memory_limit,
-        str(place.resolve()),
-    )
+    pixels, where = {part: x for part, (x, _) in arrays.items()}, f'Federation "{edition.name}"'
+    images = enlarged(where, pixels, size, cache, memory_limit, str(place.resolve()))
     splits = {part: Split(images[part], torch.from_numpy(y)) for part, (_, y) in arrays.items()}
     site = Site(edition.name, edition.name, splits["train"], test=splits["test"])
     source = {"spec": edition.name, **source_of(root, protocol, 0, notes), "size": size}

@@ -86,10 +86,10 @@ def adapt(
     test: float = 0.3,
     size: int | None = None,
     group: str | None = None,
-    skip_broken: bool = False,
     model: nn.Module | None = None,
     loss: Loss | None = None,
     device: str = "auto",
+    skip_broken: bool = False,
 ) -> Adapted:
     """Adapt a run's model to a new site with images in folder/class/image, and test it on a held-out part.
 
