@@ -9,7 +9,7 @@ import re
 import shutil
 import textwrap
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
@@ -38,21 +38,24 @@ class Output:
 
 def parse(cls: type[C], command: str, args: Sequence[str]) -> C:
     """Read a command's options; a mistake ends with a message and exit code 2."""
-    known = dict(_known(cls))
+    known, valued = {}, set[str]()
+    for name, kind, takes_value in _known(cls):
+        known[name] = kind
+        valued |= {name} if takes_value else set()
     asked = [re.sub(r"^--optimiser\b", "--optimizer", arg) for arg in args]  # version 0.1 had the British one
     _point_out(asked, known, command)
     settings = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
     return tyro.cli(
         cls,
         prog=f"fednorms {command}",
-        args=_switched(asked, known),
+        args=_switched(asked, known, valued),
         config=settings,
         description=_wrapped(inspect.getdoc(cls) or ""),
     )
 
 
-def _known(cls: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
-    """The options of a command: their names, and the types of their values."""
+def _known(cls: Any) -> Iterator[tuple[str, Any, bool]]:  # noqa: ANN401
+    """The options of a command: their names, the types of their values, and whether a switch takes a value."""
     for field in dataclasses.fields(cls):
         hint = get_type_hints(cls, include_extras=True)[field.name]
         kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
@@ -60,10 +63,11 @@ def _known(cls: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
             yield from _known(kind)
             continue
         named = [extra.name for extra in get_args(hint)[1:] if getattr(extra, "name", None)]
-        yield f"--{(named or [field.name])[0].replace('_', '-')}", _without_none(kind)
+        valued = tyro.conf.FlagConversionOff in get_args(hint)[1:]
+        yield f"--{(named or [field.name])[0].replace('_', '-')}", _without_none(kind), valued
 
 
-def _switched(args: Sequence[str], known: Mapping[str, Any]) -> list[str]:
+def _switched(args: Sequence[str], known: Mapping[str, Any], valued: Collection[str]) -> list[str]:
     """Write every switch as tyro reads it: `--json` takes no value, and what may be a recipe's `true` takes one.
 
     A recipe's switches are given as `--pretrained` or `--no-pretrained`. The form of version 0.1 works for all of them:
@@ -85,7 +89,7 @@ def _switched(args: Sequence[str], known: Mapping[str, Any]) -> list[str]:
         if value.lower() not in _TRUTH and (value or equals):
             raise BadInput(f'{name} is a switch: write {name} or --no-{name[2:]}, not {name}="{value}".')
         wanted = _TRUTH.get(value.lower(), True) is not negated
-        if name in _SWITCHES:
+        if name in valued:
             written += [name, str(wanted)]
         elif wanted:
             written.append(name)
@@ -225,7 +229,6 @@ _OF_RECIPE = _keys("", Recipe, Recipe(), {}, omit=_RECORDED)
 _OF_TRAINING = _keys("training", Training, Training(), {}, omit=["client_epochs"])
 _OF_DATA = _keys("data", Data, Data(), {"seed": "data_seed"})  # --seed is the run's
 _KEYS: _Keys = _OF_RECIPE | _OF_TRAINING | _OF_DATA
-_SWITCHES = {f"--{name.replace('_', '-')}" for name, key in _KEYS.items() if key.kind is bool}
 
 
 def _options(name: str, doc: str, keys: Iterable[str]) -> Any:  # noqa: ANN401

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from fednorms.data.federation import Federation, Split
+from fednorms.data.folders.listed import ListedImages
+from fednorms.data.folders.look import looks
 
 _MOST = 4 * 2**30  # bytes of pixels that are compared
 
@@ -48,10 +51,11 @@ def duplicates(federation: Federation) -> list[str]:
     return notes
 
 
-def without_copies(federation: Federation) -> Federation:
+def without_copies(federation: Federation, cache: str | Path | bool | None = None) -> Federation:
     """Leave out all but one of equal images: a test image stays, then one for validation, then the first.
 
     Equal images with two labels are all left out, because one label is wrong. `source["copies_dropped"]` says how many.
+    Files that are only listed are looked at; `cache` keeps what was seen.
 
     >>> from fednorms.data import from_arrays
     >>> x = np.arange(3, dtype=np.uint8).reshape(3, 1, 1)
@@ -60,7 +64,7 @@ def without_copies(federation: Federation) -> Federation:
     Site('a', domain='a', train=2, test=1)
     """
     places = {
-        (site.name, part): list(_images(site.splits.get(part)))
+        (site.name, part): list(_images(site.splits.get(part), cache))
         for part in ("test", "val", "train")
         for site in federation.sites
     }
@@ -88,8 +92,14 @@ def without_copies(federation: Federation) -> Federation:
     return replace(federation, sites=sites, source=source)
 
 
-def _images(split: Split | None) -> Iterator[tuple[bytes, int]]:
+def _images(split: Split | None, cache: str | Path | bool | None = None) -> Iterator[tuple[bytes, int]]:
     if split is None:
+        return
+    if isinstance(split.x, ListedImages):
+        for i, (look, label) in enumerate(
+            zip(looks(split.x.path, split.x.files, cache), split.y.tolist(), strict=True)
+        ):
+            yield (look.pixels or str(split.x.files[i])).encode(), label
         return
     for rows in torch.arange(len(split)).split(256):
         x, y = split.batch(rows)

@@ -126,7 +126,7 @@ def from_folders(
         source["notes"] = notes
     preprocessing = preprocessing or Preprocessing.centered(channels)
     made = Federation(name or root.resolve().name, sites, names, preprocessing, source)
-    return without_copies(made) if copies == "drop" else made
+    return without_copies(made, cache) if copies == "drop" else made
 
 
 def site_from_folder(

@@ -136,7 +136,7 @@ def _stored(store: Path) -> dict[str, Look]:
         if values["format"] != _FORMAT:
             return {}
         return {key: Look(*row[:-2], tuple(row[-2]), tuple(row[-1])) for key, row in values["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from fednorms.papers.analysis.measures import ANALYSES
 from fednorms.papers.analysis.stored_run import StoredRun
 from fednorms.papers.tables.catalog import default_out, open_table
 from fednorms.papers.tables.dry_run import Planned, PlannedSetting
+from fednorms.papers.tables.local_weights import read_weights, with_weights
 from fednorms.papers.tables.observer import Observer as Observer
 from fednorms.papers.tables.observer import Shown
 from fednorms.papers.tables.plan import (
@@ -107,6 +108,7 @@ def reproduce(
     rounds: int | None = None,
     quick: bool = False,
     dry_run: bool = False,
+    weights: Sequence[str] | Mapping[str, str | Path] = (),
 ) -> Reproduction:
     """Run what is left of a published table, and write RESULTS.md, results.csv and results.png into `out`.
 
@@ -130,12 +132,14 @@ def reproduce(
         rounds: The rounds of a trial (2); only with `quick`.
         quick: A trial of a few rounds and one seed in its own folder: marked, and never judged.
         dry_run: Run and write nothing; `planned` of the result says what would run, on which data, and how long.
+        weights: Files with weights by model, {"torchvision:resnet18": "resnet18.safetensors"} or texts MODEL=FILE, to
+            start from instead of downloading; results name file and hash.
 
     >>> reproduce("no-such-table")
     Traceback (most recent call last):
     fednorms.BadInput: No table "no-such-table": ...
     """
-    table = open_table(name)
+    table = with_weights(open_table(name), read_weights(weights))
     for what, number in (("jobs", jobs), ("seeds", table.seeds if seeds is None else seeds)):
         if number < 1:
             raise BadInput(f"reproduce: {what} must be an integer >= 1, got {number}.")
