@@ -96,10 +96,9 @@ def _images(split: Split | None, cache: str | Path | bool | None = None) -> Iter
     if split is None:
         return
     if isinstance(split.x, ListedImages):
-        for i, (look, label) in enumerate(
-            zip(looks(split.x.path, split.x.files, cache), split.y.tolist(), strict=True)
-        ):
-            yield (look.pixels or str(split.x.files[i])).encode(), label
+        files = split.x.files
+        for path, look, label in zip(files, looks(split.x.path, files, cache), split.y.tolist(), strict=True):
+            yield (look.pixels or str(path)).encode(), label
         return
     for rows in torch.arange(len(split)).split(256):
         x, y = split.batch(rows)

@@ -22,6 +22,7 @@ from fednorms.data.folders.scan import (
     SITE_LAYOUT,
     ImageFile,
     class_names,
+    nested,
     other_files,
     respelled,
     scan,
@@ -122,7 +123,7 @@ def from_folders(
         source["group_across"] = True
     if broken:
         source["left_out"] = [str(one) for one in broken]
-    if notes := [*left_out_note(broken), *other_files(found), *spelled, *similar_names(names)]:
+    if notes := [*left_out_note(broken), *nested(root, found), *other_files(found), *spelled, *similar_names(names)]:
         source["notes"] = notes
     preprocessing = preprocessing or Preprocessing.centered(channels)
     made = Federation(name or root.resolve().name, sites, names, preprocessing, source)

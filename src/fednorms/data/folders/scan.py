@@ -81,8 +81,7 @@ def _scan_splits(root: Path, splits: Sequence[Path]) -> tuple[list[ImageFile], l
             problems += wrong
     same = one_spelling((file.part, file.site) for file in files)
     files = [replace(file, site=same.get(file.site, file.site)) for file in files]
-    order = {part: i for i, part in enumerate(("test", "train", "val"))}  # as sorted folders of a site
-    return sorted(files, key=lambda f: (f.site, order[f.part], f.label, f.path.name)), problems
+    return sorted(files, key=lambda file: (file.site, file.part, file.label, file.path.name)), problems
 
 
 def scan_site(site: Path, layout: str = LAYOUT) -> tuple[list[ImageFile], list[str]]:
@@ -159,7 +158,10 @@ def respelled(files: Sequence[ImageFile], classes: Sequence[str] | None) -> tupl
     same = one_spelling(((f.site, f.part), f.label) for f in files) if classes is None else as_known(labels, classes)
     how = "they differ only in case, separators or encoding"
     notes = [f'class folders "{name}" are read as "{same[name]}" ({how})' for name in same]
-    return [replace(file, label=same.get(file.label, file.label)) for file in files], notes
+    if not same:
+        return list(files), []
+    respelt = [replace(file, label=same.get(file.label, file.label)) for file in files]
+    return sorted(respelt, key=lambda file: (file.site, file.part, file.label, file.path.name)), notes
 
 
 def class_names(root: Path, files: Sequence[ImageFile], classes: Sequence[str] | None) -> list[str]:
@@ -171,6 +173,15 @@ def class_names(root: Path, files: Sequence[ImageFile], classes: Sequence[str] |
         listed = ", ".join(unknown)
         raise BadInput(f'Folder "{root}": class folders {listed} are not among {", ".join(classes)}. Rename them.')
     return list(classes)
+
+
+def nested(root: Path, files: Sequence[ImageFile]) -> list[str]:
+    """A note if the sites were found in a folder inside `root`: it may have been meant as a site."""
+    inner = _only_folder(root)
+    if inner is None or inner.name in (sites := sorted({file.site for file in files})) or key_of(inner.name) in BETWEEN:
+        return []
+    shown = ", ".join(sites[:4]) + (" ..." if len(sites) > 4 else "")
+    return [f'the sites are the folders inside "{inner.name}": {shown}']
 
 
 def other_files(files: Sequence[ImageFile]) -> list[str]:
