@@ -743,7 +743,7 @@ PUBLIC = {
     "partition": "federation by seed",
     "predict": "path inputs site which model skip_broken device",
     "reproduce": "name data seeds only settings out jobs device search report allow_pickle incomplete observer rounds "
-    "quick dry_run",
+    "quick dry_run weights",
     "resume": "path federation model loss callback",
     "run": "method federation model rounds seed lr epochs batch_size participation training loss evaluate device "
     "engine head on_divergence weighting recipe out callback",
@@ -1404,7 +1404,7 @@ COMMANDS = {
     "--subset --normalize --hold-out --augment --partition --quiet --json --track",
     "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
-    "--incomplete --quiet --json --dry-run --quick --rounds",
+    "--incomplete --quiet --json --dry-run --quick --rounds --weights",
     "evaluate": "--modes --which --split --clients --device --json",
     "predict": "--site --which --out --skip-broken --device --json",
     "export": "--out --site --which --onnx --json",

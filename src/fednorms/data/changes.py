@@ -9,7 +9,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.option_names import option, setting
 from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.duplicates import without_copies
-from fednorms.data.federation import Federation, Site
+from fednorms.data.federation import Federation, Site, with_splits
 from fednorms.data.folders.divide import Copies
 from fednorms.data.splits import split
 
@@ -55,7 +55,7 @@ def subset_of(federation: Federation, fraction: float, seed: int = 0) -> Federat
         for part, images in site.splits.items():
             name = f"{site.name} {part} subset"
             kept[part] = images.subset(split(images.y, {"train": fraction, "rest": 1 - fraction}, seed, name)["train"])
-        sites.append(replace(site, **kept))
+        sites.append(with_splits(site, kept))
     note = f"only {100 * fraction:g} % of the images are used"
     return replace(federation, sites=sites, source=_noted(federation, note) | {"subset": fraction})
 

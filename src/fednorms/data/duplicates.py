@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fednorms.data.federation import Federation, Split
+from fednorms.data.federation import Federation, Split, with_splits
 from fednorms.data.folders.listed import ListedImages
 from fednorms.data.folders.look import looks
 
@@ -84,7 +84,7 @@ def without_copies(federation: Federation, cache: str | Path | bool | None = Non
     if not dropped:
         return federation
     sites = [
-        replace(site, **{part: split.subset(kept[site.name, part]) for part, split in site.splits.items()})
+        with_splits(site, {part: split.subset(kept[site.name, part]) for part, split in site.splits.items()})
         for site in federation.sites
     ]
     note = f"{dropped:,} {'copy was' if dropped == 1 else 'copies were'} left out"

@@ -169,7 +169,7 @@ class CellWatch:
         name = f"{event.label}, seed {event.seed}"
         if event.outcome is None:
             self.done[name] = event.round
-            self.reporter.round_done(sum(self.done.values()), event.row, event.scores, name, event.recipe.metric)
+            self.reporter.round_done(sum(self.done.values()), event.row, event.scores, name, event.metric)
             return
         self.finished += 1
         self.done[name] = event.rounds  # a failed run has no more rounds, either

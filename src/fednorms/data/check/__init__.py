@@ -68,7 +68,7 @@ def check(
     >>> report.ok, report.images
     (True, 1797)
     """
-    options = {
+    options: dict[str, Any] = {
         "protocol": protocol,
         "val": val,
         "test": test,
@@ -123,7 +123,7 @@ def _opened(text: str, asked: dict[str, Any]) -> tuple[Federation, str, Reader |
     known = recognized(path)
     if known:
         reader, layout = known[0]
-        anyway = {"complete": False} if "complete" in signature(reader.read).parameters else {}
+        anyway: dict[str, Any] = {"complete": False} if "complete" in signature(reader.read).parameters else {}
         with counted_only():
             return open_federation(reader.name, root=path, **asked, **anyway), f"{reader.name} ({layout})", reader
     if path.exists():

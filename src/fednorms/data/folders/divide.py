@@ -83,7 +83,8 @@ class Division:
         together = self.copies == "together"
         if groups is None and not together:
             return None
-        links = [range(len(files))] if groups is None else [_ids(files, groups, self.group_across)]
+        alone: Sequence[Hashable] = range(len(files))
+        links = [alone if groups is None else _ids(files, groups, self.group_across)]
         if together:
             links.append(content)
         return _joined(links)

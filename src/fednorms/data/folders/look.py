@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -135,9 +136,14 @@ def _stored(store: Path) -> dict[str, Look]:
         values = json.loads(store.read_bytes())
         if values["format"] != _FORMAT:
             return {}
-        return {key: Look(*row[:-2], tuple(row[-2]), tuple(row[-1])) for key, row in values["files"].items()}
+        return {key: _look(row) for key, row in values["files"].items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
+
+
+def _look(row: list[Any]) -> Look:
+    named = dict(zip(Look.__dataclass_fields__, row, strict=True))
+    return Look(**named | {"mean": tuple(named["mean"]), "std": tuple(named["std"])})
 
 
 def _keep(store: Path, root: Path, known: dict[str, Look]) -> None:

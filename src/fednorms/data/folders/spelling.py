@@ -52,7 +52,7 @@ def one_spelling(where: Iterable[tuple[object, str]]) -> dict[str, str]:
     for name in used:
         spellings.setdefault(key_of(name), set()).add(name)
     apart = {place: Counter(key_of(name) for p, name in pairs if p == place) for place in {p for p, _ in pairs}}
-    found = {}
+    found: dict[str, str] = {}
     for key, names in sorted(spellings.items()):
         if len(names) > 1 and all(counts[key] <= 1 for counts in apart.values()):
             best = min(names, key=lambda name: (-used[name], name))
