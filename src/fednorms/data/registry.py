@@ -64,6 +64,7 @@ def federation(
     complete: bool | None = None,
     allow_pickle: bool | None = None,
     group: str | None = None,
+    channels: int | None = None,
     group_across: bool | None = None,
     copies: str | None = None,
     skip_broken: bool | None = None,
@@ -86,6 +87,7 @@ def federation(
         allow_pickle: open pickled archives (False); only NumPy arrays are accepted.
         group: for folders, a regular expression that finds the patient in a file's name: the images of a patient stay
             in one split.
+        channels: for folders, 3 (RGB, the default), 1 (gray) or 4 (RGBA).
         group_across: ids mean the same at all sites, so a patient stays in one split across sites, too (False).
         copies: of equal images, "keep" all, "drop" all but one (a test image stays), or, for folders, keep them
             "together" in one split.
@@ -101,7 +103,7 @@ def federation(
     fednorms.BadInput: No federation "digit-shift"; did you mean "digits-shift"? ...
     """
     options = {"size": size, "seed": seed, "val": val, "test": test, "group": group, "root": root}
-    options |= {"protocol": protocol, "complete": complete, "allow_pickle": allow_pickle}
+    options |= {"protocol": protocol, "complete": complete, "allow_pickle": allow_pickle, "channels": channels}
     options |= {"group_across": group_across, "copies": copies, "skip_broken": skip_broken}
     options |= {"subset": subset, "normalize": normalize}
     _check_types(spec, options)
@@ -119,7 +121,7 @@ def federation(
 
 
 _AFTERWARDS = ("subset", "normalize")  # options for any federation, once it is made
-_DIVIDING = ("size", "seed", "val", "test", "group", "group_across", "copies", *_AFTERWARDS)
+_DIVIDING = ("size", "seed", "val", "test", "group", "group_across", "channels", "copies", *_AFTERWARDS)
 
 
 def _dividing(asked: Mapping[str, Any]) -> list[str]:
@@ -129,7 +131,8 @@ def _dividing(asked: Mapping[str, Any]) -> list[str]:
 
 def _made(text: str, asked: Mapping[str, Any]) -> Federation:
     embedded = text.partition("(")[0].strip() in _EMBEDDED
-    if only := [name for name in ("group", "group_across") if name in asked and (text in READERS or embedded)]:
+    of_folders = ("group", "group_across", "channels")
+    if (text in READERS or embedded) and (only := [name for name in of_folders if name in asked]):
         raise BadInput(f'Federation "{text}": the option {only[0]} is for folders of images only.')
     if text in READERS:
         return READERS[text].open(asked.get("root"), {k: v for k, v in asked.items() if k not in _OUTSIDE})
@@ -186,10 +189,22 @@ def _embedded(text: str, asked: Mapping[str, Any]) -> Federation:
     return make(**common, **options)
 
 
+def folder_of(text: str, root: str | Path | None = None) -> Path | None:
+    """The folder of images that a name means, or None if it names something else.
+
+    >>> folder_of("folder:data/pets"), folder_of("digits-shift")
+    (PosixPath('data/pets'), None)
+    """
+    path = Path(root or "", text.removeprefix("folder:")).expanduser()
+    if text.startswith("folder:"):
+        return path
+    named = text in READERS or text.partition("(")[0].strip() in _EMBEDDED or text in plugins.found("federations")
+    return path if path.is_dir() and not named else None
+
+
 def _folder(text: str, asked: Mapping[str, Any]) -> Federation:
     root = asked.get("root")
-    path = Path(root or "", text.removeprefix("folder:")).expanduser()
-    if text.startswith("folder:") or path.is_dir():
+    if path := folder_of(text, root):
         try:
             return from_folders(path, **{k: v for k, v in asked.items() if k in _OF_FOLDERS})
         except BadInput as problem:
@@ -197,17 +212,29 @@ def _folder(text: str, asked: Mapping[str, Any]) -> Federation:
                 hint = f'It looks like {names[0]}: use federation "{names[0]}" with root="{path}"'
                 raise BadInput(f"{problem} {hint}.") from None
             raise
-    where = f'in root "{root}"' if root else f'from "{Path.cwd()}"'
+    path = Path(root or "", text).expanduser()
+    where = f'"{path.parent.absolute()}" has no folder "{path.name}"'
+    near = did_you_mean(path.name, _folders_in(path.parent), prefix=text.rstrip("/").removesuffix(path.name))
+    if path.exists():
+        where = f'"{path}" is a file. A folder of site/class/image.png is expected, or a pack (FILE{SUFFIX})'
     if "/" in text:
-        raise BadInput(f'No federation "{text}": no such folder, looked for {where}.')
+        raise BadInput(f'No federation "{text}": {where}{f"; {near}" if near else ". "}'.rstrip())
     known = [*_DESCRIPTIONS, *plugins.found("federations")]
+    near = did_you_mean(text, known) or near
     raise BadInput(
-        f'No federation "{text}"; {did_you_mean(text, known)}There are {", ".join(known)}, and the '
-        f"path of a folder (looked for {where})."
+        f'No federation "{text}"{f"; {near}" if near else ". "}`fednorms list federations` lists all names; it is not '
+        f"a path either: {where}."
     )
 
 
-_OF_FOLDERS = ("size", "val", "test", "seed", "group", "group_across", "copies", "skip_broken")
+def _folders_in(parent: Path) -> list[str]:
+    try:
+        return [p.name for p in parent.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    except OSError:
+        return []
+
+
+_OF_FOLDERS = ("size", "val", "test", "seed", "group", "group_across", "copies", "skip_broken", "channels")
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "seed": ((int,), "a whole number"),
     "val": ((int, float), "a fraction"),
@@ -222,6 +249,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "skip_broken": ((bool,), "True or False"),
     "subset": ((int, float), "a fraction"),
     "normalize": ((str,), "a name or numbers"),
+    "channels": ((int,), "1, 3 or 4"),
 }
 
 

@@ -1,10 +1,11 @@
-"""How messages name an option, and what other libraries call it."""
+"""What other libraries call our options; how a message names one of ours is in `core/option_names.py`."""
 
 from __future__ import annotations
 
-from fednorms.core.option_names import command_line, flag, option, setting
-
-__all__ = ["ELSEWHERE", "command_line", "flag", "option", "setting"]
+from fednorms.core.option_names import command_line as command_line
+from fednorms.core.option_names import flag as flag
+from fednorms.core.option_names import option as option
+from fednorms.core.option_names import setting as setting
 
 # What other libraries call our options.
 ELSEWHERE = {

@@ -48,6 +48,8 @@ class Data(BaseModel):
     """Fraction of each site's images for testing."""
     group: str = ""
     """For folders: a regular expression that finds in a file name what stays together, such as "(patient[0-9]+)"."""
+    channels: int | None = None
+    """For folders: 3 (RGB, the default), 1 (gray) or 4 (RGBA)."""
     group_across: bool = False
     """With a group: ids mean the same at all sites, so a patient stays in one split across sites, too."""
     copies: Literal["keep", "drop", "together"] = "keep"
@@ -167,6 +169,8 @@ class Recipe(BaseModel):
     """Repeat bit for bit on one device; false lets cuDNN choose the fastest algorithm."""
     threads: int = Field(default=1, ge=1)
     """CPU threads per client; more help only large networks. Results repeat bit for bit with equal threads."""
+    memory: float | None = Field(default=None, gt=0)
+    """GPU memory to take, as a share (up to 1) or in bytes (default: what is free when it is needed)."""
     state_limit_mb: int = Field(default=1024, ge=0)
     """Client states beyond this many megabytes are stored on disk."""
     version: str = __version__
@@ -292,13 +296,19 @@ class Recipe(BaseModel):
         return cls.make(values, where)
 
     @classmethod
-    def make(cls, values: dict[str, object], where: str = "the recipe") -> Recipe:
-        """A recipe from plain values, with all problems in one message."""
+    def make(
+        cls, values: dict[str, object], where: str = "the recipe", as_options: Mapping[str, str] | None = None
+    ) -> Recipe:
+        """A recipe from plain values, with all problems in one message.
+
+        `as_options` are the names of its keys on the command line, for values that were given there.
+        """
         try:
             _refuse_unwritable(values, where)
             return cls.model_validate(values)
         except ValidationError as error:
-            raise BadInput(f"{where}: " + "; ".join(_problem(e) for e in error.errors())) from None
+            problems = "; ".join(_problem(e, as_options or {}) for e in error.errors())
+            raise BadInput(f"{problems.rstrip('.')}." if as_options else f"{where}: {problems}") from None
         except RecursionError:
             raise BadInput(f"{where} is nested too deeply.") from None
 
@@ -309,11 +319,12 @@ class Recipe(BaseModel):
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"Cannot read the recipe {path}: {error}.") from None
+            what = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise BadInput(f'Cannot read the recipe "{path}": {what}.') from None
         return cls.from_toml(text, str(path))
 
 
-_LATER = ("patience", "warmup", "client_epochs")
+_LATER = ("patience", "memory", "warmup", "client_epochs")
 _LATER_DATA = ("group_across", "copies", "skip_broken", "subset", "normalize")
 _OF_DATA = Data().model_dump(mode="json")
 
@@ -339,9 +350,11 @@ def _refuse_unwritable(value: object, where: str, key: str = "") -> None:
         raise BadInput(f"{where}: {key} is an integer of {value.bit_length()} bits; at most 64 are allowed.")
 
 
-def _problem(error: object) -> str:
+def _problem(error: object, as_options: Mapping[str, str]) -> str:
     assert isinstance(error, dict)
     place = ".".join(map(str, error["loc"]))
+    if place in as_options:
+        place = as_options[place]
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         inside = {"training": [f.name for f in fields(Training)], "data": list(Data.model_fields)}
         known = inside.get(str(error["loc"][0]), []) if len(error["loc"]) > 1 else list(Recipe.model_fields)

@@ -103,7 +103,7 @@ class Session:
         _check_sizes(training, task)
         plan = Plan.of(recipe, task, facts)
         store = ClientStore(recipe.state_limit_mb * 2**20, spill)
-        settings = EngineSettings(recipe.threads, recipe.on_divergence, recipe.workers)
+        settings = EngineSettings(recipe.threads, recipe.on_divergence, recipe.workers, recipe.memory or 0.0)
         engine = open_engine(recipe.engine, task, training, given, store, settings)
         return cls(recipe, facts, given, task, engine, *plan, unused_gpu=note)
 
@@ -185,6 +185,7 @@ def open_federation(recipe: Recipe) -> Federation:
         complete=None if options.complete else False,
         allow_pickle=options.allow_pickle or None,
         group=options.group or None,
+        channels=options.channels,
         group_across=options.group_across or None,
         copies=None if options.copies == "keep" else options.copies,
         skip_broken=options.skip_broken or None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,9 @@ def from_folders(
     The classes are the sorted union over the sites; a site may lack some. A site may bring its own split,
     `root/site/{train,val,test}/class/image`, which is used as it is. `root/{train,test}/site/class/image`, a folder
     `images/` in between, and other spellings of a class at other sites are read as well. Hidden files are ignored. EXIF
-    rotation is applied; 16-bit images are scaled to 8 bits.
+    rotation is applied; 16-bit images are scaled to 8 bits. A run on it records the folder and these options, so
+    the command line can continue and test it; with `classes`, `preprocessing`, `name` or a function as `group`, only
+    Python can.
 
     Args:
         root: the folder of the sites.
@@ -125,9 +128,20 @@ def from_folders(
         source["left_out"] = [str(one) for one in broken]
     if notes := [*left_out_note(broken), *nested(root, found), *other_files(found), *spelled, *similar_names(names)]:
         source["notes"] = notes
-    preprocessing = preprocessing or Preprocessing.centered(channels)
-    made = Federation(name or root.resolve().name, sites, names, preprocessing, source)
-    return without_copies(made, cache) if copies == "drop" else made
+    whole = name is None and classes is None and preprocessing is None  # a recipe cannot say these
+    made = Federation(
+        name or root.resolve().name, sites, names, preprocessing or Preprocessing.centered(channels), source
+    )
+    if copies == "drop":
+        made = without_copies(made, cache)
+    if whole and isinstance(group, str | None):
+        given = {"size": size, "channels": channels, "val": val, "test": test, "seed": seed, "group": group}
+        given |= {"group_across": group_across, "copies": copies, "skip_broken": skip_broken}
+        made.remember(source["spec"], {key: value for key, value in given.items() if value != _DEFAULTS[key]})
+    return made
+
+
+_DEFAULTS = {key: p.default for key, p in signature(from_folders).parameters.items()}
 
 
 def site_from_folder(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fednorms.core.errors import BadInput
+from fednorms.core.options import few
 from fednorms.data.folders.spelling import BETWEEN, as_known, key_of, one_spelling, split_named
 from fednorms.data.problems import raise_problems
 
@@ -38,8 +39,15 @@ def scan(root: Path) -> list[ImageFile]:
     """
     if not root.is_dir():
         raise BadInput(f'"{root}" is not a folder; {LAYOUT}.')
-    if not _folders(root):
+    sites = _folders(root)
+    if not sites:
         raise BadInput(f'Folder "{root}" has no site folders; {LAYOUT}.')
+    if all(not _folders(site) and _images_in(site) for site in sites):
+        raise BadInput(
+            f'Folder "{root}" is not a federation but looks like one site: its folders '
+            f"({few([site.name for site in sites])}) hold images, not class folders; {LAYOUT}. If they are classes, "
+            f'put them into the folder of their site, or use the folder above: "{root.parent}".'
+        )
     place, (files, problems) = root, _scan_root(root)
     first = problems
     while problems and (inner := _only_folder(place)):
