@@ -89,7 +89,7 @@ def test_size_brings_different_images_together(root):
     message = str(caught.value)
     assert 'p0-0.png" is 5x6 (height x width)' in message
     assert 'large.png" is 10x20' in message
-    assert "set size=" in message
+    assert "with size=5" in message
 
 
 def test_explicit_splits_are_taken_as_they_are(tmp_path):

@@ -196,8 +196,8 @@ def test_a_federation_of_folders_remembers_what_a_recipe_can_say(tmp_path):
     assert made.asked_for == (name, options)
     assert federation(name, **options).fingerprint() == made.fingerprint()
     assert from_folders(root, size=8).asked_for == (name, {"size": 8})
+    assert from_folders(root, size=(8, 6)).asked_for == (name, {"size": (8, 6)})
     for extra in (
-        {"size": (8, 6)},
         {"size": 8, "classes": ["dog", "cat"]},
         {"size": 8, "name": "animals"},
         {"size": 8, "preprocessing": Preprocessing()},
