@@ -241,6 +241,8 @@ def test_splits_are_the_same_rows():
 
 HASHED_WORDS = [
     "adapt",
+    "bootstrap",
+    "bootstrap of seeds",
     "client tests",
     "clients",
     "cohort",
@@ -277,6 +279,7 @@ HASHED_WORDS = [
     "stream",
     "synth-digits",
     "tenth",
+    "test",
     "test order",
     "top",
     "torch",
@@ -347,6 +350,7 @@ RECIPE = {
     "patience": None,
     "checkpoint_every": 1,
     "keep_checkpoints": "newest",
+    "keep_predictions": None,
     "on_divergence": "stop",
     "engine": "auto",
     "workers": 0,
@@ -360,9 +364,8 @@ RECIPE = {
     "fingerprint": "",
     "own_parts": {},
 }
-STORED = [
-    key for key in RECIPE if key not in ("patience", "memory")
-]  # added after 0.1: only where it is set, as in [training]
+# Added after 0.1, and only stored where they are set, as in [training].
+STORED = [key for key in RECIPE if key not in ("patience", "keep_predictions", "memory")]
 TRAINING_CHOICES = {"last": ["keep", "drop", "fill"]}
 RECIPE_CHOICES = {
     "weighting": ["auto", "size", "uniform"],
@@ -463,11 +466,12 @@ EVALUATED = [
     "personal/own",
     "unseen/re-estimated",
     "global/global",
+    "averaged/global",
 ]
 
 
 def test_evaluation_modes_and_participation():
-    assert list(get_args(MODELS_TESTED)) == ["global", "personal", "after_local", "adapted", "unseen"]
+    assert list(get_args(MODELS_TESTED)) == ["global", "personal", "after_local", "adapted", "unseen", "averaged"]
     assert list(get_args(STATISTICS)) == ["auto", "global", "own", "batch", "re-estimated"]
     assert MEASURED == "@test"
     assert [str(Mode.read(text)) for text in EVALUATED] == EVALUATED
@@ -811,7 +815,8 @@ FILES_OF_A_RUN = """
     checkpoints/clients/south-2a93409585@000001.safetensors
     checkpoints/clients/south-2a93409585@000002.safetensors checkpoints/round-000001/manifest.json
     checkpoints/round-000001/server.safetensors checkpoints/round-000002/manifest.json
-    checkpoints/round-000002/server.safetensors federation.json metrics.jsonl recipe.toml summary.json
+    checkpoints/round-000002/server.safetensors federation.json metrics.jsonl
+    predictions/round-000002/personal-own-test.safetensors recipe.toml summary.json
 """
 
 
@@ -1323,7 +1328,7 @@ def test_columns_of_a_comparison(tmp_path):
     assert fields(told, "methods accuracy seeds curves about") == words("""
         methods.* seeds[] columns[] best rows[].method rows[].mode rows[].lr rows[].accuracy.*.mean
         rows[].accuracy.*.std rows[].seeds.*.north rows[].seeds.*.south rows[].seeds.*.mean rows[].failed
-        curves.*[].round curves.*[].mean curves.*[].std about.* path files[]
+        rows[].unseen rows[].to_best curves.*[].round curves.*[].mean curves.*[].std about.* path files[]
     """)
     assert sorted(p.name for p in (tmp_path / "compared").iterdir()) == words(
         "comparison.csv comparison.json comparison.md curves.png fedavg-0"
@@ -1394,14 +1399,15 @@ def test_fields_of_descriptions():
 COMMANDS = {
     "run": "--recipe --out --method --federation --model --rounds --seed --participation --weighting --loss "
     "--class-weights --metric --head --pretrained --weights --evaluate --evaluate-every --validate-every --patience "
-    "--checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device --precision "
+    "--checkpoint-every --keep-checkpoints --keep-predictions --on-divergence --engine --workers --device --precision "
     "--deterministic --threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
     "--optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken --subset --normalize "
     "--channels --hold-out --augment --partition --quiet --json --track",
     "compare": "--methods --seeds --lrs --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
-    "--validate-every --patience --checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device "
+    "--validate-every --patience --checkpoint-every --keep-checkpoints --keep-predictions --on-divergence --engine "
+    "--workers --device "
     "--precision --deterministic --threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule "
     "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
     "--complete --allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken "
@@ -1409,9 +1415,10 @@ COMMANDS = {
     "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
     "--incomplete --quiet --json --dry-run --quick --rounds --minutes --weights",
-    "evaluate": "--modes --which --split --clients --device --json",
-    "predict": "--site --which --out --skip-broken --device --json",
-    "export": "--out --site --which --onnx --json",
+    "evaluate": "--data --modes --which --split --site --group --sensitivity --positive --clients --full --out "
+    "--device --json",
+    "predict": "--site --averaged --which --out --skip-broken --device --json",
+    "export": "--out --site --averaged --which --onnx --json",
     "adapt": "--epochs --lr --test --size --group --skip-broken --which --out --device --json",
     "analyze": "--out --round --client --dead --device --json",
     "data check": "--protocol --group --group-across --copies --skip-broken --val --test --seed --allow-pickle "
@@ -1424,7 +1431,7 @@ COMMANDS = {
     "deploy init": "--sites --classes --host --port --channels --minimum --deadline --recipe --json --method "
     "--federation --model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
     "--pretrained --weights --evaluate --evaluate-every --validate-every --patience --checkpoint-every "
-    "--keep-checkpoints --on-divergence --engine --workers --device --precision --deterministic "
+    "--keep-checkpoints --keep-predictions --on-divergence --engine --workers --device --precision --deterministic "
     "--threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
     "--momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken --subset "

@@ -7,6 +7,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fednorms.core.errors import BadInput
@@ -16,7 +17,7 @@ from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.folders.broken import Broken, left_out_note, without_broken
 from fednorms.data.folders.cache import MEMORY_LIMIT, counted_only, load, read_images
 from fednorms.data.folders.decode import MODES, Decoding, Prepared, first_size, read_image
-from fednorms.data.folders.divide import Copies, Division, Group
+from fednorms.data.folders.divide import Copies, Division, Group, groups_of
 from fednorms.data.folders.look import looks
 from fednorms.data.folders.scan import (
     EXTENSIONS,
@@ -211,7 +212,9 @@ def _sites(
     parts = division.parts(files, y.numpy(), content)
     hw = None if size is None else sides(size)
     wanted = Decoding(root, files, (channels, *(hw or first_size(files))), hw is not None, prepared)
-    everything = Split(load(wanted, cache, memory_limit), y)
+    names = np.array([str(file.path.relative_to(root)) for file in files])
+    groups = groups_of(files, division.group)
+    everything = Split(load(wanted, cache, memory_limit), y, None if groups is None else np.array(groups), names)
     sites = []
     for site, mine in parts.items():
         splits = {part: everything.subset(at) for part, at in mine.items()}
