@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fednorms.core.tree import Tree
     from fednorms.core.views import Mechanism, Privacy
     from fednorms.data.arrays import from_arrays, from_datasets
+    from fednorms.data.check import Checked, check
     from fednorms.data.federation import Federation, Site, Split
     from fednorms.data.folders import from_folders
     from fednorms.data.partition import partition
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STOP",
     "BadInput",
+    "Checked",
     "Comparison",
     "Diverged",
     "EarlyStopping",
@@ -87,6 +89,7 @@ __all__ = [
     "__version__",
     "adapt",
     "analyze",
+    "check",
     "compare",
     "describe",
     "evaluate_run",
@@ -122,6 +125,7 @@ _DEFINED_IN = {
     "core.tree": ("Tree",),
     "core.views": ("Mechanism", "Privacy"),
     "data.arrays": ("from_arrays", "from_datasets"),
+    "data.check": ("Checked", "check"),
     "data.federation": ("Federation", "Site", "Split"),
     "data.folders": ("from_folders",),
     "data.partition": ("partition",),

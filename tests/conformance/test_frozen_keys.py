@@ -329,6 +329,11 @@ RECIPE = {
         "test": None,
         "group": "",
         "channels": None,
+        "group_across": False,
+        "copies": "keep",
+        "skip_broken": False,
+        "subset": None,
+        "normalize": "",
         "hold_out": [],
         "augment": "auto",
         "partition": "",
@@ -591,7 +596,7 @@ PROTOCOLS = {
     "cifar-100": "feddc fedbabu",
     "cifar-10-c": "fednn severity-1 severity-2 severity-3 severity-5",
     "camelyon17": "greg full",
-    "fed-isic2019": "flamby",
+    "fed-isic2019": "flamby lesions",
     "fairface": "fednn",
     "centres": "own",
     "medmnist": "official",
@@ -634,11 +639,11 @@ READER_OPTIONS = {
     "pacs": "root protocol size seed complete imagenet_norm cache memory_limit",
     "vlcs": "root protocol size seed complete imagenet_norm cache memory_limit",
     "domainnet": "root protocol size seed complete allow_pickle cache memory_limit",
-    "cifar-10": "root protocol size complete allow_pickle",
-    "cifar-100": "root protocol size complete allow_pickle",
+    "cifar-10": "root protocol size complete allow_pickle cache memory_limit",
+    "cifar-100": "root protocol size complete allow_pickle cache memory_limit",
     "cifar-10-c": "root protocol size seed complete",
     "camelyon17": "root protocol size seed complete cache memory_limit",
-    "fed-isic2019": "root protocol size seed complete cache memory_limit",
+    "fed-isic2019": "root protocol size seed complete cache memory_limit val",
     "fairface": "root protocol size complete cache memory_limit",
     "centres": "root protocol size seed val test cache memory_limit",
     "medmnist": "root protocol size channels",
@@ -723,17 +728,21 @@ PUBLIC = {
     "Training": "",
     "Tree": "",
     "__version__": "",
-    "adapt": "path folder out epochs lr which test size group model loss device",
+    "adapt": "path folder out epochs lr which test size group model loss device skip_broken",
+    "check": "federation protocol val test seed group group_across copies skip_broken allow_pickle complete cache "
+    "progress",
     "analyze": "path name federation model loss device",
     "compare": "methods federation model rounds loss seeds lr epochs batch_size participation training evaluate "
     "device recipe out jobs watch",
     "describe": "method model classes shape head",
     "evaluate_run": "path modes which split federation model loss device",
     "export": "path out site which onnx model",
-    "federation": "spec size seed val test root protocol complete allow_pickle group",
+    "federation": "spec size seed val test root protocol complete allow_pickle group channels group_across copies "
+    "skip_broken subset normalize",
     "from_arrays": "sites classes val test seed layout channels groups domains attributes preprocessing name",
     "from_datasets": "sites classes val test seed channels groups domains attributes preprocessing name",
-    "from_folders": "root size channels val test seed group cache memory_limit classes preprocessing name",
+    "from_folders": "root size channels val test seed group cache memory_limit classes preprocessing name "
+    "group_across copies skip_broken",
     "load_model": "folder model",
     "method": "text",
     "open_run": "path which federation model loss device",
@@ -742,7 +751,7 @@ PUBLIC = {
     "partition": "federation by seed",
     "predict": "path inputs site which model skip_broken device",
     "reproduce": "name data seeds only settings out jobs device search report allow_pickle incomplete observer rounds "
-    "quick dry_run",
+    "quick dry_run weights",
     "resume": "path federation model loss callback",
     "run": "method federation model rounds seed lr epochs batch_size participation training loss evaluate device "
     "engine head on_divergence weighting recipe out callback",
@@ -1273,7 +1282,8 @@ def test_a_stored_result(reproduced):
         best.scores.*.sites.*.balanced best.scores.*.sites.*.images bytes seconds.total seconds.round
     """)
     assert list(kept) == STORED
-    assert [k for k in RECIPE["data"] if k not in kept["data"]] == ["root"]
+    later = ["group_across", "copies", "skip_broken", "subset", "normalize"]  # recorded where they are set
+    assert [k for k in RECIPE["data"] if k not in kept["data"]] == ["root", *later]
 
 
 def test_a_stored_search(reproduced):
@@ -1392,36 +1402,40 @@ COMMANDS = {
     "--checkpoint-every --keep-checkpoints --keep-predictions --on-divergence --engine --workers --device --precision "
     "--deterministic --threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
     "--optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
-    "--allow-pickle --size --data-seed --val --test --group --channels --hold-out --augment "
-    "--partition --quiet --json --track",
+    "--allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken --subset --normalize "
+    "--channels --hold-out --augment --partition --quiet --json --track",
     "compare": "--methods --seeds --lrs --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
     "--validate-every --patience --checkpoint-every --keep-checkpoints --keep-predictions --on-divergence --engine "
     "--workers --device "
     "--precision --deterministic --threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule "
     "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
-    "--complete --allow-pickle --size --data-seed --val --test --group --channels --hold-out --augment --partition "
-    "--quiet --json --track",
+    "--complete --allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken "
+    "--subset --normalize --channels --hold-out --augment --partition --quiet --json --track",
     "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
-    "--incomplete --quiet --json --dry-run --quick --rounds --minutes",
+    "--incomplete --quiet --json --dry-run --quick --rounds --minutes --weights",
     "evaluate": "--data --modes --which --split --site --group --sensitivity --positive --clients --full --out "
     "--device --json",
     "predict": "--site --averaged --which --out --skip-broken --device --json",
     "export": "--out --site --averaged --which --onnx --json",
-    "adapt": "--epochs --lr --test --size --group --which --out --device --json",
+    "adapt": "--epochs --lr --test --size --group --skip-broken --which --out --device --json",
     "analyze": "--out --round --client --dead --device --json",
-    "data check": "--protocol --allow-pickle --json",
-    "data pack": "--protocol --size --quality --codec --seed --val --test --group --complete --allow-pickle --quiet",
+    "data check": "--protocol --group --group-across --copies --skip-broken --val --test --seed --allow-pickle "
+    "--complete --quiet --json",
+    "data pack": "--protocol --size --quality --codec --seed --val --test --group --group-across --copies "
+    "--skip-broken --subset --normalize --complete --allow-pickle --quiet",
     "data show": "--out --images --json --root --protocol --complete --allow-pickle --size --data-seed --val --test "
-    "--group --channels --hold-out --augment --partition",
+    "--group --group-across --copies --skip-broken --subset --normalize --channels --hold-out --augment --partition",
+    "cache": "--folder --json",
     "deploy init": "--sites --classes --host --port --channels --minimum --deadline --recipe --json --method "
     "--federation --model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
     "--pretrained --weights --evaluate --evaluate-every --validate-every --patience --checkpoint-every "
     "--keep-checkpoints --keep-predictions --on-divergence --engine --workers --device --precision --deterministic "
     "--threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
     "--momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
-    "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition",
+    "--allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken --subset "
+    "--normalize --hold-out --augment --partition",
     "deploy certificates": "--days --renew --json",
     "deploy enroll": "--site --key --images",
     "deploy revoke": "--site",
@@ -1479,7 +1493,7 @@ def test_environment_variables():
             if isinstance(node, ast.Call) and "environ" in ast.unparse(node.func) and node.args:
                 found.add(node.args[0].value if isinstance(node.args[0], ast.Constant) else lifeline.VARIABLE)
     assert sorted(found) == words("""
-        CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_LINK FEDNORMS_METHODS FEDNORMS_MODELS FEDNORMS_POLICY
-        FEDNORMS_ROSTER FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME MLFLOW_EXPERIMENT_NAME WANDB_PROJECT
+        CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_CACHE FEDNORMS_LINK FEDNORMS_METHODS FEDNORMS_MODELS
+        FEDNORMS_POLICY FEDNORMS_ROSTER FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME MLFLOW_EXPERIMENT_NAME WANDB_PROJECT
         XDG_CACHE_HOME XDG_STATE_HOME
     """)

@@ -32,6 +32,7 @@ _GROUPS = {
     },
     "Data": {
         "data": "check data sets on disk, show them, and pack them into one file",
+        "cache": "list and clear the cache of decoded images",
     },
     "Train across machines": {
         "deploy": "write a Flower project, and run its server and its sites",

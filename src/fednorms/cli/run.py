@@ -87,7 +87,7 @@ def carry_out(
         def after_round(event: RoundEvent) -> None:
             nonlocal reached
             reached = event.round
-            reporter.round_done(event.round, event.row, event.scores)
+            reporter.round_done(event.round, event.row, event.scores, metric=event.recipe.metric)
             tracking.log(TrackedRun(out.name, event.recipe, out), event.row, event.scores)
 
         try:

@@ -83,6 +83,23 @@ def build_zoo(
         ) from problem
 
 
+def input_normalization(library: str, name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and standard deviation of the input with which the published weights were trained; None if not known.
+
+    >>> input_normalization("torchvision", "resnet18")
+    ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    """
+    module = _library(library)
+    try:
+        if library == "torchvision":
+            config = module.get_model_weights(name).DEFAULT.transforms()
+        else:
+            config = module.get_pretrained_cfg(name)
+        return tuple(config.mean), tuple(config.std)
+    except (AttributeError, ValueError, RuntimeError):  # weights of other kinds, or none
+        return None
+
+
 def _torchvision(name: str, classes: int, channels: int, size: int | None, pretrained: bool) -> nn.Module:
     if channels != 3:
         raise BadInput(

@@ -17,6 +17,7 @@ from fednorms.core.round import carry_of, load, train
 from fednorms.core.states import Broadcast, Client, context_of
 from fednorms.core.tree import Tree
 from fednorms.data import Site, Split, site_from_folder
+from fednorms.data.folders.broken import Broken, left_out_note
 from fednorms.data.folders.preparations import preparation
 from fednorms.engines.devices import repeatable
 from fednorms.evaluation.intervals import Interval
@@ -109,6 +110,7 @@ def adapt(
     model: nn.Module | None = None,
     loss: Loss | None = None,
     device: str = "auto",
+    skip_broken: bool = False,
 ) -> Adapted:
     """Adapt a run's model to a new site with images in folder/class/image, and test it on a held-out part.
 
@@ -119,7 +121,8 @@ def adapt(
 
     `test` is the fraction held out; a folder may have its own train/ and test/ instead. `group` is a regular expression
     that finds in a file's name what stays together, such as a patient, so no patient is both adapted to and tested. By
-    default it is the run's own; "" is none. With `out`, the final model is saved as by `export`. `device` is cpu, cuda
+    default it is the run's own; "" is none. `skip_broken` leaves out files that cannot be read and notes them. With
+    `out`, the final model is saved as by `export`. `device` is cpu, cuda
     or auto (the run's own, or the CPU if that is not here).
 
     >>> adapt("nowhere", "folder")
@@ -135,12 +138,13 @@ def adapt(
     stored = shape if size else facts.stored_shape
     if size:
         task.net.probe(shape, facts.num_classes)
-    site = _site(folder, opened, stored, test, group)
+    broken: list[Broken] = []
+    site = _site(folder, opened, stored, test, group, broken if skip_broken else None)
     if site.train is None:
         raise BadInput(f"{folder} has no training images to adapt to. Put some in folder/class or folder/train/class.")
     start_from = opened.choose(averaged=averages(opened.task))
     sent, client = start_from.sent, Client(site.name, site.train)
-    notes = opened.notes + start_from.notes + _notes(opened, epochs)
+    notes = opened.notes + start_from.notes + _notes(opened, epochs) + left_out_note(broken)
     with repeatable(opened.recipe.threads or 1, "adapt", task.seed, site.name):
         mine = site_state(task, sent, client)
         start, estimated, tuned = _models(opened, sent, client, mine, epochs, lr)
@@ -179,8 +183,18 @@ def _gain(site: str, before: Predictions | None, after: Predictions | None) -> I
     return difference(*(Replicated([0], np.array([value]), drawn[None]) for value, drawn in columns))
 
 
-def _site(folder: str | Path, opened: OpenRun, stored: tuple[int, int, int], test: float, group: str | None) -> Site:
-    """The new site, split as the run's own folders were unless `group` says otherwise, or it is split already."""
+def _site(
+    folder: str | Path,
+    opened: OpenRun,
+    stored: tuple[int, int, int],
+    test: float,
+    group: str | None,
+    broken: list[Broken] | None,
+) -> Site:
+    """The new site, split as the run's own folders were unless `group` says otherwise, or it is split already.
+
+    Files that cannot be read are added to the list `broken` if there is one.
+    """
     divided = not test or Path(folder, "train").is_dir()
     whose = ("" if divided else opened.recipe.data.group) if group is None else group
     try:
@@ -193,6 +207,8 @@ def _site(folder: str | Path, opened: OpenRun, stored: tuple[int, int, int], tes
             seed=opened.recipe.seed,
             group=whose or None,
             prepared=preparation(opened.facts.prepared),
+            skip_broken=broken is not None,
+            left_out=broken,
         )
     except BadInput as problem:
         if group is None and whose and "group" in str(problem):
