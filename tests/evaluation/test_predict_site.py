@@ -55,12 +55,12 @@ def test_the_averaged_model_is_the_mean_of_what_clients_keep_at_every_site(fedbn
 
 def test_a_method_with_a_global_model_has_no_averaged_one(tmp_path):
     fn.run("fedavg", rounds=1, out=tmp_path / "run")
-    with pytest.raises(fn.BadInput, match='has a global model.*Evaluate "global"'):
+    with pytest.raises(fn.BadInput, match=r'has a global model.*Evaluate "global"'):
         fn.evaluate_run(tmp_path / "run", ["averaged"])
 
 
 def test_a_personal_method_names_the_averaged_model_where_a_global_one_is_asked_for(fedbn):
-    with pytest.raises(fn.BadInput, match='has no global model.*"averaged" for the mean over clients'):
+    with pytest.raises(fn.BadInput, match=r'has no global model.*"averaged" for the mean over clients'):
         fn.evaluate_run(fedbn, ["global"])
     with pytest.raises(fn.BadInput, match="no site that trained"):
         fn.evaluate_run(fedbn, ["averaged/own"])
