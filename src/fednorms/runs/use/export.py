@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.core.passes import depends_on_batch, prepare_test
 from fednorms.core.states import Client, context_of
@@ -27,6 +28,7 @@ from fednorms.runs.store.atomic import check_folder
 from fednorms.runs.store.seal import hash_of_file, sealed
 from fednorms.runs.use.about import about_model, how_to_load, readme
 from fednorms.runs.use.batch_statistics import measured_statistics
+from fednorms.runs.use.card import CARD, card, card_data
 from fednorms.runs.use.choose import (
     Chosen,
     averaged_statistics,
@@ -38,8 +40,9 @@ from fednorms.runs.use.graphs import ONNX, PROGRAM, check_graphs, write_onnx, wr
 from fednorms.runs.use.load import ABOUT, TENSORS, load_model, logits_of, site_preprocessing
 from fednorms.runs.use.loader import LOADER, NotPlain, loader, own_layers, run_loader
 from fednorms.runs.use.open import OpenRun, Which, open_run
+from fednorms.runs.use.recorded import handed_out_mode, recorded_scores
 
-README, CARD = "README.txt", "MODEL_CARD.md"
+README = "README.txt"
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ def write_model(
         raise RunFailed(f"Cannot write {out}: {error.strerror or error}. Nothing was written.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return Exported([out / name for name in [*about["files"], ABOUT]], about["notes"])
+    return Exported([out / name for name in [*about["files"], ABOUT, CARD]], about["notes"])
 
 
 @dataclass(frozen=True)
@@ -247,12 +250,25 @@ def _write_files(
     about["needs"] = how_to_load(made["custom"], own_layers(module), why, program)
     (folder / README).write_text(readme(about), encoding="utf-8")
     about["files"] = {p.name: hash_of_file(p) for p in sorted(folder.iterdir())}
+    scores, why_unscored = recorded_scores(opened, chosen, about["trained"]["site"], plain.given)
+    about["card"] = card_data(opened, about, _whose(opened, about), scores, why_unscored)
+    (folder / CARD).write_text(card(about), encoding="utf-8")  # without a hash: a person completes it
     text = json.dumps(sealed(about), indent=2, ensure_ascii=False) + "\n"
     (folder / ABOUT).write_text(text, encoding="utf-8")
     mode = (folder / ABOUT).stat().st_mode & 0o777  # what the user's umask gives
     for file in folder.iterdir():
         file.chmod(mode)
     _verify(folder, opened, plain, chosen, model)
+
+
+def _whose(opened: OpenRun, about: dict[str, Any]) -> str:
+    """Which model of the run it is, in words."""
+    site, adapted = about["trained"]["site"], about.get("adapted")
+    if adapted:
+        return f'the model adapted to site "{site}" with {counted(adapted["images"], "image")}'
+    mode = handed_out_mode(opened, site)
+    names = {"personal": f'the personal model of site "{site}"', "global": "the global model"}
+    return names.get(mode.model, "the mean of the clients' personal models")
 
 
 def check_target(out: Path) -> None:
