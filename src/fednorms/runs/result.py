@@ -115,14 +115,15 @@ class Result:
         name = f"{label or self.headline}/{split}"
         return [(r["round"], r["scores"][name]["mean"]) for r in self.history if name in r["scores"]]
 
-    def model(self, site: str | None = None) -> nn.Module:
+    def model(self, site: str | None = None, *, averaged: bool = False) -> nn.Module:
         """The trained model as a plain module in eval mode: the server's, or a site's own.
 
+        If clients keep tensors, as in FedBN, there is none for all sites; `averaged` takes the mean over clients.
         Input: images scaled to [0, 1] and normalized as the recipe and the federation say; output: logits.
         """
         if self._session is None or self._state is None:
             raise BadInput("This result was read from disk. Export its model with fednorms.export(path, out).")
-        return site_model(self._session, self._state, site)
+        return site_model(self._session, self._state, site, averaged)
 
     def to_dict(self) -> Row:
         """Everything but the models, as plain values."""
@@ -259,8 +260,8 @@ class Result:
         ]
 
 
-def site_model(session: Session, state: ServerState, site: str | None) -> nn.Module:
+def site_model(session: Session, state: ServerState, site: str | None, averaged: bool = False) -> nn.Module:
     """The server's model (site=None) or the model of one client, as a new module in eval mode."""
     task, engine = session.task, session.engine
     sent = engine.test_broadcast(state, session.cohort(max(state.round - 1, 0)))
-    return task.net.plain(choose(task, session.facts, sent, engine.store, site).tensors)
+    return task.net.plain(choose(task, session.facts, sent, engine.store, site, averaged=averaged).tensors)

@@ -11,20 +11,22 @@ from torch import nn
 
 from fednorms.core.errors import BadInput
 from fednorms.core.part import Phase
+from fednorms.core.passes import depends_on_batch
 from fednorms.core.round import carry_of, load, train
 from fednorms.core.states import Broadcast, Client, context_of
 from fednorms.core.tree import Tree
 from fednorms.data import Site, Split, site_from_folder
 from fednorms.data.folders.preparations import preparation
 from fednorms.engines.devices import repeatable
-from fednorms.evaluation.modes import Mode, score_site, site_state
-from fednorms.evaluation.scores import SiteScore
+from fednorms.evaluation.modes import Mode, averages, score_site, site_state
+from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.evaluation.statistics import re_estimated, statistics_names
 from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
 from fednorms.runs.use.choose import Chosen, unknown_preparation
-from fednorms.runs.use.export import check_target, write_model
+from fednorms.runs.use.export import Graphs, check_target, write_model
 from fednorms.runs.use.open import OpenRun, Which, open_run
+from fednorms.runs.use.scored import Scored
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def adapt(
     site = _site(folder, opened, stored, test, group)
     if site.train is None:
         raise BadInput(f"{folder} has no training images to adapt to. Put some in folder/class or folder/train/class.")
-    start_from = opened.choose()
+    start_from = opened.choose(averaged=averages(opened.task))
     sent, client = start_from.sent, Client(site.name, site.train)
     notes = opened.notes + start_from.notes + _notes(opened, epochs)
     with repeatable(opened.recipe.threads or 1, "adapt", task.seed, site.name):
@@ -135,8 +137,9 @@ def adapt(
         notes.append("No image was held out, so nothing was tested.")
     saved = None
     if out is not None:
-        final = Chosen(estimated if tuned is None else tuned, mine, sent, client, measured_here=False, notes=notes)
-        saved = _save(opened, final, Path(out), stored, model, epochs)
+        tensors = estimated if tuned is None else tuned
+        final = Chosen(start_from.mode, None, tensors, mine, sent, client, measured_here=False, notes=notes)
+        saved = _save(opened, final, Path(out), stored, model, epochs, scores[1] if tuned is None else scores[2])
     return Adapted(site.name, *scores, {k: len(s) for k, s in site.splits.items()}, saved, notes)
 
 
@@ -201,7 +204,13 @@ def _notes(opened: OpenRun, epochs: int) -> list[str]:
 
 
 def _save(
-    opened: OpenRun, final: Chosen, out: Path, stored: tuple[int, int, int], model: nn.Module | None, epochs: int
+    opened: OpenRun,
+    final: Chosen,
+    out: Path,
+    stored: tuple[int, int, int],
+    model: nn.Module | None,
+    epochs: int,
+    score: SiteScore | None,
 ) -> Path:
     here = opened
     if opened.recipe.device != "cpu":  # exported models are loaded and compared on the CPU
@@ -214,6 +223,10 @@ def _save(
             sent=here.test_broadcast,
             client=replace(final.client, data=data),
         )
-    done = {"images": len(final.client.data), "epochs": epochs}
-    write_model(here, final, out, final.client.name, model=model, stored=stored, extra={"adapted": done})
+    done, site, mode = {"images": len(final.client.data), "epochs": epochs}, final.client.name, Mode("adapted", "own")
+    tested = Scored(mode, site, here.state.round, never="no image was held out when it was adapted.")
+    if score is not None:
+        tested = Scored(mode, site, here.state.round, Scores("adapted", "own", "test", {site: score}, {site: site}))
+    clients = [final.client] if depends_on_batch(here.task) else []
+    write_model(here, final, out, site, tested, Graphs(), model, stored, {"adapted": done}, clients)
     return out

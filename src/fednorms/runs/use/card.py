@@ -13,18 +13,16 @@ from fednorms.core.part import Route
 from fednorms.data.readers import READERS
 from fednorms.evaluation.intervals import wilson
 from fednorms.evaluation.judgement import Judgement
-from fednorms.evaluation.scores import Scores
 from fednorms.evaluation.statistics import statistics_names
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.use.open import OpenRun
+from fednorms.runs.use.scored import Scored
 
 CARD = "MODEL_CARD.md"
 _UNKNOWN = "not known to fednorms; ask the owners of the images"
 
 
-def card_data(
-    opened: OpenRun, about: dict[str, Any], whose: str, scores: Judgement | Scores | None, why_unscored: str
-) -> dict[str, Any]:
+def card_data(opened: OpenRun, about: dict[str, Any], whose: str, tested: Scored) -> dict[str, Any]:
     """Everything that the card says, as plain values; `whose` says in words which model of the run it is."""
     facts = opened.facts
     recipe = Recipe.from_toml(opened.directory.read_recipe(), str(opened.directory.recipe))  # as it was recorded
@@ -47,8 +45,7 @@ def card_data(
             "license": (reader.published.license if reader else "") or _UNKNOWN,
             "published": dict(reader.published.links) if reader else {},
         },
-        "scores": None if scores is None else scores.to_dict(),
-        "unscored": why_unscored if scores is None else "",
+        "tested": tested.to_dict(),
         "privacy": _privacy(opened),
         "versions": {
             "fednorms": about["fednorms"],
@@ -153,19 +150,17 @@ def _data(data: dict[str, Any]) -> list[str]:
 
 
 def _scores(told: dict[str, Any]) -> list[str]:
-    scores = told["scores"]
-    if scores is None:
-        return [f"**Never scored.** {told['unscored']}".rstrip()]
-    if "metric" in scores:
-        judged = Judgement.from_dict(scores)
-        said = f'Of exactly this model, in mode "{judged.label}", on {judged.split} images, with 95 % intervals.'
-        return [said, judged.to_markdown().strip()]
+    tested = told["tested"]
+    if tested["never_scored"]:
+        return [f"**Never scored**: {tested['never_scored']}"]
+    said = f'Of exactly this model, in mode "{tested["mode"]}", on test images. Intervals are of 95 %.'
+    if tested["judgement"]:
+        return [said, Judgement.from_dict(tested["judgement"]).to_markdown().strip()]
     rows = ["| site | accuracy in %, with 95 % interval | balanced accuracy in % | images |", "|---|---:|---:|---:|"]
-    for name, site in scores["sites"].items():
+    for name, site in tested["scores"]["sites"].items():
         found = wilson(site["accuracy"], site["samples"])
         rows.append(f"| {name} | {found} | {100 * site['balanced_accuracy']:.1f} | {site['samples']} |")
-    label = f"{scores['mode']}/{scores['statistics']}"
-    return [f'Of exactly this model, in mode "{label}", on {scores["split"]} images.', "\n".join(rows)]
+    return [said, "\n".join(rows)]
 
 
 def _limits(about: dict[str, Any]) -> list[str]:
@@ -175,15 +170,14 @@ def _limits(about: dict[str, Any]) -> list[str]:
         "- Scores hold for the sites and images of the table. For another site, evaluate it first: "
         "`fednorms evaluate RUN --data FOLDER`, or `fednorms adapt` to fit it to the site.",
     ]
-    scores = told["scores"]
-    if scores is not None and len(scores["sites"]) > 1:
-        by_site = {name: s["accuracy"] for name, s in scores["sites"].items()}
-        values = {name: a["value"] if isinstance(a, dict) else a for name, a in by_site.items()}
-        worst = min(values, key=values.__getitem__)
-        lines.append(f"- Worst site: {worst}, with an accuracy of {100 * values[worst]:.1f} %.")
-    if scores is not None and scores.get("worst_class"):
-        recall = scores["pooled"]["classes"][scores["worst_class"]]["recall"]["value"]
-        lines.append(f"- Worst class: {scores['worst_class']}, of which {100 * recall:.1f} % are found.")
+    if judged := told["tested"]["judgement"]:
+        judgement = Judgement.from_dict(judged)
+        worst = judgement.worst_site
+        if len(judgement.sites) > 1:
+            lines.append(f"- Worst site: {worst}, with an accuracy of {judgement.sites[worst].accuracy} %.")
+        if (name := judgement.worst_class) is not None:
+            recall = judgement.pooled.classes[name].recall
+            lines.append(f'- Worst class: "{name}"; of its images, {recall} % are recognized.')
     small = [s["site"] for s in told["data"]["sites"] if 0 < s["images"].get("test", 0) < 30]
     if small:
         lines.append(f"- Fewer than 30 test images, too few to judge: {', '.join(small)}.")

@@ -40,7 +40,7 @@ from fednorms.runs.use.graphs import ONNX, PROGRAM, check_graphs, write_onnx, wr
 from fednorms.runs.use.load import ABOUT, TENSORS, load_model, logits_of, site_preprocessing
 from fednorms.runs.use.loader import LOADER, NotPlain, loader, own_layers, run_loader
 from fednorms.runs.use.open import OpenRun, Which, open_run
-from fednorms.runs.use.recorded import handed_out_mode, recorded_scores
+from fednorms.runs.use.scored import Scored, scored
 
 README = "README.txt"
 
@@ -73,9 +73,12 @@ def export(
     onnx: bool = False,
     torch_export: bool = False,
     model: nn.Module | None = None,
+    averaged: bool = False,
     federation: Federation | None = None,
 ) -> Exported:
     """Write a run's global model (or a site's own) to a directory that needs no fednorms to be used.
+
+    A method whose clients keep tensors has no global model; `averaged` takes the mean over clients.
 
     - model.safetensors: a plain `state_dict`. Layers that torch does not have are folded into its own where they are
       equal in evaluation: standardized filters into plain ones, sent or trained statistics into BatchNorm.
@@ -97,11 +100,18 @@ def export(
     opened = open_run(path, which, federation, model, device="cpu")
     images = _images(opened.facts.stored_shape)
     data = Split(images, torch.zeros(len(images), dtype=torch.int64))
-    chosen = opened.choose(site, data)
+    chosen = opened.choose(site, data, averaged)
     notes = chosen.notes + averaged_statistics(opened.task, opened.facts, site)
-    clients = _with_data(opened, site) if depends_on_batch(opened.task) else []
+    clients, tested = [], scored(opened, chosen, exported=True)
+    if depends_on_batch(opened.task):
+        clients = _with_data(opened, site)
+        why = (
+            "its normalization statistics were measured for this export, and the run's tests used those of each batch."
+        )
+        tested = Scored(chosen.mode, chosen.site, opened.state.round, never=why)
     graphs = Graphs(onnx, torch_export)
-    return write_model(opened, replace(chosen, notes=notes), Path(out), site, graphs, model, clients=clients)
+    chosen = replace(chosen, notes=notes)
+    return write_model(opened, chosen, Path(out), site, tested, graphs, model, clients=clients)
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,7 @@ def write_model(
     chosen: Chosen,
     out: Path,
     site: str | None,
+    tested: Scored,
     graphs: Graphs = Graphs(),  # noqa: B008  (frozen)
     model: nn.Module | None = None,
     stored: tuple[int, int, int] | None = None,
@@ -125,7 +136,7 @@ def write_model(
 ) -> Exported:
     """Write chosen tensors (all on the CPU) as an exported model, atomically; `stored` is the size of its images.
 
-    `clients` have the images on which statistics are measured that the model does not keep.
+    `tested` are the scores of exactly this model. `clients` have the images on which statistics are measured that the model does not keep.
     """
     check_target(out)
     check_graphs(opened.facts, graphs.onnx, graphs.program)
@@ -136,7 +147,7 @@ def write_model(
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
     try:
         temporary.mkdir(parents=True)
-        _write_files(temporary, opened, plain, chosen, graphs, model, about)
+        _write_files(temporary, opened, plain, chosen, tested, graphs, model, about)
         if out.exists():
             out.rmdir()  # it is empty
         os.replace(temporary, out)
@@ -220,6 +231,7 @@ def _write_files(
     opened: OpenRun,
     plain: _Plain,
     chosen: Chosen,
+    tested: Scored,
     graphs: Graphs,
     model: nn.Module | None,
     about: dict[str, Any],
@@ -250,8 +262,7 @@ def _write_files(
     about["needs"] = how_to_load(made["custom"], own_layers(module), why, program)
     (folder / README).write_text(readme(about), encoding="utf-8")
     about["files"] = {p.name: hash_of_file(p) for p in sorted(folder.iterdir())}
-    scores, why_unscored = recorded_scores(opened, chosen, about["trained"]["site"], plain.given)
-    about["card"] = card_data(opened, about, _whose(opened, about), scores, why_unscored)
+    about["card"] = card_data(opened, about, _whose(chosen, about), tested)
     (folder / CARD).write_text(card(about), encoding="utf-8")  # without a hash: a person completes it
     text = json.dumps(sealed(about), indent=2, ensure_ascii=False) + "\n"
     (folder / ABOUT).write_text(text, encoding="utf-8")
@@ -261,14 +272,13 @@ def _write_files(
     _verify(folder, opened, plain, chosen, model)
 
 
-def _whose(opened: OpenRun, about: dict[str, Any]) -> str:
+def _whose(chosen: Chosen, about: dict[str, Any]) -> str:
     """Which model of the run it is, in words."""
     site, adapted = about["trained"]["site"], about.get("adapted")
     if adapted:
         return f'the model adapted to site "{site}" with {counted(adapted["images"], "image")}'
-    mode = handed_out_mode(opened, site)
     names = {"personal": f'the personal model of site "{site}"', "global": "the global model"}
-    return names.get(mode.model, "the mean of the clients' personal models")
+    return names.get(chosen.mode.model, "the mean of the clients' personal models")
 
 
 def check_target(out: Path) -> None:
