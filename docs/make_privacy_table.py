@@ -1,4 +1,4 @@
-"""Write the table of docs/privacy.md from the code: what each party sees of a site, as `describe --privacy` measures it.
+"""Write the table of docs/privacy.md from the code: what each party sees of a site, as `describe` measures it.
 
 python docs/make_privacy_table.py
 """

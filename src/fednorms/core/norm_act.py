@@ -31,7 +31,7 @@ class NormAct(nn.Module):
     def folded(self, dims: int) -> nn.Module:
         """The same as a sequence of the three, each folded, with the same names of tensors."""
         parts = {"norm": self.norm, "drop": self.drop, "act": self.act}
-        plain = {k: m.folded(dims) if callable(getattr(type(m), "folded", None)) else m for k, m in parts.items()}
+        plain = {k: getattr(type(m), "folded", lambda m, _: m)(m, dims) for k, m in parts.items()}
         return nn.Sequential(OrderedDict(plain))
 
 

@@ -170,14 +170,6 @@ def _limits(about: dict[str, Any]) -> list[str]:
         "- Scores hold for the sites and images of the table. For another site, evaluate it first: "
         "`fednorms evaluate RUN --data FOLDER`, or `fednorms adapt` to fit it to the site.",
     ]
-    if judged := told["tested"]["judgement"]:
-        judgement = Judgement.from_dict(judged)
-        worst = judgement.worst_site
-        if len(judgement.sites) > 1:
-            lines.append(f"- Worst site: {worst}, with an accuracy of {judgement.sites[worst].accuracy} %.")
-        if (name := judgement.worst_class) is not None:
-            recall = judgement.pooled.classes[name].recall
-            lines.append(f'- Worst class: "{name}"; of its images, {recall} % are recognized.')
     small = [s["site"] for s in told["data"]["sites"] if 0 < s["images"].get("test", 0) < 30]
     if small:
         lines.append(f"- Fewer than 30 test images, too few to judge: {', '.join(small)}.")

@@ -136,7 +136,8 @@ def write_model(
 ) -> Exported:
     """Write chosen tensors (all on the CPU) as an exported model, atomically; `stored` is the size of its images.
 
-    `tested` are the scores of exactly this model. `clients` have the images on which statistics are measured that the model does not keep.
+    `tested` are the scores of exactly this model. `clients` have the images on which statistics are measured that the
+    model does not keep.
     """
     check_target(out)
     check_graphs(opened.facts, graphs.onnx, graphs.program)

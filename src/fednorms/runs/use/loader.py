@@ -161,7 +161,8 @@ def _architecture(name: str, classes: int, channels: int, size: int) -> tuple[li
 
 def _ours(name: str, classes: int, channels: int, size: int) -> tuple[str, str]:
     """The source of one of our networks with what it needs of fednorms, and the expression that builds it."""
-    made, options = models()[name].make, {}
+    made: Any = models()[name].make
+    options: dict[str, Any] = {}
     if isinstance(made, functools.partial):
         made, options = made.func, made.keywords
     source = _body(inspect.getsource(sys.modules[made.__module__]))
@@ -170,7 +171,7 @@ def _ours(name: str, classes: int, channels: int, size: int) -> tuple[str, str]:
     if "BadInput" in source:
         source = f"class BadInput(ValueError):\n    pass\n\n\n{source}"
     call = [classes, channels, size, *(f"{k}={v!r}" for k, v in options.items())]
-    return f"\n\n{source}\n", f"{made.__name__}({', '.join(map(str, call))})"  # type: ignore[attr-defined]
+    return f"\n\n{source}\n", f"{made.__name__}({', '.join(map(str, call))})"
 
 
 def _body(source: str) -> str:
