@@ -174,12 +174,23 @@ def test_every_network_of_ours_has_a_loader(name, tmp_path):
     module = build(name, 3, size=size, seed=1).eval()
     fold(module, (3, size, size))
     save_file(module.state_dict(), tmp_path / "model.safetensors")
-    text = loader(name, module, bare, CLASSES, (3, size, size), size, Preprocessing(), ["step"], None)
+    text = loader(name, module, bare, CLASSES, (3, size, size), size, Preprocessing(), False, ["step"], None)
     assert "import fednorms" not in text
     assert "from fednorms" not in text
     x = torch.rand(2, 3, size, size)
     with torch.no_grad():
         assert torch.equal(run_loader(text, tmp_path, bare, x, custom=False), module(x))
+
+
+def test_load_py_measures_what_the_model_measures(tmp_path):
+    """FedRDN without a site normalizes with statistics of the images that it is given."""
+    export(trained(tmp_path / "r", "fedrdn"), tmp_path / "x")
+    space = {"__file__": str(tmp_path / "x" / LOADER)}
+    exec((tmp_path / "x" / LOADER).read_text(), space)
+    images = federation().site("b").test.x
+    with torch.no_grad():
+        found = space["load"]()(space["prepare"](images))
+    torch.testing.assert_close(found, load_model(tmp_path / "x").logits(images))
 
 
 def test_a_custom_model_is_passed_to_load(tmp_path):
@@ -221,7 +232,9 @@ def test_load_py_reads_and_prepares_as_training_did(crop, tmp_path):
 def test_load_py_prepares_lesions_as_training_did(tmp_path):
     prepared = lesion_square(16)
     bare = build("cnn-small", 3)
-    text = loader("cnn-small", bare, bare, CLASSES, (3, 16, 16), 16, None, ["x"], ((3, 16, 16), prepared))
+    text = loader(
+        "cnn-small", bare, bare, CLASSES, (3, 16, 16), 16, Preprocessing(), False, ["x"], ((3, 16, 16), prepared)
+    )
     space = {"__file__": str(tmp_path / LOADER)}
     exec(text, space)
     for file in files(tmp_path):

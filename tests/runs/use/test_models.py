@@ -16,6 +16,7 @@ from torch import nn
 import fednorms as fn
 from fednorms import adapt, evaluate_run, export, load_model, open_run, predict
 from fednorms.core.errors import BadInput, RunFailed
+from fednorms.evaluation.modes import averages
 from fednorms.runs.driver import execute
 from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.use import export as exporting
@@ -174,11 +175,13 @@ def test_a_client_that_never_trained_has_no_model(tmp_path):
 def test_an_export_gives_the_runs_own_logits(method, runs, root):
     path = runs(method)
     x = federation().site("b").test.x
+    opened = open_run(path)
+    personal = averages(opened.task) and len(opened.facts.clients) > 1
     for site in (None, "b"):
         out = root / f"{path.name}-{site}"
-        done = export(path, out, site=site)
+        done = export(path, out, site=site, averaged=site is None and personal)
         one = "model.pt2" if "fednn" in method else "load.py"
-        assert {p.name for p in done.paths} == {"model.safetensors", "model.json", "README.txt", one}
+        assert {p.name for p in done.paths} == {"model.safetensors", "model.json", "README.txt", "MODEL_CARD.md", one}
         assert {p.name for p in done.paths} == {p.name for p in out.iterdir()}
         assert len((out / "README.txt").read_text().splitlines()) == 5
         model = load_model(out)
@@ -193,7 +196,7 @@ def test_an_export_gives_the_runs_own_logits(method, runs, root):
 
 
 def test_without_a_site_the_mean_of_what_clients_keep_is_exported(runs, root):
-    out = export(runs("fedbn"), root / "mean")
+    out = export(runs("fedbn"), root / "mean", averaged=True)
     assert any("mean over 3 clients" in note for note in out.notes)
     states = open_run(runs("fedbn")).clients
     found = load_file(root / "mean" / "model.safetensors")["norm1.running_mean"]
@@ -244,7 +247,7 @@ def test_export_refuses_a_directory_that_holds_something(runs, tmp_path):
     assert [p.name for p in (tmp_path / "full").iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.parametrize("step", ["save_file", "readme", "_verify"])
+@pytest.mark.parametrize("step", ["save_file", "readme", "card", "_verify"])
 def test_nothing_is_left_behind_when_writing_fails(step, runs, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -337,8 +340,10 @@ def test_predictions_are_those_of_the_exported_model(method, runs, root, clinic,
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedwon", "fedrdn"])
 def test_an_exported_or_adapted_model_predicts_too(method, runs, clinic, tmp_path):
     for site in (None, "a"):
-        export(runs(method), tmp_path / f"{site}", site=site)
-        of_run, of_export = predict(runs(method), [clinic], site), predict(tmp_path / f"{site}", [clinic])
+        averaged = site is None and method == "fedbn"
+        export(runs(method), tmp_path / f"{site}", site=site, averaged=averaged)
+        of_run = predict(runs(method), [clinic], site, averaged=averaged)
+        of_export = predict(tmp_path / f"{site}", [clinic])
         assert [p.file for p in of_export] == [p.file for p in of_run]
         one, other = ([list(p.probabilities.values()) for p in found] for found in (of_run, of_export))
         torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=1e-6, rtol=1e-5)
@@ -364,9 +369,11 @@ def test_statistics_that_only_a_test_measures_are_reported(tmp_path, clinic):
 
 
 def test_predicting_without_a_site_says_what_it_did(runs, clinic):
-    assert "mean over 3 clients" in predict(runs("fedbn"), [clinic / "cat"])[0].note
+    assert "mean over 3 clients" in predict(runs("fedbn"), [clinic / "cat"], averaged=True)[0].note
     assert "statistics of these 6 images" in predict(runs("fedrdn"), [clinic / "cat"])[0].note
-    assert predict(runs("fedavg"), [clinic / "cat" / "0.png"])[0].note == ""
+    note = predict(runs("fedavg"), [clinic / "cat" / "0.png"])[0].note
+    assert note.startswith("Accuracy ")
+    assert '"global/global", round 2' in note
 
 
 def test_files_that_cannot_be_used_are_named(runs, clinic, tmp_path):
@@ -408,7 +415,7 @@ def test_a_new_site_gets_a_model(method, runs, clinic, tmp_path):
 
 
 def test_without_epochs_only_statistics_change(runs, clinic, tmp_path):
-    export(runs("fedbn"), tmp_path / "start")
+    export(runs("fedbn"), tmp_path / "start", averaged=True)
     done = adapt(runs("fedbn"), clinic, out=tmp_path / "x")
     start, after = (load_file(tmp_path / n / "model.safetensors") for n in ("start", "x"))
     changed = {n for n in start if not torch.equal(start[n], after[n])}

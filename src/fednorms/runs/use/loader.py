@@ -92,14 +92,16 @@ def loader(
     classes: list[str],
     shape: tuple[int, int, int],
     size: int,
-    preprocessing: Preprocessing | None,
+    preprocessing: Preprocessing,
+    measured: bool,
     steps: list[str],
     files: tuple[tuple[int, int, int], Prepared | None] | None,
 ) -> str:
     """The text of load.py for a folded `module` that methods made of the model `name`, as built: `bare`.
 
     It defines load(), prepare(images), read(file) and CLASSES. `files` is how image files become images; without it
-    there is no read. Without `preprocessing` the user normalizes images. `NotPlain` says why there can be no load.py.
+    there is no read. If the input's statistics are `measured`, they are those of the images given to prepare.
+    `NotPlain` says why there can be no load.py.
     """
     if layers := own_layers(module):
         raise NotPlain(f"torch has no equal of {', '.join(layers)}, whose statistics depend on each image")
@@ -132,7 +134,7 @@ def loader(
         f"\n\ndef load({'' if make else 'model'}):\n"
         f'    """The trained network, in evaluation mode{"" if make else f": pass a new {name}"}."""\n',
         "\n".join(lines),
-        _prepare(preprocessing, steps, double),
+        _prepare(preprocessing, measured, steps, double),
         _read(*files) if files else "",
     ]
     return re.sub(r"\n{4,}", "\n\n\n", "".join(parts))
@@ -238,20 +240,25 @@ def _read(stored: tuple[int, int, int], prepared: Prepared | None) -> str:
     return text.replace("MODE", repr(MODES[channels])).replace("SIZE", f"({width}, {height})")
 
 
-def _prepare(fixed: Preprocessing | None, steps: list[str], double: bool) -> str:
+def _prepare(fixed: Preprocessing, measured: bool, steps: list[str], double: bool) -> str:
     """The text of prepare(images)."""
     told = "\n".join(textwrap.wrap("; ".join(steps) + ".", 110, initial_indent="    ", subsequent_indent="    "))
     said = "Images N x C x H x W, bytes or floats, as the network takes them. All steps, from a file on:"
     head = f'\n\n\ndef prepare(images):\n    """{said}\n\n{told}\n    """\n'
     dtype = "torch.float64" if double else "torch.float32"
     lines = [f"    x = images.to({dtype}) / 255 if images.dtype == torch.uint8 else images.to({dtype})"]
-    if fixed is not None and fixed.crop is not None:
+    if fixed.crop is not None:
         lines += [
             f"    height, width = (min({fixed.crop}, n) for n in x.shape[-2:])",
             "    top, left = (x.shape[-2] - height) // 2, (x.shape[-1] - width) // 2",
             "    x = x[..., top : top + height, left : left + width]",
         ]
-    if fixed is not None and fixed.mean is not None and fixed.std is not None:
+    if measured:
+        lines.append(
+            "    mean, std = x.mean((2, 3)).mean(0), x.flatten(2).std(2).mean(0).clamp(min=1e-6)  # of these images"
+        )
+        lines.append("    x = (x - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)")
+    elif fixed.mean is not None and fixed.std is not None:
         if len(set(fixed.mean)) == 1 and len(set(fixed.std)) == 1:
             lines.append(f"    x = (x - {fixed.mean[0]}) / {fixed.std[0]}")
         else:
