@@ -179,7 +179,7 @@ def test_every_network_of_ours_has_a_loader(name, tmp_path):
     assert "from fednorms" not in text
     x = torch.rand(2, 3, size, size)
     with torch.no_grad():
-        assert torch.equal(run_loader(text, tmp_path, bare, x, custom=False), module(x))
+        assert torch.equal(run_loader(text, tmp_path, bare, x), module(x))
 
 
 def test_load_py_measures_what_the_model_measures(tmp_path):

@@ -96,15 +96,17 @@ def _steps(
     return [*steps, "the output has one logit per class, in the order of `classes`; softmax gives probabilities"]
 
 
-def how_to_load(custom: bool, layers: list[str], why_no_loader: str, program: bool) -> dict[str, Any]:
+def how_to_load(custom: bool, given: bool, layers: list[str], why_no_loader: str, program: bool) -> dict[str, Any]:
     """How to load the model with fednorms and without, or why the latter is not possible.
 
-    >>> how_to_load(False, [], "", False)["load_without_fednorms"]
+    A `custom` model must be passed to `load_model`; one that is `given` to load.py may also be known by its module.
+
+    >>> how_to_load(False, False, [], "", False)["load_without_fednorms"]
     'from load import CLASSES, load, prepare; model = load()'
     """
     without: str | None = None
     if not why_no_loader:
-        without = f"from {LOADER[:-3]} import CLASSES, load, prepare; model = load({'YourModel()' if custom else ''})"
+        without = f"from {LOADER[:-3]} import CLASSES, load, prepare; model = load({'YourModel()' if given else ''})"
     elif program:
         without = (
             f"import torch; model = torch.export.load({PROGRAM!r}).module()  # model(images): logits, probabilities"

@@ -29,7 +29,7 @@ from fednorms.runs.use.card import CARD, card, card_data
 from fednorms.runs.use.choose import Chosen, averaged_statistics
 from fednorms.runs.use.graphs import ONNX, PROGRAM, check_graphs, write_onnx, write_program
 from fednorms.runs.use.load import ABOUT, TENSORS, LoadedModel, load_model, logits_of
-from fednorms.runs.use.loader import LOADER, NotPlain, loader, own_layers, run_loader
+from fednorms.runs.use.loader import LOADER, NotPlain, loader, own_layers, run_loader, takes_model
 from fednorms.runs.use.open import OpenRun, Which, open_run
 from fednorms.runs.use.plain import Plain, clients_with_data, plain_model
 from fednorms.runs.use.scored import Scored, scored
@@ -184,7 +184,8 @@ def _write_files(
         about["onnx"] = {"file": ONNX, **graph, "largest_difference": difference}
         if difference is None:
             about["notes"].append(f"{ONNX} was not run, because onnxruntime is not installed.")
-    about["needs"] = how_to_load(made["custom"], own_layers(module), why, program)
+    given = not why and takes_model((folder / LOADER).read_text(encoding="utf-8"))
+    about["needs"] = how_to_load(made["custom"], given, own_layers(module), why, program)
     (folder / README).write_text(readme(about), encoding="utf-8")
     about["files"] = {p.name: hash_of_file(p) for p in sorted(folder.iterdir())}
     about["card"] = card_data(opened, about, _whose(chosen, about), tested)
@@ -251,7 +252,7 @@ def _write_loader(folder: Path, opened: OpenRun, plain: Plain, model: nn.Module 
     classes, shape = tuple(facts.classes), tuple(about["shape"])
     expected = LoadedModel(plain.module, classes, plain.preprocessing, shape, part, about).logits(images)
     try:
-        found = run_loader(text, folder, bare, images, custom="load(model)" in text)
+        found = run_loader(text, folder, bare, images)
     except Exception as problem:  # whatever another library's constructor raises
         return f"a program that loads it failed ({type(problem).__name__}: {problem})"
     if not (torch.allclose(found, expected, 1e-3, 1e-4) if part else torch.equal(found, expected)):

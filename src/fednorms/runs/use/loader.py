@@ -140,11 +140,16 @@ def loader(
     return re.sub(r"\n{4,}", "\n\n\n", "".join(parts))
 
 
-def run_loader(text: str, folder: Path, bare: nn.Module, images: Tensor, custom: bool) -> Tensor:
+def takes_model(text: str) -> bool:
+    """Whether the user of a load.py must pass the model as it is built, because its code is not known here."""
+    return "\ndef load(model):\n" in text
+
+
+def run_loader(text: str, folder: Path, bare: nn.Module, images: Tensor) -> Tensor:
     """Logits of images, from a load.py in `folder`."""
     space: dict[str, Any] = {"__name__": "load", "__file__": str(folder / LOADER)}
     exec(compile(text, LOADER, "exec"), space)
-    model = space["load"](*([copy.deepcopy(bare)] if custom else []))
+    model = space["load"](*([copy.deepcopy(bare)] if takes_model(text) else []))
     with torch.no_grad():
         return logits_of(model, space["prepare"](images))
 
