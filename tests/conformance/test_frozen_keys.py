@@ -242,6 +242,7 @@ def test_splits_are_the_same_rows():
 HASHED_WORDS = [
     "adapt",
     "bootstrap",
+    "bootstrap of seeds",
     "client tests",
     "clients",
     "cohort",
@@ -278,6 +279,7 @@ HASHED_WORDS = [
     "stream",
     "synth-digits",
     "tenth",
+    "test",
     "test order",
     "top",
     "torch",
@@ -1413,7 +1415,8 @@ COMMANDS = {
     "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
     "--incomplete --quiet --json --dry-run --quick --rounds",
-    "evaluate": "--modes --which --split --clients --device --json",
+    "evaluate": "--data --modes --which --split --site --group --sensitivity --positive --clients --full --out "
+    "--device --json",
     "predict": "--site --averaged --which --out --skip-broken --device --json",
     "export": "--out --site --averaged --which --onnx --json",
     "adapt": "--epochs --lr --test --size --group --which --out --device --json",

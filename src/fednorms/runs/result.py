@@ -13,9 +13,14 @@ from fednorms.core.errors import BadInput
 from fednorms.core.markup import html_page, html_table, latex_table, markdown_table
 from fednorms.core.optional import new_frame
 from fednorms.core.states import ServerState
+from fednorms.engines.devices import numerics
 from fednorms.evaluation.scores import Scores
+from fednorms.runs.differences import Answers, Tested
+from fednorms.runs.last_predictions import predict_now, predicted_modes
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session
+from fednorms.runs.store import predictions as store
+from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.use.choose import choose
 
 if TYPE_CHECKING:
@@ -124,6 +129,25 @@ class Result:
         if self._session is None or self._state is None:
             raise BadInput("This result was read from disk. Export its model with fednorms.export(path, out).")
         return site_model(self._session, self._state, site, averaged)
+
+    def answers(self) -> dict[str, Tested]:
+        """What each test image was taken for in the last round, by mode; those that the run kept, if it has a folder.
+
+        Nothing across machines, or if the recipe keeps no predictions.
+        """
+        session, state = self._session, self._state
+        if session is None or state is None or session.data is None or self.recipe.keep_predictions is False:
+            return {}
+        found: dict[str, Tested] = {}
+        for mode in predicted_modes(session):
+            if self.path is not None:
+                said = store.read(RunDirectory(self.path), state.round, str(mode)) or {}
+            else:
+                with numerics(self.recipe.precision, self.recipe.deterministic):
+                    said = predict_now(session, state, mode)
+            if said:
+                found[str(mode)] = {site: Answers.of(p) for site, p in said.items()}
+        return found
 
     def to_dict(self) -> Row:
         """Everything but the models, as plain values."""

@@ -66,9 +66,8 @@ def choose(
     client = Client(site or "everybody", data or _empty(facts, samples), state, attributes)
     tensors, mine = model_for(task, sent, client, Mode("personal" if own else "unseen"))
     measuring = [p for p in input_normalizers(task) if state is None or p.name not in state.parts]
-    return Chosen(
-        _mode(task, own, bool(kept)), site if own else None, tensors, mine, sent, client, bool(measuring), notes
-    )
+    mode, whose = _mode(task, own or len(facts.clients) == 1, bool(kept)), site if own else None
+    return Chosen(mode, whose, tensors, mine, sent, client, bool(measuring), notes)
 
 
 def _mode(task: Task, own: bool, kept: bool) -> Mode:
@@ -84,7 +83,7 @@ def _check_averaged(task: Task, facts: Facts, kept: list[str], site: str | None,
         raise BadInput(f'"{task.method}" has a global model, so nothing is averaged. Leave out {flag("averaged")}.')
     if averaged and own:
         raise BadInput(f'Site "{site}" has its own model. Leave out {flag("averaged")}, or {option("site")}.')
-    if kept and not own and not averaged:
+    if kept and not own and not averaged and len(facts.clients) > 1:  # the model of a single client is nobody's mean
         whose = "no global model" if site is None else f'no model for site "{site}", which did not train as a client'
         raise BadInput(
             f'"{task.method}" has {whose}: clients keep {len(kept)} tensors ({kept[0]}, ...). Name a client '
