@@ -1386,8 +1386,9 @@ def test_fields_of_descriptions():
     """)
     assert fields(what_leaves("scaffold + fedbn").to_dict()) == words("""
         method model leaves[].when leaves[].sender leaves[].what leaves[].names[] leaves[].nbytes
-        leaves[].statistics leaves[].averaged told[].when told[].what told[].keys[] class_counts stays[] stays_bytes
-        secure_aggregation deployable obstacle differential_privacy
+        leaves[].statistics leaves[].averaged told[].when told[].what told[].keys[] class_counts
+        received[].sender received[].names[] received[].single stays[] stays_bytes secure_aggregation
+        deployable obstacle differential_privacy
     """)
     assert fields(view_federation(tiny()).to_dict()) == words("""
         name classes[] sites[].name sites[].domain sites[].train sites[].val sites[].test sites[].labels[]
@@ -1418,7 +1419,7 @@ COMMANDS = {
     "evaluate": "--data --modes --which --split --site --group --sensitivity --positive --clients --full --out "
     "--device --json",
     "predict": "--site --averaged --which --out --skip-broken --device --json",
-    "export": "--out --site --averaged --which --onnx --json",
+    "export": "--out --site --averaged --which --onnx --torch-export --json",
     "adapt": "--epochs --lr --test --size --group --which --out --device --json",
     "analyze": "--out --device --json",
     "data check": "--protocol --allow-pickle --json",
