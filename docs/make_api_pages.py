@@ -10,7 +10,11 @@ from fednorms.flower import __all__ as apps
 THEMES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "training": ("Train and compare", "Train one method, or compare several.", ("runs", "core.training", "engines")),
     "federations": ("Federations", "Open data as a federation of sites, and divide them.", ("data", "transforms")),
-    "models": ("Use a trained model", "Test, export, adapt and apply what a run has trained.", ("runs.use", "models")),
+    "models": (
+        "Use a trained model",
+        "Test, export, adapt and apply what a run has trained.",
+        ("runs.use", "models", "evaluation"),
+    ),
     "methods": ("Methods", "Read methods, define parts, and see what a method does.", ("core", "methods", "explain")),
     "parts": ("Every part", "The parts that fednorms has, with their formulas, papers and options.", ()),
     "layers": ("Layers", "The layers that methods put into a model, and your own.", ("layers", "core.norms")),

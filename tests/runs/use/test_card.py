@@ -72,7 +72,7 @@ def test_an_adapted_model_has_the_scores_of_the_new_site(tmp_path):
     done = adapt(tmp_path / "r", clinic, out=tmp_path / "x")
     card = sections(tmp_path / "x")
     assert 'adapted to site "clinic" with 8 images' in card["What it is"]
-    assert f"| clinic | {wilson(done.after.accuracy, 4)} |" in card["Scores"]
+    assert f"| clinic | 4 | {100 * done.after.accuracy:.1f} " in card["Scores"]
     adapt(tmp_path / "r", clinic, out=tmp_path / "y", test=0.0)
     assert "Never scored" in sections(tmp_path / "y")["Scores"]
 

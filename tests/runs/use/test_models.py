@@ -411,7 +411,12 @@ def test_a_new_site_gets_a_model(method, runs, clinic, tmp_path):
     assert done.fine_tuned.accuracy == right
     about = json.loads((tmp_path / "x" / "model.json").read_text())
     assert about["trained"]["site"] == "clinic"
-    assert about["adapted"] == {"images": 8, "epochs": 1}
+    assert (about["adapted"]["images"], about["adapted"]["epochs"]) == (8, 1)
+    assert about["adapted"]["before"] == done.before.to_dict()
+    assert about["adapted"]["after"] == done.fine_tuned.to_dict()
+    assert done.gain.value == pytest.approx(done.fine_tuned.accuracy - done.before.accuracy)
+    assert done.gain.low <= done.gain.value <= done.gain.high
+    assert " points [" in repr(done)
 
 
 def test_without_epochs_only_statistics_change(runs, clinic, tmp_path):
