@@ -30,8 +30,8 @@ def plain_batchnorm(
 ) -> nn.Module:
     """BatchNorm with these statistics, for inputs with `dims` axes: gamma (x - mean) / sqrt(var + eps) + beta.
 
-    >>> plain_batchnorm(4, torch.zeros(3), torch.ones(3), None, None, eps=0.1)
-    BatchNorm2d(3, eps=0.1, momentum=0.1, affine=False, track_running_stats=True)
+    >>> plain_batchnorm(4, torch.zeros(3), torch.full((3,), 2.0), None, None, eps=2.0)(torch.ones(1, 3, 1, 1)).unique()
+    tensor([0.5000])
     """
     new = _KINDS[dims](len(mean), eps, momentum, affine=weight is not None, device=mean.device, dtype=mean.dtype)
     assert new.running_mean is not None

@@ -228,7 +228,9 @@ def _expression(module: nn.Module) -> str:
     if (where not in ("torch", "timm") and not isinstance(module, UnitNormLinear)) or list(module.children()):
         raise NotPlain(f"{type(module).__module__}.{kind} is neither a layer of torch nor of the model as built")
     arguments = re.sub(r"\b(padding|padding_mode)=([a-z]+)", r"\1='\2'", module.extra_repr())
-    return f"{prefix}{kind}({arguments.removesuffix(', bias=True')})"  # the default, which older norms cannot be told
+    if "affine=" in arguments:  # older norms have no argument `bias`, and it says nothing without a weight
+        arguments = re.sub(r"(, affine=False.*), bias=\w+", r"\1", arguments)
+    return f"{prefix}{kind}({arguments.replace(', bias=True', '')})"
 
 
 def _read(stored: tuple[int, int, int], prepared: Prepared | None) -> str:
