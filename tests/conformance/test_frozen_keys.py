@@ -980,16 +980,29 @@ EXPORTED = """
     architecture.model architecture.custom architecture.size architecture.method architecture.head[]
     architecture.precision architecture.changes trained.federation trained.site trained.round trained.rounds
     trained.which trained.seed needs.fednorms needs.why needs.layers needs.load needs.load_without_fednorms
-    notes files.README.txt files.model.safetensors hash
+    notes files.README.txt files.load.py files.model.safetensors hash
+    architecture.folded card.model card.data.federation card.data.fingerprint card.data.license card.data.published
+    card.data.sites[].site card.data.sites[].domain card.data.sites[].trained card.data.sites[].images.train
+    card.data.sites[].images.val card.data.sites[].images.test card.privacy.sent_tensors card.privacy.sent_bytes
+    card.privacy.sent_statistics card.privacy.kept_tensors card.privacy.also_sent_by card.privacy.epsilon
+    card.privacy.delta card.privacy.neighbours card.versions.fednorms card.versions.trained_with card.versions.torch
+    card.versions.python card.recipe
 """
 
 
 def test_an_exported_model(run, tmp_path):
     fn.export(run, tmp_path / "out", site="north")
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["README.txt", "model.json", "model.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "MODEL_CARD.md",
+        "README.txt",
+        "load.py",
+        "model.json",
+        "model.safetensors",
+    ]
     about = read(tmp_path / "out" / "model.json")
-    assert fields(about) == words(EXPORTED)
-    assert about["format"] == 1
+    # The test's scores are a Scored, with a Judgement.
+    assert sorted(key for key in fields(about) if not key.startswith("card.tested.")) == sorted(words(EXPORTED))
+    assert about["format"] == 2
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as tensors:
         assert sorted(tensors.keys()) == words("""
             conv1.bias conv1.weight conv2.bias conv2.weight conv3.bias conv3.weight head.bias head.weight norm1.bias
@@ -1002,10 +1015,10 @@ def test_an_exported_model(run, tmp_path):
 def test_an_export_names_the_layers_it_needs(tmp_path):
     fn.run("fedwon + fedfn", tiny(), recipe=recipe(rounds=1), out=tmp_path / "run")
     fn.export(tmp_path / "run", tmp_path / "out")
-    assert read(tmp_path / "out" / "model.json")["needs"]["layers"] == [
-        "fednorms.layers.UnitNormLinear",
-        "fednorms.layers.WSConv2d",
-    ]
+    assert read(tmp_path / "out" / "model.json")["needs"]["layers"] == []  # folded into those of torch
+    fn.run("sn", tiny(), recipe=recipe(rounds=1), out=tmp_path / "sn")
+    fn.export(tmp_path / "sn", tmp_path / "other")
+    assert read(tmp_path / "other" / "model.json")["needs"]["layers"] == ["fednorms.layers.SwitchableNorm"]
 
 
 # -- packs and partitions -------------------------------------------------------------------------------------------
@@ -1385,8 +1398,9 @@ def test_fields_of_descriptions():
     """)
     assert fields(what_leaves("scaffold + fedbn").to_dict()) == words("""
         method model leaves[].when leaves[].sender leaves[].what leaves[].names[] leaves[].nbytes
-        leaves[].statistics leaves[].averaged told[].when told[].what told[].keys[] class_counts stays[] stays_bytes
-        secure_aggregation deployable obstacle differential_privacy
+        leaves[].statistics leaves[].averaged told[].when told[].what told[].keys[] class_counts
+        received[].sender received[].names[] received[].single stays[] stays_bytes secure_aggregation
+        deployable obstacle differential_privacy
     """)
     assert fields(view_federation(tiny()).to_dict()) == words("""
         name classes[] sites[].name sites[].domain sites[].train sites[].val sites[].test sites[].labels[]
@@ -1418,7 +1432,7 @@ COMMANDS = {
     "evaluate": "--data --modes --which --split --site --group --sensitivity --positive --clients --full --out "
     "--device --json",
     "predict": "--site --averaged --which --out --skip-broken --device --json",
-    "export": "--out --site --averaged --which --onnx --json",
+    "export": "--out --site --averaged --which --onnx --torch-export --json",
     "adapt": "--epochs --lr --test --size --group --skip-broken --which --out --device --json",
     "analyze": "--out --round --client --dead --device --json",
     "data check": "--protocol --group --group-across --copies --skip-broken --val --test --seed --allow-pickle "

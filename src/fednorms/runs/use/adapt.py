@@ -13,6 +13,7 @@ from torch import nn
 from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
 from fednorms.core.part import Phase
+from fednorms.core.passes import depends_on_batch
 from fednorms.core.round import carry_of, load, train
 from fednorms.core.states import Broadcast, Client, context_of
 from fednorms.core.tree import Tree
@@ -29,8 +30,9 @@ from fednorms.runs.differences import MEAN, Answers, PairedBootstrap, Replicated
 from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
 from fednorms.runs.use.choose import Chosen, unknown_preparation
-from fednorms.runs.use.export import check_target, write_model
+from fednorms.runs.use.export import Graphs, check_target, write_model
 from fednorms.runs.use.open import OpenRun, Which, open_run
+from fednorms.runs.use.scored import Scored
 
 
 @dataclass(frozen=True)
@@ -169,9 +171,21 @@ def adapt(
         told |= {
             k: None if v is None else v.to_dict() for k, v in {"before": before, "after": last, "gain": gain}.items()
         }
-        saved = _save(opened, final, Path(out), stored, model, told)
+        tested = _tested(opened, final, said[1] if tuned is None else said[2])
+        saved = _save(opened, final, Path(out), stored, model, told, tested)
     counts = {k: len(s) for k, s in site.splits.items()}
     return Adapted(site.name, before, after, fine_tuned, counts, saved, notes, gain)
+
+
+def _tested(opened: OpenRun, final: Chosen, said: Predictions | None) -> Scored:
+    """The scores of the model that is saved, for its card."""
+    if depends_on_batch(opened.task):
+        never = "its normalization statistics were measured when it was saved; the test used those of each batch."
+    else:
+        never = "" if said is not None else "no image was held out when it was adapted."
+    found = None if never or said is None else {final.client.name: said}
+    site, t = final.client.name, opened.state.round
+    return Scored(final.mode, site, t, predictions=found, classes=opened.facts.classes, never=never)
 
 
 def _gain(site: str, before: Predictions | None, after: Predictions | None) -> Interval | None:
@@ -262,6 +276,7 @@ def _save(
     stored: tuple[int, int, int],
     model: nn.Module | None,
     adapted: dict[str, Any],
+    tested: Scored,
 ) -> Path:
     here = opened
     if opened.recipe.device != "cpu":  # exported models are loaded and compared on the CPU
@@ -274,5 +289,6 @@ def _save(
             sent=here.test_broadcast,
             client=replace(final.client, data=data),
         )
-    write_model(here, final, out, final.client.name, model=model, stored=stored, extra={"adapted": adapted})
+    clients = [final.client] if depends_on_batch(here.task) else []  # their images measure what the model keeps none of
+    write_model(here, final, out, final.client.name, tested, Graphs(), model, stored, {"adapted": adapted}, clients)
     return out
