@@ -1,0 +1,69 @@
+"""Tables of a page: numbers aligned right, intervals below them, sorted by a click on a heading."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fednorms.reports.elements import Child, Html, tag
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number in a table: its text, the value by which it is sorted, an interval below it, and a mark.
+
+    `mark` is "best" or "bad".
+    """
+
+    text: str
+    value: float | None = None
+    below: str = ""
+    mark: str = ""
+
+
+def percent(value: float | None, low: float | None = None, high: float | None = None, *, mark: str = "") -> Cell:
+    """A share in percent with its interval.
+
+    >>> percent(0.812, 0.78, 0.84).below, percent(None).text
+    ('78.0 to 84.0', '-')
+    """
+    if value is None or math.isnan(value):
+        return Cell("-")
+    known = low is not None and high is not None and not math.isnan(low) and not math.isnan(high)
+    below = f"{100 * (low or 0.0):.1f} to {100 * (high or 0.0):.1f}" if known else ""
+    return Cell(f"{100 * value:.1f}", value, below, mark)
+
+
+def count(number: float) -> Cell:
+    """A number of things.
+
+    >>> count(1200).text
+    '1,200'
+    """
+    return Cell(f"{number:,.0f}", number)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[Cell | Child]], *, totals: int = 0, sort: bool = True) -> Html:
+    """A table; columns of `Cell`s are numbers, and the last `totals` rows stay at the end when it is sorted.
+
+    >>> table(["site", "images"], [["a", count(3)]]).count('class="number"')
+    2
+    """
+    numbers = {j for row in rows for j, cell in enumerate(row) if isinstance(cell, Cell)}
+    heads = [tag("th", name, scope="col", class_="number" if j in numbers else None) for j, name in enumerate(header)]
+    lines = [
+        tag("tr", [_cell(j, cell) for j, cell in enumerate(row)], class_="total" if i >= len(rows) - totals else None)
+        for i, row in enumerate(rows)
+    ]
+    kind = " ".join(["sortable"] * (sort and len(rows) - totals > 1) + ["wide"] * (len(header) > 7))
+    made = tag("table", tag("thead", tag("tr", heads)), tag("tbody", lines), class_=kind or None)
+    return tag("div", made, class_="scroll")
+
+
+def _cell(column: int, cell: Cell | Child) -> Html:
+    if not isinstance(cell, Cell):
+        return tag("td", cell, class_=None if column else "name")
+    below = tag("span", cell.below, class_="range") if cell.below else None
+    value = None if cell.value is None or math.isnan(cell.value) else repr(float(cell.value))
+    return tag("td", tag("b", cell.text), below, class_=f"number {cell.mark}".strip(), data_value=value)
