@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fednorms.evaluation.calibration import Bin
 from fednorms.reports.elements import Child, Html, tag
 from fednorms.reports.svg import (
     LETTER,
@@ -59,15 +60,6 @@ class Bar:
     def interval(self) -> str:
         """The interval in words: " 78.1 to 84.0"."""
         return "" if self.low is None or self.high is None else f" {100 * self.low:.1f} to {100 * self.high:.1f}"
-
-
-@dataclass(frozen=True)
-class Bin:
-    """A bin of a reliability diagram: how many predictions, their mean confidence, and the share that is correct."""
-
-    count: int
-    confidence: float
-    accuracy: float
 
 
 def color_of(i: int) -> str:
@@ -251,10 +243,10 @@ def _cell(i: int, j: int, count: int, total: int, classes: Sequence[str], x: flo
 def reliability_diagram(bins: Sequence[Bin], title: str, *, size: float = 290.0) -> Html:
     """How often predictions of each confidence are correct, and below it how many predictions there are.
 
-    >>> reliability_diagram([Bin(3, 0.9, 0.67)], "Calibration").count("<circle")
+    >>> reliability_diagram([Bin(0.8, 1.0, 3, 0.9, 0.67)], "Calibration").count("<circle")
     1
     """
-    shown = [b for b in bins if b.count]
+    shown = [b for b in bins if b.n]
     if not shown:
         return Html("")
     left, top, right, bottom, floor = 44.0, 8.0, size - 10, size - 30, size + 44
@@ -272,10 +264,10 @@ def reliability_diagram(bins: Sequence[Bin], title: str, *, size: float = 290.0)
     gaps = [path([at(b.confidence, b.confidence), at(b.confidence, b.accuracy)]) for b in shown]
     marks += [tag("path", d=gap, class_="gap") for gap in gaps]
     marks.append(tag("path", d=path([at(b.confidence, b.accuracy) for b in shown]), stroke=BLUE, class_="line thin"))
-    most = max(b.count for b in shown)
+    most = max(b.n for b in shown)
     for b in shown:
-        said = f"Confidence {100 * b.confidence:.0f} %: {100 * b.accuracy:.0f} % correct of {b.count:,} predictions"
-        (x, y), tall = at(b.confidence, b.accuracy), max(36 * b.count / most, 1)
+        said = f"Confidence {100 * b.confidence:.0f} %: {100 * b.accuracy:.0f} % correct of {b.n:,} predictions"
+        (x, y), tall = at(b.confidence, b.accuracy), max(36 * b.n / most, 1)
         marks.append(tag("circle", tip(said), cx=x, cy=y, r=4.5, fill=BLUE))
         marks.append(tag("rect", tip(said), x=x - 5, y=floor - tall, width=10, height=tall, fill=GRAY))
     marks += [

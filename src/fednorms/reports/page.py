@@ -140,5 +140,3 @@ def legend(keys: Sequence[tuple[str, str]]) -> Html:
 def swatch(color: str) -> Html:
     """A small square of a color."""
     return tag("span", class_="swatch", style=f"background:{color}")
-
-

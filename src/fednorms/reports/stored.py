@@ -1,0 +1,104 @@
+"""What a report knows about a run: its result, the facts of its federation, and judgements of its predictions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fednorms.core.errors import BadInput
+from fednorms.data.facts import Facts
+from fednorms.evaluation.intervals import Interval, wilson
+from fednorms.evaluation.judgement import Judgement
+from fednorms.evaluation.scores import Scores
+from fednorms.runs.recipe import Recipe
+from fednorms.runs.result import Result
+from fednorms.runs.store.directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run as its directory, or a result in memory, describes it.
+
+    `judgements` are by mode ("personal/own"); a run without stored predictions has none.
+    """
+
+    result: Result
+    facts: Facts | None
+    finished: bool = True
+    judgements: dict[str, Judgement] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str | Path) -> StoredRun:
+        """Read a run's directory; neither data nor model are opened.
+
+        >>> StoredRun.read("nowhere")
+        Traceback (most recent call last):
+        fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory).
+        """
+        directory = RunDirectory(path)
+        recipe = Recipe.from_toml(directory.read_recipe(), str(directory.recipe))
+        history, summary, facts = directory.metrics(), directory.summary(), directory.read_facts()
+        if not history:
+            raise BadInput(f"Run {path} has no finished round yet. Continue it with `{directory.resume_command}`.")
+        ended = summary or {}
+        tested = [name.rpartition("/")[0] for row in history for name in row["scores"]]
+        domains = facts.domain_of if facts else {}
+        known = {site: site for row in history for values in row["scores"].values() for site in values["sites"]}
+        result = Result(
+            recipe.method,
+            recipe,
+            ended.get("headline") or (tested[0] if tested else ""),
+            history,
+            best=_best(ended),
+            notes=list(ended.get("notes", [])),
+            path=Path(path),
+            privacy=ended.get("privacy"),
+            domain_of=known | domains,
+        )
+        return cls(result, facts, summary is not None, judgements(Path(path)))
+
+    @classmethod
+    def of(cls, result: Result) -> StoredRun:
+        """The run of a result in memory; one that was stored is read from its directory."""
+        if result.path is not None and RunDirectory(result.path).recipe.exists():
+            return cls.read(result.path)
+        session = result._session
+        return cls(result, None if session is None else session.facts)
+
+    @property
+    def tests(self) -> dict[str, Scores]:
+        """The scores of the last round that was tested, by mode; the headline's first, test images if there are any."""
+        result = self.result
+        return {name.rpartition("/")[0]: result.scores(*_split(name)) for name in result._shown()}
+
+    @property
+    def headline(self) -> Scores | None:
+        """The scores by which the method is judged; None if nothing was tested."""
+        return next(iter(self.tests.values()), None)
+
+
+def _split(name: str) -> tuple[str]:
+    raise NotImplementedError
+
+
+def judgements(path: Path) -> dict[str, Judgement]:
+    """The judgements of the predictions that a run has stored, by mode."""
+    return {}
+
+
+def _best(ended: dict[str, object]) -> dict[str, object] | None:
+    found = ended.get("best_validation")
+    return found if isinstance(found, dict) else None
+
+
+def site_interval(scores: Scores, site: str) -> Interval:
+    """The accuracy at a site with Wilson's interval of its number of images."""
+    return wilson(scores.sites[site].accuracy, scores.sites[site].samples)
+
+
+def mean_interval(scores: Scores) -> Interval:
+    """The mean accuracy over sites; the interval takes the sites' images as independent."""
+    each = [site_interval(scores, site) for site in scores.sites]
+    half = math.sqrt(sum(((i.high - i.low) / 2) ** 2 for i in each)) / len(each)
+    return Interval(scores.mean, max(0.0, scores.mean - half), min(1.0, scores.mean + half))
