@@ -17,7 +17,7 @@ from fednorms.runs.store.directory import RunDirectory
 
 
 @dataclass(frozen=True)
-class StoredRun:
+class RunRecord:
     """A run as its directory, or a result in memory, describes it.
 
     `judgements` are by mode ("personal/own"); a run without stored predictions has none.
@@ -29,10 +29,10 @@ class StoredRun:
     judgements: dict[str, Judgement] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: str | Path) -> StoredRun:
+    def read(cls, path: str | Path) -> RunRecord:
         """Read a run's directory; neither data nor model are opened.
 
-        >>> StoredRun.read("nowhere")
+        >>> RunRecord.read("nowhere")
         Traceback (most recent call last):
         fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory).
         """
@@ -59,7 +59,7 @@ class StoredRun:
         return cls(result, facts, summary is not None, judgements(Path(path)))
 
     @classmethod
-    def of(cls, result: Result) -> StoredRun:
+    def of(cls, result: Result) -> RunRecord:
         """The run of a result in memory; one that was stored is read from its directory."""
         if result.path is not None and RunDirectory(result.path).recipe.exists():
             return cls.read(result.path)
@@ -68,18 +68,35 @@ class StoredRun:
 
     @property
     def tests(self) -> dict[str, Scores]:
-        """The scores of the last round that was tested, by mode; the headline's first, test images if there are any."""
-        result = self.result
-        return {name.rpartition("/")[0]: result.scores(*_split(name)) for name in result._shown()}
+        """The newest scores of each mode, the headline's first: on test images, or without any on validation images."""
+        newest = {name: row for row in self.result.history for name in row["scores"]}
+        names = [name for name in newest if name.endswith("/test")] or [n for n in newest if n.endswith("/val")]
+        names.sort(key=lambda name: not name.startswith(f"{self.result.headline}/"))
+        rows = {name: newest[name]["scores"][name] for name in names}
+        return {name.rpartition("/")[0]: Scores.from_dict(row, self.result.domain_of) for name, row in rows.items()}
 
     @property
     def headline(self) -> Scores | None:
         """The scores by which the method is judged; None if nothing was tested."""
         return next(iter(self.tests.values()), None)
 
+    @property
+    def judgement(self) -> Judgement | None:
+        """The judgement of the headline mode, if predictions were stored."""
+        return self.judgements.get(self.result.headline)
 
-def _split(name: str) -> tuple[str]:
-    raise NotImplementedError
+    def accuracy_of(self, site: str) -> Interval:
+        """The headline accuracy at a site, with its interval."""
+        if self.judgement is not None and site in self.judgement.sites:
+            return self.judgement.sites[site].accuracy
+        assert self.headline is not None
+        return site_interval(self.headline, site)
+
+    @property
+    def mean(self) -> Interval:
+        """The headline mean accuracy over sites, with its interval."""
+        assert self.headline is not None
+        return self.judgement.mean if self.judgement is not None else mean_interval(self.headline)
 
 
 def judgements(path: Path) -> dict[str, Judgement]:
