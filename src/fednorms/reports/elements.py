@@ -17,7 +17,7 @@ class Html(str):
     __slots__ = ()
 
 
-def tag(name: str, *children: Child, **attributes: object) -> Html:
+def tag(name: str, /, *children: Child, **attributes: object) -> Html:
     """An element; `class_` means class, other underscores in names of attributes mean hyphens, None leaves one out.
 
     >>> tag("p", "a < b", tag("br"), class_="note", data_tip="1 & 2")

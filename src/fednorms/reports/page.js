@@ -5,6 +5,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   heads.forEach((head, column) => {
     const button = document.createElement("button");
     button.type = "button";
+    button.title = "Sort by this column";
     button.append(...head.childNodes);
     head.append(button);
     button.addEventListener("click", () => {

@@ -1,9 +1,10 @@
-"""What a report knows about a run: its result, the facts of its federation, and judgements of its predictions."""
+"""What a report reads of runs and comparisons: results, facts of the federation, judgements of predictions."""
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fednorms.core.errors import BadInput
@@ -11,8 +12,11 @@ from fednorms.data.facts import Facts
 from fednorms.evaluation.intervals import Interval, wilson
 from fednorms.evaluation.judgement import Judgement
 from fednorms.evaluation.scores import Scores
+from fednorms.runs.cells import Outcome
+from fednorms.runs.comparison import Comparison
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
+from fednorms.runs.run_names import folders_of
 from fednorms.runs.store.directory import RunDirectory
 
 
@@ -119,3 +123,44 @@ def mean_interval(scores: Scores) -> Interval:
     each = [site_interval(scores, site) for site in scores.sites]
     half = math.sqrt(sum(((i.high - i.low) / 2) ** 2 for i in each)) / len(each)
     return Interval(scores.mean, max(0.0, scores.mean - half), min(1.0, scores.mean + half))
+
+
+@dataclass(frozen=True)
+class ComparisonRecord:
+    """A comparison, and what is known of its runs, by method as the user wrote it."""
+
+    comparison: Comparison
+    runs: dict[str, list[RunRecord]]
+
+    @classmethod
+    def read(cls, folder: Path) -> ComparisonRecord:
+        """Read a comparison's folder: comparison.json and the directories of its runs."""
+        file = folder / "comparison.json"
+        try:
+            stored = json.loads(file.read_bytes())
+            methods, seeds = dict(stored["methods"]), [int(seed) for seed in stored["seeds"]]
+            failed = {(row["method"], int(s)): str(why) for row in stored["rows"] for s, why in row["failed"].items()}
+            about = dict(stored["about"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise BadInput(f"{file} is not readable ({error}). Run the comparison again to write it.") from error
+        outcomes: list[Outcome] = []
+        runs: dict[str, list[RunRecord]] = {label: [] for label in methods}
+        for label, name in zip(methods, folders_of(methods), strict=True):
+            for seed in seeds:
+                place = folder / f"{name}-{seed}"
+                if why := failed.get((label, seed)) or ("" if place.is_dir() else f"its run is not at {place}"):
+                    outcomes.append(Outcome(label, seed, math.nan, error=why))
+                    continue
+                run = RunRecord.read(place)
+                outcomes.append(Outcome.of(label, run.result))
+                runs[label].append(run)
+        metric = next((run.result.recipe.metric for found in runs.values() for run in found), "accuracy")
+        return cls(Comparison(methods, seeds, outcomes, about, folder, metric=metric), runs)
+
+    @classmethod
+    def of(cls, comparison: Comparison) -> ComparisonRecord:
+        """A comparison in memory; the runs of a stored one are read from their directories."""
+        stored = comparison.path is not None and (comparison.path / "comparison.json").exists()
+        if not stored or comparison.path is None:
+            return cls(comparison, {label: [] for label in comparison.methods})
+        return replace(cls.read(comparison.path), comparison=comparison)

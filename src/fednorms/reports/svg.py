@@ -89,7 +89,7 @@ def whole_steps(first: float, last: float, most: int = 8) -> list[int]:
     """
     span = last - first
     size = next(s * 10**e for e in range(9) for s in (1, 2, 5) if span / (s * 10**e) <= most)
-    inner = [n for n in range(0, int(last) + 1, size) if first + 0.6 * size <= n <= last - 0.6 * size]
+    inner = [n for n in range(0, int(last) + 1, size) if first + 0.4 * size <= n <= last - 0.6 * size]
     return sorted({int(first), *inner, int(last)})
 
 
