@@ -20,7 +20,6 @@ from fednorms.reports.page import (
     bullets,
     commands,
     figure,
-    legend,
     listing,
     note,
     paragraph,
@@ -40,7 +39,10 @@ from fednorms.reports.tables import Cell, percent, table
 from fednorms.reports.words import between, mode_words, share, size
 from fednorms.runs.comparison import MEAN, TableRow
 
-_WHOLE = "Intervals cover 95 %: another sample of test images, and another seed."
+_WHOLE = (
+    "Intervals cover 95 %: another sample of test images and, as far as the seeds show it, another training run. With "
+    "two or three seeds the second part is rough."
+)
 _COLUMNS = 8  # methods next to each other in a table
 
 
@@ -204,7 +206,11 @@ def _methods(record: ComparisonRecord) -> Section:
     header = ["method", "mode", *(["lr"] if rates else []), "mean", *(["balanced"] if balanced else [])]
     header += ["std over seeds", "worst site", "sent per site and round"]
     said = "Accuracy in percent on test images after the last round, best first; means over sites that trained."
-    return Section("Methods", [paragraph(said), table(header, rows), note(_WHOLE)])
+    blocks: list[Child] = [paragraph(said), table(header, rows), note(_WHOLE)]
+    if not rates and len(comparison.methods) > 1 and best is not None:
+        said = f"All methods used the learning rate {best.lr:g}. A method that needs another one is at a disadvantage here."
+        blocks.append(note(said))
+    return Section("Methods", blocks)
 
 
 def _sent(record: ComparisonRecord, row: TableRow) -> Cell:

@@ -16,15 +16,14 @@ for (const table of document.querySelectorAll("table.sortable")) {
         const cell = row.cells[column], value = cell.dataset.value;
         return numbers ? (value === undefined || value === "" ? NaN : Number(value)) : cell.textContent;
       };
-      const rows = [...body.rows].filter((row) => !row.classList.contains("total"));
-      const total = [...body.rows].filter((row) => row.classList.contains("total"));
+      const rows = [...body.rows];
       rows.sort((a, b) => {
         const x = key(a), y = key(b);
         if (!numbers) return (up ? 1 : -1) * x.localeCompare(y, "en", { numeric: true });
         if (isNaN(x) || isNaN(y)) return isNaN(x) - isNaN(y);
         return up ? x - y : y - x;
       });
-      body.append(...rows, ...total);
+      body.append(...rows);
       heads.forEach((other) => other.removeAttribute("aria-sort"));
       head.setAttribute("aria-sort", up ? "ascending" : "descending");
     });

@@ -5,21 +5,70 @@ from __future__ import annotations
 from pathlib import Path
 
 from fednorms.core.errors import BadInput
+from fednorms.papers.tables.reproduce import Reproduction
+from fednorms.reports.comparison import comparison_page
 from fednorms.reports.page import Page
 from fednorms.reports.run import run_page
-from fednorms.reports.comparison import comparison_page
-from fednorms.reports.stored import RunRecord, ComparisonRecord
+from fednorms.reports.stored import ComparisonRecord, RunRecord
+from fednorms.reports.table import is_table, stored_table, table_page
+from fednorms.runs.comparison import Comparison
+from fednorms.runs.option_names import option
 from fednorms.runs.result import Result
 from fednorms.runs.store.atomic import clear_errors, write_atomic
 
 FILE = "report.html"
 
 
-def report(what, out=None, images=False):
-    if (Path(what) / "comparison.json").exists():
-        page = comparison_page(ComparisonRecord.read(Path(what)))
-    else:
-        page = run_page(RunRecord.read(what))
-    place = Path(what) / FILE
-    write_atomic(Path(out or place), page.html().encode())
-    return Path(out or place)
+def report(
+    what: str | Path | Result | Comparison | Reproduction, out: str | Path | None = None, *, images: bool = False
+) -> Path:
+    """Write one HTML file about a run, a comparison or a table, and return its path.
+
+    The file needs no network and opens in any browser. It holds no image of a site, unless `images` asks for the worst
+    cases with their pictures. Without `out` it is written as report.html into the folder that it is about.
+
+    Args:
+        what: A run's or comparison's folder, the name of a published table or a folder with its results; or what
+            `run`, `compare` and `reproduce` return.
+        out: The file to write.
+        images: Show the images that the model got most wrong; needs the data. They may be of patients.
+
+    >>> import tempfile
+    >>> from fednorms.runs.driver import run
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = report(run("fedavg", rounds=1, out=folder + "/run"))
+    ...     file.name, "Sites and what they see" in file.read_text()
+    ('report.html', True)
+    """
+    page, folder = _page(what, images)
+    if out is None and folder is None:
+        raise BadInput(f"This result was not stored, so say where to write its report with {option('out')}.")
+    file = Path(out) if out is not None else Path(folder or "") / FILE
+    if file.is_dir():
+        raise BadInput(f"{file} is a folder. Name a file for the report with {option('out')}, such as {file / FILE}.")
+    with clear_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(file, page.html().encode())
+    return file
+
+
+def _page(what: str | Path | Result | Comparison | Reproduction, images: bool) -> tuple[Page, Path | None]:
+    """The page, and the folder that it is about."""
+    if isinstance(what, Result):
+        return run_page(RunRecord.of(what)), what.path
+    if isinstance(what, Comparison):
+        return comparison_page(ComparisonRecord.of(what)), what.path
+    if isinstance(what, Reproduction):
+        return table_page(what.summary), what.out
+    folder = Path(what)
+    if (folder / "recipe.toml").is_file():
+        return run_page(RunRecord.read(folder)), folder
+    if (folder / "comparison.json").is_file():
+        return comparison_page(ComparisonRecord.read(folder)), folder
+    if is_table(what):
+        summary, place = stored_table(what)
+        return table_page(summary), place
+    raise BadInput(
+        f'"{what}" is neither a run, a comparison nor a table. Name a folder that run, compare or reproduce wrote, or a '
+        "table of `fednorms reproduce --list`."
+    )

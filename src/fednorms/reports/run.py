@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 from fednorms.core.counted import counted
 from fednorms.evaluation.intervals import wilson
 from fednorms.evaluation.scores import Scores
 from fednorms.reports.charts import Bar, Line, bar_chart, line_chart
-from fednorms.reports.elements import Child
-from fednorms.reports.page import KeyFigure, Page, Section, commands, figure, note, paragraph
+from fednorms.reports.elements import Child, Html, tag
+from fednorms.reports.page import KeyFigure, Page, Section, commands, figure, listing, note, paragraph
 from fednorms.reports.sections import (
     MOST_SITES,
     calibration_section,
@@ -15,7 +17,6 @@ from fednorms.reports.sections import (
     confusion_section,
     notes_section,
     privacy_section,
-    recipe_section,
     sites_section,
     travelled_section,
     uploads_of,
@@ -48,11 +49,8 @@ def run_page(run: RunRecord) -> Page:
         sections += [_modes(run), _curves(run), _sites(run)]
     sections += _judged(run)
     sections += [
-        travelled_section({recipe.method: uploads_of(recipe, run.facts)}),
-        _traffic(run),
+        travelled_section(uploads_of(recipe, run.facts), _traffic(run)),
         privacy_section(result.privacy),
-        recipe_section(recipe),
-        _versions(run),
         _again(run),
         notes_section([*_missing(run), *result.notes]),
     ]
@@ -74,10 +72,8 @@ def summary(run: RunRecord) -> list[str]:
         return [said, "The federation has no test images, so nothing is known about how good the model is."]
     images = counted(sum(s.samples for s in tested.sites.values()), f"{_split(tested)} image")
     where = f"on {images} of {counted(len(tested.sites), 'site')}"
-    first = f"{result.method} classifies {share(run.mean)} of images correctly as a mean over sites, {where}, "
-    first += f"after round {result.rounds} with {mode_words(tested.label)}."
-    if not run.finished:
-        first = first[:-1] + "; the run has not finished."
+    first = f"{result.method} has a mean accuracy of {share(run.mean)} over sites after round {result.rounds}, {where} "
+    first += f"with {mode_words(tested.label)}{'' if run.finished else '; the run has not finished'}."
     return [first, _weakest(run, tested)]
 
 
@@ -91,7 +87,7 @@ def _weakest(run: RunRecord, tested: Scores) -> str:
         c = run.judgement.pooled.classes[name]
         parts.append(f"{'the' if parts else 'The'} weakest class is {name} with a recall of {share(c.recall)}")
     half = 50 * (run.mean.high - run.mean.low)
-    sure = f"the mean is known to about ±{half:.1f} points for these images, and one seed does not show how training varies"
+    sure = f"this many images fix the mean to about ±{half:.1f} points, and one seed does not show how training varies"
     return "; ".join([*parts, sure if parts else sure[:1].upper() + sure[1:]]) + "."
 
 
@@ -194,17 +190,21 @@ def _judged(run: RunRecord) -> list[Section]:
     tested, facts = run.headline, run.facts
     if tested is None or facts is None or not all(len(s.recall) == facts.num_classes for s in tested.sites.values()):
         return []
-    rows: list[list[Cell | Child]] = []
+    bars = []
     for c, name in enumerate(facts.classes):
         here = [(s.recall[c], facts.site(n)) for n, s in tested.sites.items() if s.recall[c] == s.recall[c]]
         counts = [(r, site.images[tested.split][c]) for r, site in here if site and tested.split in site.images]
         if n := sum(m for _, m in counts):
             recall = wilson(sum(r * m for r, m in counts) / n, n)
-            rows.append([name, Cell(f"{n:,}", n), percent(recall.value, recall.low, recall.high)])
-    return [Section("Classes", [table(["class", "images", "recall"], rows[:200])])] if rows else []
+            bars.append(Bar(name, recall.value, recall.low, recall.high, note=f"n = {n:,}"))
+    worst = sorted(bars, key=lambda bar: bar.value)[:MOST_SITES] if len(bars) > MOST_SITES else bars
+    more = f"the worst {len(worst)} of {counted(len(bars), 'class', 'classes')}" if len(worst) < len(bars) else ""
+    return (
+        [Section("Classes", [figure(bar_chart({"": worst}, "Recall per class"), "Recall (%)", more)])] if bars else []
+    )
 
 
-def _traffic(run: RunRecord) -> Section:
+def _traffic(run: RunRecord) -> Html:
     history = run.result.history
     up, down = (sum(r[key] for r in history) for key in ("bytes_up", "bytes_down"))
     visits = sum(r["clients"] for r in history) or 1
@@ -212,30 +212,29 @@ def _traffic(run: RunRecord) -> Section:
         ["from sites to the server", Cell(size(up), up), Cell(size(up / visits), up / visits)],
         ["from the server to sites", Cell(size(down), down), Cell(size(down / visits), down / visits)],
     ]
-    return Section("Traffic", [table(["direction", "whole run", "per site and round"], rows, sort=False)])
-
-
-def _versions(run: RunRecord) -> Section:
-    recipe, seconds = run.result.recipe, sum(r["seconds"] for r in run.result.history)
-    rows: list[list[Cell | Child]] = [
-        ["fednorms that made the run", recipe.version or "not recorded"],
-        ["data", f"{recipe.federation}, fingerprint {recipe.fingerprint or 'not recorded'}"],
-        ["device, precision, threads", f"{recipe.device}, {recipe.precision}, {recipe.threads}"],
-        ["time in rounds", duration(seconds)],
-    ]
-    return Section("Versions", [table(["", ""], rows, sort=False)])
+    return table(["sent in this run", "in all", "per site and round"], rows, sort=False)
 
 
 def _again(run: RunRecord) -> Section:
-    path = run.result.path
-    if path is None:
-        return Section("How to reproduce", [note("The run was not stored. Save its recipe as recipe.toml and run it.")])
-    lines = [
-        f"fednorms run {path}/recipe.toml --out AGAIN    # the same run",
-        f"fednorms verify {path}                         # the files are as they were written",
-        f"fednorms evaluate {path}                       # test again; needs the data",
+    """Commands, versions and the recipe."""
+    result, recipe = run.result, run.result.recipe
+    seconds = sum(r["seconds"] for r in result.history)
+    rows: list[list[Cell | Child]] = [
+        ["made with", f"fednorms {recipe.version or '(version not recorded)'}"],
+        ["data", f"{recipe.federation}, fingerprint {recipe.fingerprint or 'not recorded'}"],
+        ["device", f"{recipe.device}, {recipe.precision}, {counted(recipe.threads, 'thread')}"],
+        ["time", f"{duration(seconds)} in rounds"],
     ]
-    return Section("How to reproduce", [commands(lines)], "Reproduce")
+    path = None if result.path is None else str(result.path)
+    lines = ["fednorms run recipe.toml --out AGAIN    # the recipe below"]
+    if path is not None:
+        lines = [
+            f"fednorms run {quote(f'{path}/recipe.toml')} --out AGAIN",
+            f"fednorms verify {quote(path)}",
+            f"fednorms evaluate {quote(path)}    # needs the data",
+        ]
+    blocks = [commands(lines), tag("h3", "Versions"), table(["", ""], rows, sort=False)]
+    return Section("How to reproduce", [*blocks, tag("h3", "Recipe"), listing(recipe.to_toml())], "Reproduce")
 
 
 def _missing(run: RunRecord) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from shlex import quote
 
 from fednorms.core.counted import counted
 from fednorms.core.errors import FednormsError
@@ -13,7 +14,7 @@ from fednorms.explain.leaves import Leaving, SiteUploads, what_leaves
 from fednorms.models.custom import refuse_unasked
 from fednorms.reports.charts import SPLIT_COLORS, class_bars, confusion_matrix, reliability_diagram
 from fednorms.reports.elements import Child, Html, tag
-from fednorms.reports.page import Section, bullets, figure, legend, listing, note, paragraph, side_by_side
+from fednorms.reports.page import Section, bullets, figure, legend, note, paragraph, side_by_side
 from fednorms.reports.tables import Cell, count, percent, table
 from fednorms.reports.words import between, size
 from fednorms.runs.recipe import Recipe
@@ -119,8 +120,8 @@ def calibration_section(judgement: Judgement) -> Section:
     """Reliability diagrams over all sites and of the sites with the largest calibration errors."""
     pooled = judgement.pooled
     said = (
-        f"A calibrated model that is 80 % confident is correct in 80 % of cases: points on the dashed line. The expected "
-        f"calibration error (ECE) is {100 * pooled.ece.value:.1f} points"
+        "A calibrated model that is 80 % confident is correct in 80 % of cases: points on the dashed line. The "
+        f"expected calibration error (ECE) is {100 * pooled.ece.value:.1f} points"
         + (f" ({between(pooled.ece)})" if between(pooled.ece) else "")
         + f", the Brier score {pooled.brier.value:.3f}."
     )
@@ -150,24 +151,23 @@ def uploads_of(recipe: Recipe, facts: Facts | None) -> SiteUploads | str:
         return f"What leaves a site could not be measured here: {error}"
 
 
-def travelled_section(found: Mapping[str, SiteUploads | str], flower: bool = False) -> Section:
-    """What leaves a site and what stays, by method."""
-    blocks: list[Child] = []
-    for name, uploads in found.items():
-        if len(found) > 1:
-            blocks.append(tag("h3", name))
-        if isinstance(uploads, str):
-            blocks.append(note(uploads))
-            continue
-        rows = [
-            [_sender(x), x.when, f"{x.what}: {few(x.names)}", Cell(size(x.nbytes), x.nbytes)] for x in uploads.leaving
-        ]
-        blocks.append(table(["sent by", "when", "what leaves a site", "size"], rows, sort=False))
-        blocks.append(bullets(_stays(uploads)))
-    if blocks:
-        blocks.insert(0, paragraph("Measured by running each method once on tiny data, not declared by it."))
-        blocks.append(note(_told(flower)))
-    return Section("What travelled and what stayed", blocks, "What travelled")
+def travelled_section(found: SiteUploads | str, traffic: Html, flower: bool = False) -> Section:
+    """What leaves a site and what stays, and how many bytes that were in the run."""
+    title = "What travelled and what stayed"
+    if isinstance(found, str):
+        return Section(title, [note(found), traffic], "What travelled")
+    rows = [[_sender(x), x.when, f"{x.what}: {few(x.names)}", Cell(size(x.nbytes), x.nbytes)] for x in found.leaving]
+    told = "Sites also tell numbers of images, training loss and test scores; "
+    if not flower:
+        told = "Across machines, sites also tell numbers of images, training loss and test scores; "
+    blocks: list[Child] = [
+        paragraph("What leaves a site, measured by running the method once on tiny data:"),
+        table(["sent by", "when", "what leaves a site", "size"], rows, sort=False),
+        bullets(_stays(found)),
+        traffic,
+        note([told, tag("code", f"fednorms describe {quote(found.method)} --privacy"), " lists all of it."]),
+    ]
+    return Section(title, blocks, "What travelled")
 
 
 def _sender(x: Leaving) -> Child:
@@ -185,25 +185,15 @@ def _stays(found: SiteUploads) -> list[Child]:
     return lines
 
 
-def _told(flower: bool) -> str:
-    where = "Sites also tell" if flower else "Across machines, sites also tell"
-    return f"{where} numbers of images, training loss and test scores. `fednorms describe METHOD --privacy` lists all."
-
-
 def privacy_section(privacy: Mapping[str, object] | None) -> Section:
     """Epsilon, or that there is no differential privacy."""
     if privacy is None:
         said = "Trained without differential privacy: no epsilon bounds what updates can reveal about a site's data."
         return Section("Privacy", [paragraph(said)])
-    epsilon, delta = privacy["epsilon"], privacy["delta"]
-    said = f"Epsilon {epsilon:.3g} at delta {delta:g} after the last round, by {privacy['part']} ({privacy['neighbours']})."
+    bound = f"Epsilon {privacy['epsilon']:.3g} at delta {privacy['delta']:g} after the last round"
+    said = f"{bound}, by {privacy['part']} ({privacy['neighbours']})."
     more = "Numbers of images, test scores and the choice of the best round are not counted in epsilon."
     return Section("Privacy", [paragraph(said), note(more)])
-
-
-def recipe_section(recipe: Recipe, title: str = "Recipe") -> Section:
-    """Everything that determines the run, as the TOML that `fednorms run` reads."""
-    return Section(title, [listing(recipe.to_toml())], "Recipe")
 
 
 def notes_section(notes: Sequence[str]) -> Section:

@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fednorms.reports.elements import Child, Html, tag
+from fednorms.reports.elements import Child, Html, joined, tag
+
+_COLUMNS = 8  # besides the first: more do not fit a page
 
 
 @dataclass(frozen=True)
@@ -44,19 +46,21 @@ def count(number: float) -> Cell:
     return Cell(f"{number:,.0f}", number)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Cell | Child]], *, totals: int = 0, sort: bool = True) -> Html:
-    """A table; columns of `Cell`s are numbers, and the last `totals` rows stay at the end when it is sorted.
+def table(header: Sequence[str], rows: Sequence[Sequence[Cell | Child]], *, sort: bool = True) -> Html:
+    """A table; columns of `Cell`s are numbers. One with many columns becomes several, each with the first column.
 
     >>> table(["site", "images"], [["a", count(3)]]).count('class="number"')
     2
     """
-    numbers = {j for row in rows for j, cell in enumerate(row) if isinstance(cell, Cell)}
-    heads = [tag("th", name, scope="col", class_="number" if j in numbers else None) for j, name in enumerate(header)]
-    lines = [
-        tag("tr", [_cell(j, cell) for j, cell in enumerate(row)], class_="total" if i >= len(rows) - totals else None)
-        for i, row in enumerate(rows)
-    ]
-    kind = " ".join(["sortable"] * (sort and len(rows) - totals > 1) + ["wide"] * (len(header) > 7))
+    parts = [range(start, min(start + _COLUMNS, len(header))) for start in range(1, len(header), _COLUMNS)]
+    return joined(_part(header, rows, [0, *part], sort) for part in parts)
+
+
+def _part(header: Sequence[str], rows: Sequence[Sequence[Cell | Child]], columns: list[int], sort: bool) -> Html:
+    numbers = {j for row in rows for j in columns if isinstance(row[j], Cell)}
+    heads = [tag("th", header[j], scope="col", class_="number" if j in numbers else None) for j in columns]
+    lines = [tag("tr", [_cell(j, row[j]) for j in columns]) for row in rows]
+    kind = " ".join(["sortable"] * (sort and len(rows) > 1) + ["wide"] * (len(columns) > 7))
     made = tag("table", tag("thead", tag("tr", heads)), tag("tbody", lines), class_=kind or None)
     return tag("div", made, class_="scroll")
 
