@@ -31,7 +31,8 @@ class Bin:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Bin:
         """The inverse of `to_dict`."""
-        return cls(**{k: math.nan if v is None else v for k, v in values.items()})
+        read: dict[str, Any] = {k: math.nan if v is None else v for k, v in values.items()}
+        return cls(**read)
 
 
 def bin_of(confidence: np.ndarray, bins: int = BINS) -> np.ndarray:

@@ -70,7 +70,8 @@ class OperatingPoint:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> OperatingPoint:
         """The inverse of `to_dict`."""
-        return cls(**{k: Interval.from_dict(v) if isinstance(v, dict) else v for k, v in values.items()})
+        read: dict[str, Any] = {k: Interval.from_dict(v) if isinstance(v, dict) else v for k, v in values.items()}
+        return cls(**read)
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,10 @@ class SiteJudgement:
         """The inverse of `to_dict`."""
         point = values.get("operating_point")
         return cls(
-            values["n"],
-            values["groups"],
-            values["confusion"],
-            *(Interval.from_dict(values[name]) for name in OVERALL),
+            n=values["n"],
+            groups=values["groups"],
+            confusion=values["confusion"],
+            **{name: Interval.from_dict(values[name]) for name in OVERALL},
             bins=[Bin.from_dict(b) for b in values["bins"]],
             classes={name: ClassJudgement.from_dict(c) for name, c in values["classes"].items()},
             operating_point=None if point is None else OperatingPoint.from_dict(point),
@@ -236,7 +237,7 @@ class Judgement:
 
 
 def _columns(judged: object, names: tuple[str, ...]) -> dict[str, float]:
-    found = {}
+    found: dict[str, float] = {}
     for name in names:
         number: Interval = getattr(judged, name)
         found |= {name: number.value, f"{name}_low": number.low, f"{name}_high": number.high}

@@ -21,7 +21,7 @@ class Predictions:
     labels: np.ndarray
     probabilities: np.ndarray  # images x classes
     groups: np.ndarray | Sequence[str] | None = None
-    files: Sequence[str] | None = None
+    files: np.ndarray | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 _ELEMENTS = 1_000_000  # replicates x images that are handled at a time: they fit into a processor's cache
@@ -43,7 +45,7 @@ def _judged(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
 
 
 def _areas(drawn: np.ndarray, positive: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    exact = np.float32 if drawn.shape[1] < 2**24 else np.float64  # both count images exactly
+    exact: Any = np.float32 if drawn.shape[1] < 2**24 else np.float64  # both count images exactly
     every = np.cumsum(drawn, axis=1, dtype=exact)[:, ends]
     true = np.cumsum(drawn * positive, axis=1, dtype=exact)[:, ends]
     steps = np.diff(true, axis=1, prepend=exact(0))
