@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fednorms.papers.analysis.analyze import analyze
     from fednorms.papers.analysis.findings import Findings
     from fednorms.papers.tables.reproduce import Reproduction, reproduce
+    from fednorms.reports.report import report
     from fednorms.runs.compare import compare
     from fednorms.runs.comparison import Comparison
     from fednorms.runs.driver import RoundEvent, resume, run
@@ -101,6 +102,7 @@ __all__ = [
     "part",
     "partition",
     "predict",
+    "report",
     "reproduce",
     "resume",
     "run",
@@ -126,6 +128,7 @@ _DEFINED_IN = {
     "papers.analysis.analyze": ("analyze",),
     "papers.analysis.findings": ("Findings",),
     "papers.tables.reproduce": ("Reproduction", "reproduce"),
+    "reports.report": ("report",),
     "runs.compare": ("compare",),
     "runs.comparison": ("Comparison",),
     "runs.driver": ("RoundEvent", "resume", "run"),

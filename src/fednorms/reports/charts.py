@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fednorms.evaluation.calibration import Bin
+from fednorms.evaluation.intervals import Interval
 from fednorms.reports.elements import Child, Html, tag
 from fednorms.reports.svg import (
     LETTER,
@@ -47,19 +48,22 @@ class Line:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar: its value, the interval around it, its color (a number), and a note next to its value."""
+    """A bar: a share with its interval, its color (a number), and a note next to its value."""
 
     name: str
-    value: float
-    low: float | None = None
-    high: float | None = None
+    share: Interval
     color: int = 1
     note: str = ""
 
     @property
+    def ends(self) -> tuple[float, float] | None:
+        """The ends of the interval, if it has any."""
+        return None if math.isnan(self.share.low) else (self.share.low, self.share.high)
+
+    @property
     def interval(self) -> str:
         """The interval in words: " 78.1 to 84.0"."""
-        return "" if self.low is None or self.high is None else f" {100 * self.low:.1f} to {100 * self.high:.1f}"
+        return "" if self.ends is None else f" {100 * self.ends[0]:.1f} to {100 * self.ends[1]:.1f}"
 
 
 def color_of(i: int) -> str:
@@ -140,7 +144,7 @@ def _thinned(line: Line) -> Line:
 def bar_chart(groups: Mapping[str, Sequence[Bar]], title: str) -> Html:
     """Horizontal bars from 0 to 100 % with intervals, in groups with headings; the heading "" is left out.
 
-    >>> "44.0" in bar_chart({"": [Bar("foggy", 0.44, 0.4, 0.5)]}, "Accuracy per site")
+    >>> "44.0" in bar_chart({"": [Bar("foggy", Interval(0.44, 0.4, 0.5))]}, "Accuracy per site")
     True
     """
     bars = [bar for group in groups.values() for bar in group]
@@ -166,24 +170,24 @@ def bar_chart(groups: Mapping[str, Sequence[Bar]], title: str) -> Html:
         x = at(step / 100)
         grid.append(tag("line", x1=x, x2=x, y1=2, y2=y, class_="grid"))
         grid.append(words(x, y + 16, f"{step} %" if step == 100 else str(step), anchor="middle"))
-    said = "; ".join(f"{bar.name} {100 * bar.value:.1f}{bar.interval}" for bar in bars)
+    said = "; ".join(f"{bar.name} {100 * bar.share.value:.1f}{bar.interval}" for bar in bars)
     return chart(title, f"In percent: {said}.", y + 22, [*grid, *marks])
 
 
 def _bar(bar: Bar, y: float, left: float, right: float, at: Callable[[float], float]) -> Html:
     middle, marks = y + 9, list[Child]()
     marks.append(words(left - 8, middle + 4, cut(bar.name), anchor="end"))
-    long = max(at(bar.value) - left, 0.5)
+    long = max(at(bar.share.value) - left, 0.5)
     marks.append(tag("rect", x=left, y=y + 2, width=long, height=14, fill=color_of(bar.color), class_="bar"))
-    if bar.low is not None and bar.high is not None:
-        low, high = short(at(bar.low)), short(at(bar.high))
+    if bar.ends is not None:
+        low, high = (short(at(end)) for end in bar.ends)
         ends = f"M{low} {short(middle)}H{high}M{low} {short(middle - 4)}v8M{high} {short(middle - 4)}v8"
         marks += [tag("path", d=ends, class_="halo"), tag("path", d=ends, class_="whisker")]
     quiet = f" {bar.interval}" + (f"   {bar.note}" if bar.note else "")
-    value = tag("tspan", f"{100 * bar.value:.1f}", class_="value")
+    value = tag("tspan", f"{100 * bar.share.value:.1f}", class_="value")
     marks.append(tag("text", value, tag("tspan", quiet, class_="quiet"), x=right + 18, y=middle + 4))
     note = f", {bar.note}" if bar.note else ""
-    said = f"{bar.name}: {100 * bar.value:.1f} %{f' (interval{bar.interval})' if bar.interval else ''}{note}"
+    said = f"{bar.name}: {100 * bar.share.value:.1f} %{f' (interval{bar.interval})' if bar.interval else ''}{note}"
     marks.append(tag("rect", tip(said), x=0, y=y, width=WIDTH, height=18, class_="hit"))
     return tag("g", marks, class_="series")
 

@@ -35,7 +35,7 @@ from fednorms.reports.sections import (
     uploads_of,
 )
 from fednorms.reports.stored import ComparisonRecord, RunRecord
-from fednorms.reports.tables import Cell, percent, table
+from fednorms.reports.tables import Cell, Row, percent, table
 from fednorms.reports.words import between, mode_words, share, size
 from fednorms.runs.comparison import MEAN, TableRow
 
@@ -46,8 +46,8 @@ _WHOLE = (
 _COLUMNS = 8  # methods next to each other in a table
 
 
-def comparison_page(record: ComparisonRecord) -> Page:
-    """The report of a comparison."""
+def comparison_page(record: ComparisonRecord, cases: Section | None = None) -> Page:
+    """The report of a comparison; `cases` are the best method's worst cases with images, if they were asked for."""
     comparison = record.comparison
     methods, seeds = counted(len(comparison.methods), "method"), counted(len(comparison.seeds), "seed")
     first = next((run for runs in record.runs.values() for run in runs), None)
@@ -60,6 +60,7 @@ def comparison_page(record: ComparisonRecord) -> Page:
         _curves(record),
         _sites(record),
         *_best_in_detail(record),
+        *([cases] if cases else []),
         _travelled(record),
         _privacy(record),
         _again(record, first),
@@ -184,7 +185,7 @@ def _methods(record: ComparisonRecord) -> Section:
     best = ranked[0] if ranked else None
     rates = len({row.lr for row in comparison.rows if not math.isnan(row.lr)}) > 1
     balanced = comparison.judged_by != MEAN
-    rows: list[list[Cell | Child]] = []
+    rows: list[Row] = []
     for row in [*ranked, *(r for r in comparison.rows if r not in ranked)]:
         name = [swatch(color_of(_color(record, row))), row.label]
         line: list[Cell | Child] = [name, row.mode]
@@ -196,9 +197,9 @@ def _methods(record: ComparisonRecord) -> Section:
         domains = [c for c in comparison.columns if c in row.entries and c not in _OVER]
         worst = min(domains, key=lambda c: row.entries[c].mean)
         at, std = _interval(record, row, worst), row.entries[MEAN].std
-        line.append(percent(mean.value, mean.low, mean.high, mark="best" if row is best and not balanced else ""))
+        line.append(percent(mean, "best" if row is best and not balanced else ""))
         if balanced:
-            line.append(percent(row.entries["balanced"].mean, mark="best" if row is best else ""))
+            line.append(percent(row.entries["balanced"].mean, "best" if row is best else ""))
         line.append(Cell("-") if std is None else percent(std))
         line.append(Cell(f"{100 * at.value:.1f}", at.value, worst))
         line.append(_sent(record, row))
@@ -208,7 +209,7 @@ def _methods(record: ComparisonRecord) -> Section:
     said = "Accuracy in percent on test images after the last round, best first; means over sites that trained."
     blocks: list[Child] = [paragraph(said), table(header, rows), note(_WHOLE)]
     if not rates and len(comparison.methods) > 1 and best is not None:
-        said = f"All methods used the learning rate {best.lr:g}. A method that needs another one is at a disadvantage here."
+        said = f"All methods used the learning rate {best.lr:g}; one that needs another rate is at a disadvantage here."
         blocks.append(note(said))
     return Section("Methods", blocks)
 
@@ -248,16 +249,13 @@ def _sites(record: ComparisonRecord) -> Section:
             bars = []
             for row in rows:
                 if domain in row.entries:
-                    at = _interval(record, row, domain)
-                    known = not math.isnan(at.low)
                     name = f"{row.label} ({row.mode})" if several else row.label
-                    ends = (at.low, at.high) if known else (None, None)
-                    bars.append(Bar(name, at.value, *ends, color=_color(record, row)))
+                    bars.append(Bar(name, _interval(record, row, domain), _color(record, row)))
             groups[domain] = bars
         blocks.append(figure(bar_chart(groups, "Accuracy per site"), "Test accuracy per site (%)"))
     for start in range(0, len(rows), _COLUMNS):
         part = rows[start : start + _COLUMNS]
-        lines = [[d, *(_cell(record, row, d, rows) for row in part)] for d in shown]
+        lines: list[Row] = [[d, *(_cell(record, row, d, rows) for row in part)] for d in shown]
         blocks.append(table(["site", *(f"{r.label} ({r.mode})" if several else r.label for r in part)], lines))
     if len(shown) < len(domains):
         blocks.append(note(f"The {len(shown)} hardest of {counted(len(domains), 'site')}."))
@@ -270,13 +268,18 @@ def _cell(record: ComparisonRecord, row: TableRow, domain: str, rows: Sequence[T
         return Cell("-")
     at = _interval(record, row, domain)
     best = max(r.entries[domain].mean for r in rows if domain in r.entries)
-    return percent(at.value, at.low, at.high, mark="best" if at.value == best else "")
+    return percent(at, "best" if at.value == best else "")
+
+
+def best_run(record: ComparisonRecord) -> RunRecord | None:
+    """The first run of the best method, if it was stored."""
+    ranked = _ranked(record)
+    return _first_run(record, ranked[0]) if ranked else None
 
 
 def _best_in_detail(record: ComparisonRecord) -> list[Section]:
     """Classes, confusions and calibration of the best method's first run."""
-    ranked = _ranked(record)
-    run = _first_run(record, ranked[0]) if ranked else None
+    ranked, run = _ranked(record), best_run(record)
     if run is None or run.judgement is None:
         return []
     whose = note(
@@ -287,7 +290,7 @@ def _best_in_detail(record: ComparisonRecord) -> list[Section]:
 
 
 def _travelled(record: ComparisonRecord) -> Section:
-    rows: list[list[Cell | Child]] = []
+    rows: list[Row] = []
     reasons = []
     for label, runs in record.runs.items():
         if not runs:
@@ -316,7 +319,7 @@ def _travelled(record: ComparisonRecord) -> Section:
     )
 
 
-def _uploads(found: SiteUploads) -> list[Cell | Child]:
+def _uploads(found: SiteUploads) -> Row:
     often = [x for x in found.leaving if x.when == "every round"]
     total, read = (sum(x.nbytes for x in often if x.statistics or not only) for only in (False, True))
     also = "; ".join(f"{x.when}: {x.sender} {x.what} ({size(x.nbytes)})" for x in found.leaving if x not in often)
@@ -356,9 +359,9 @@ def _again(record: ComparisonRecord, first: RunRecord | None) -> Section:
     blocks: list[Child] = []
     if first is not None and comparison.path is not None:
         shown = " ".join(quote(label) for label in comparison.methods)
-        recipe = first.result.path
+        recipe = quote(f"{first.result.path}/recipe.toml")
         lines = [
-            f"fednorms compare --methods {shown} --seeds {len(comparison.seeds)} --recipe {quote(f'{recipe}/recipe.toml')} --out AGAIN",
+            f"fednorms compare --methods {shown} --seeds {len(comparison.seeds)} --recipe {recipe} --out AGAIN",
             f"fednorms verify {quote(str(comparison.path))}",
         ]
         if len({row.lr for row in comparison.rows if not math.isnan(row.lr)}) > 1:
@@ -374,11 +377,10 @@ def _again(record: ComparisonRecord, first: RunRecord | None) -> Section:
 def _notes(record: ComparisonRecord) -> list[str]:
     comparison = record.comparison
     found = [f"{o.label}, seed {o.seed} failed: {o.error}" for o in comparison.failed]
-    ranked = _ranked(record)
-    run = _first_run(record, ranked[0]) if ranked else None
+    ranked, run = _ranked(record), best_run(record)
     if run is not None and run.judgement is None:
         found.append(
-            f"The runs of {ranked[0].label} have not stored their predictions, so its confusion matrices, calibration and "
-            "numbers per class are missing."
+            f"The runs of {ranked[0].label} have not stored their predictions, so confusion matrices, calibration "
+            "and numbers per class are missing."
         )
     return found + comparison.notes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
 from fednorms._version import __version__
@@ -79,7 +78,7 @@ class Page:
             tag("div", [_figure(f) for f in self.figures], class_="figures") if self.figures else None,
             tag("nav", [tag("a", s.short or s.title, href=f"#{s.id}") for s in shown]),
             [tag("section", tag("h2", s.title, id=s.id), s.content) for s in shown],
-            tag("footer", f"Written by fednorms {__version__} on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}."),
+            tag("footer", f"Written by fednorms {__version__}."),
         )
         body = tag("body", "\n", main, "\n", tag("script", Html(script)))
         return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from fednorms.core.errors import BadInput
+from fednorms.data import Federation
 from fednorms.papers.tables.reproduce import Reproduction
-from fednorms.reports.comparison import comparison_page
+from fednorms.reports.comparison import best_run, comparison_page
 from fednorms.reports.page import Page
+from fednorms.reports.pictures import worst_cases
 from fednorms.reports.run import run_page
 from fednorms.reports.stored import ComparisonRecord, RunRecord
 from fednorms.reports.table import is_table, stored_table, table_page
 from fednorms.runs.comparison import Comparison
-from fednorms.runs.option_names import option
+from fednorms.runs.option_names import flag, option
 from fednorms.runs.result import Result
 from fednorms.runs.store.atomic import clear_errors, write_atomic
 
@@ -20,7 +22,11 @@ FILE = "report.html"
 
 
 def report(
-    what: str | Path | Result | Comparison | Reproduction, out: str | Path | None = None, *, images: bool = False
+    what: str | Path | Result | Comparison | Reproduction,
+    out: str | Path | None = None,
+    *,
+    images: bool = False,
+    federation: Federation | None = None,
 ) -> Path:
     """Write one HTML file about a run, a comparison or a table, and return its path.
 
@@ -32,6 +38,7 @@ def report(
             `run`, `compare` and `reproduce` return.
         out: The file to write.
         images: Show the images that the model got most wrong; needs the data. They may be of patients.
+        federation: The data for `images`, where a run got them as an object.
 
     >>> import tempfile
     >>> from fednorms.runs.driver import run
@@ -40,7 +47,7 @@ def report(
     ...     file.name, "Sites and what they see" in file.read_text()
     ('report.html', True)
     """
-    page, folder = _page(what, images)
+    page, folder = _page(what, images, federation)
     if out is None and folder is None:
         raise BadInput(f"This result was not stored, so say where to write its report with {option('out')}.")
     file = Path(out) if out is not None else Path(folder or "") / FILE
@@ -52,23 +59,35 @@ def report(
     return file
 
 
-def _page(what: str | Path | Result | Comparison | Reproduction, images: bool) -> tuple[Page, Path | None]:
+def _page(
+    what: str | Path | Result | Comparison | Reproduction, images: bool, federation: Federation | None
+) -> tuple[Page, Path | None]:
     """The page, and the folder that it is about."""
+
+    def of_run(run: RunRecord) -> Page:
+        return run_page(run, worst_cases(run, federation) if images else None)
+
+    def of_comparison(record: ComparisonRecord) -> Page:
+        best = best_run(record) if images else None
+        return comparison_page(record, worst_cases(best, federation) if best else None)
+
     if isinstance(what, Result):
-        return run_page(RunRecord.of(what)), what.path
+        return of_run(RunRecord.of(what)), what.path
     if isinstance(what, Comparison):
-        return comparison_page(ComparisonRecord.of(what)), what.path
+        return of_comparison(ComparisonRecord.of(what)), what.path
     if isinstance(what, Reproduction):
         return table_page(what.summary), what.out
     folder = Path(what)
     if (folder / "recipe.toml").is_file():
-        return run_page(RunRecord.read(folder)), folder
+        return of_run(RunRecord.read(folder)), folder
     if (folder / "comparison.json").is_file():
-        return comparison_page(ComparisonRecord.read(folder)), folder
+        return of_comparison(ComparisonRecord.read(folder)), folder
     if is_table(what):
+        if images:
+            raise BadInput(f"{what} is a table; its stored results have no images. Leave out {flag('images')}.")
         summary, place = stored_table(what)
         return table_page(summary), place
     raise BadInput(
-        f'"{what}" is neither a run, a comparison nor a table. Name a folder that run, compare or reproduce wrote, or a '
-        "table of `fednorms reproduce --list`."
+        f'"{what}" is neither a run, a comparison nor a table. Name a folder that run, compare or reproduce wrote, or '
+        "a table of `fednorms reproduce --list`."
     )

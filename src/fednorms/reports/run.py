@@ -22,7 +22,7 @@ from fednorms.reports.sections import (
     uploads_of,
 )
 from fednorms.reports.stored import RunRecord, site_interval
-from fednorms.reports.tables import Cell, percent, table
+from fednorms.reports.tables import Cell, Row, percent, table
 from fednorms.reports.words import INTERVALS, WILSON, between, mode_words, share, size
 from fednorms.runs.progress import duration
 
@@ -33,8 +33,8 @@ NO_PREDICTIONS = (
 )
 
 
-def run_page(run: RunRecord) -> Page:
-    """The report of a run."""
+def run_page(run: RunRecord, cases: Section | None = None) -> Page:
+    """The report of a run; `cases` are its worst cases with images, if they were asked for."""
     result, recipe = run.result, run.result.recipe
     tested = run.headline
     counts = {} if tested is None else {site: score.samples for site, score in tested.sites.items()}
@@ -47,7 +47,7 @@ def run_page(run: RunRecord) -> Page:
     sections = [sites_section(run.facts, counts)]
     if tested is not None:
         sections += [_modes(run), _curves(run), _sites(run)]
-    sections += _judged(run)
+    sections += [*_judged(run), *([cases] if cases else [])]
     sections += [
         travelled_section(uploads_of(recipe, run.facts), _traffic(run)),
         privacy_section(result.privacy),
@@ -119,15 +119,15 @@ def _figures(run: RunRecord) -> list[KeyFigure]:
 
 def _modes(run: RunRecord) -> Section:
     """All tested modes."""
-    rows: list[list[Cell | Child]] = []
+    rows: list[Row] = []
     for label, s in run.tests.items():
         judged = run.judgements.get(label)
         mean = judged.mean if judged else run.mean if label == run.result.headline else None
         worst = min(s.sites, key=lambda site: s.sites[site].accuracy)
         at = judged.sites[worst].accuracy if judged and worst in judged.sites else site_interval(s, worst)
         row: list[Cell | Child] = [label, mode_words(label)]
-        row.append(percent(s.mean, mean.low, mean.high) if mean else percent(s.mean))
-        row += [percent(s.std), percent(at.value, at.low, at.high), worst, percent(s.balanced_accuracy)]
+        row.append(percent(mean or s.mean))
+        row += [percent(s.std), percent(at), worst, percent(s.balanced_accuracy)]
         rows.append([*row, Cell(f"{s.loss:.3f}", s.loss)])
     header = ["mode", "which model", "accuracy", "std over sites", "worst site", "which", "balanced", "loss"]
     first = next(iter(run.tests.values()))
@@ -174,7 +174,7 @@ def _sites(run: RunRecord) -> Section:
         bars = []
         for site in order:
             at = judged.sites[site].accuracy if judged and site in judged.sites else site_interval(s, site)
-            bars.append(Bar(site, at.value, at.low, at.high, note=f"n = {s.sites[site].samples:,}"))
+            bars.append(Bar(site, at, note=f"n = {s.sites[site].samples:,}"))
         left = len(s.sites) - len(order)
         more = f"the worst {len(order)} of {counted(len(s.sites), 'site')}" if left else ""
         blocks.append(
@@ -196,8 +196,8 @@ def _judged(run: RunRecord) -> list[Section]:
         counts = [(r, site.images[tested.split][c]) for r, site in here if site and tested.split in site.images]
         if n := sum(m for _, m in counts):
             recall = wilson(sum(r * m for r, m in counts) / n, n)
-            bars.append(Bar(name, recall.value, recall.low, recall.high, note=f"n = {n:,}"))
-    worst = sorted(bars, key=lambda bar: bar.value)[:MOST_SITES] if len(bars) > MOST_SITES else bars
+            bars.append(Bar(name, recall, note=f"n = {n:,}"))
+    worst = sorted(bars, key=lambda bar: bar.share.value)[:MOST_SITES] if len(bars) > MOST_SITES else bars
     more = f"the worst {len(worst)} of {counted(len(bars), 'class', 'classes')}" if len(worst) < len(bars) else ""
     return (
         [Section("Classes", [figure(bar_chart({"": worst}, "Recall per class"), "Recall (%)", more)])] if bars else []
@@ -208,7 +208,7 @@ def _traffic(run: RunRecord) -> Html:
     history = run.result.history
     up, down = (sum(r[key] for r in history) for key in ("bytes_up", "bytes_down"))
     visits = sum(r["clients"] for r in history) or 1
-    rows = [
+    rows: list[Row] = [
         ["from sites to the server", Cell(size(up), up), Cell(size(up / visits), up / visits)],
         ["from the server to sites", Cell(size(down), down), Cell(size(down / visits), down / visits)],
     ]
@@ -219,7 +219,7 @@ def _again(run: RunRecord) -> Section:
     """Commands, versions and the recipe."""
     result, recipe = run.result, run.result.recipe
     seconds = sum(r["seconds"] for r in result.history)
-    rows: list[list[Cell | Child]] = [
+    rows: list[Row] = [
         ["made with", f"fednorms {recipe.version or '(version not recorded)'}"],
         ["data", f"{recipe.federation}, fingerprint {recipe.fingerprint or 'not recorded'}"],
         ["device", f"{recipe.device}, {recipe.precision}, {counted(recipe.threads, 'thread')}"],

@@ -15,13 +15,13 @@ from fednorms.models.custom import refuse_unasked
 from fednorms.reports.charts import SPLIT_COLORS, class_bars, confusion_matrix, reliability_diagram
 from fednorms.reports.elements import Child, Html, tag
 from fednorms.reports.page import Section, bullets, figure, legend, note, paragraph, side_by_side
-from fednorms.reports.tables import Cell, count, percent, table
+from fednorms.reports.tables import Cell, Row, count, percent, table
 from fednorms.reports.words import between, size
 from fednorms.runs.recipe import Recipe
 
 MOST_SITES = 30  # that a chart or table names one by one
 MOST_CLASSES = 40  # of a confusion matrix that can be read
-_MATRICES = 4  # confusion matrices of single sites
+_MATRICES = 3  # confusion matrices of single sites
 _SPLITS = {"train": "training", "val": "validation", "test": "test"}
 
 
@@ -57,9 +57,7 @@ def sites_section(facts: Facts | None, tested: Mapping[str, int]) -> Section:
     return Section(title, blocks, short)
 
 
-def _site_row(
-    site: SiteFacts, facts: Facts, splits: Sequence[str], domains: bool, tested: Mapping[str, int]
-) -> list[Cell | Child]:
+def _site_row(site: SiteFacts, facts: Facts, splits: Sequence[str], domains: bool, tested: Mapping[str, int]) -> Row:
     row: list[Cell | Child] = [site.name, *([site.domain] if domains else [])]
     row += [count(sum(site.images.get(split, []))) for split in splits]
     if not splits:
@@ -71,10 +69,10 @@ def _site_row(
 def classes_section(judgement: Judgement) -> Section:
     """Every class against the rest, over the images of all sites."""
     worst = judgement.worst_class
-    rows: list[list[Cell | Child]] = []
+    rows: list[Row] = []
     for name, c in judgement.pooled.classes.items():
         rates = (c.recall, c.specificity, c.precision, c.f1, c.auroc)
-        cells = [percent(r.value, r.low, r.high, mark="bad" if name == worst and r is c.recall else "") for r in rates]
+        cells = [percent(r, "bad" if name == worst and r is c.recall else "") for r in rates]
         rows.append([name, count(c.n), *cells])
     header = ["class", "images", "recall", "specificity", "precision", "F1", "AUROC"]
     said = (
@@ -98,7 +96,7 @@ def confusion_section(judgement: Judgement) -> Section:
     if len(judgement.sites) == 1:
         return Section(title, [*blocks, _matrix(pooled, classes, "All images", 400)], "Confusion")
     blocks.append(_matrix(pooled, classes, "All sites", 400))
-    made = [_matrix(judgement.sites[site], classes, site, 250) for site in worst]
+    made = [_matrix(judgement.sites[site], classes, site, 212) for site in worst]
     blocks += [tag("h3", "The sites with the lowest accuracy" if len(judgement.sites) > len(worst) else "Single sites")]
     return Section(title, [*blocks, side_by_side(made)], "Confusion")
 
@@ -112,7 +110,7 @@ def _confusions(judged: SiteJudgement, classes: Sequence[str]) -> Html:
     wrong = [
         (n, classes[i], classes[j]) for i, row in enumerate(judged.confusion) for j, n in enumerate(row) if i != j and n
     ]
-    rows = [[true, said, count(n)] for n, true, said in sorted(wrong, reverse=True)[:20]]
+    rows: list[Row] = [[true, said, count(n)] for n, true, said in sorted(wrong, reverse=True)[:20]]
     return table(["true class", "predicted as", "images"], rows)
 
 
@@ -156,7 +154,9 @@ def travelled_section(found: SiteUploads | str, traffic: Html, flower: bool = Fa
     title = "What travelled and what stayed"
     if isinstance(found, str):
         return Section(title, [note(found), traffic], "What travelled")
-    rows = [[_sender(x), x.when, f"{x.what}: {few(x.names)}", Cell(size(x.nbytes), x.nbytes)] for x in found.leaving]
+    rows: list[Row] = [
+        [_sender(x), x.when, f"{x.what}: {few(x.names)}", Cell(size(x.nbytes), x.nbytes)] for x in found.leaving
+    ]
     told = "Sites also tell numbers of images, training loss and test scores; "
     if not flower:
         told = "Across machines, sites also tell numbers of images, training loss and test scores; "

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from fednorms.core.errors import BadInput
 from fednorms.data.facts import Facts
 from fednorms.evaluation.intervals import Interval, wilson
+from fednorms.evaluation.judge import judge_predictions
 from fednorms.evaluation.judgement import Judgement
+from fednorms.evaluation.predictions import Predictions
 from fednorms.evaluation.scores import Scores
 from fednorms.runs.cells import Outcome
 from fednorms.runs.comparison import Comparison
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
 from fednorms.runs.run_names import folders_of
+from fednorms.runs.store import predictions
 from fednorms.runs.store.directory import RunDirectory
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its directory, or a result in memory, describes it.
-
-    `judgements` are by mode ("personal/own"); a run without stored predictions has none.
-    """
+    """A run as its directory, or a result in memory, describes it."""
 
     result: Result
     facts: Facts | None
     finished: bool = True
-    judgements: dict[str, Judgement] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: str | Path) -> RunRecord:
@@ -60,7 +60,7 @@ class RunRecord:
             privacy=ended.get("privacy"),
             domain_of=known | domains,
         )
-        return cls(result, facts, summary is not None, judgements(Path(path)))
+        return cls(result, facts, summary is not None)
 
     @classmethod
     def of(cls, result: Result) -> RunRecord:
@@ -70,7 +70,7 @@ class RunRecord:
         session = result._session
         return cls(result, None if session is None else session.facts)
 
-    @property
+    @cached_property
     def tests(self) -> dict[str, Scores]:
         """The newest scores of each mode, the headline's first: on test images, or without any on validation images."""
         newest = {name: row for row in self.result.history for name in row["scores"]}
@@ -83,6 +83,33 @@ class RunRecord:
     def headline(self) -> Scores | None:
         """The scores by which the method is judged; None if nothing was tested."""
         return next(iter(self.tests.values()), None)
+
+    @cached_property
+    def judgements(self) -> dict[str, Judgement]:
+        """The judgements of stored predictions, by mode ("personal/own"); none where a run has stored none."""
+        path, facts, found = self.result.path, self.facts, dict[str, Judgement]()
+        if path is None or facts is None:
+            return found
+        for label, scores in self.tests.items():
+            said = predictions.read(RunDirectory(path), self.result.rounds, label, scores.split)
+            if said is not None:
+                found[label] = judge_predictions(
+                    said,
+                    facts.classes,
+                    mode=scores.mode,
+                    statistics=scores.statistics,
+                    split=scores.split,
+                    metric=self.result.recipe.metric,
+                )
+        return found
+
+    @property
+    def predictions(self) -> dict[str, Predictions] | None:
+        """What the headline mode predicted at each site in the last round, if it was stored."""
+        if self.result.path is None or self.headline is None:
+            return None
+        directory = RunDirectory(self.result.path)
+        return predictions.read(directory, self.result.rounds, self.headline.label, self.headline.split)
 
     @property
     def judgement(self) -> Judgement | None:
@@ -101,11 +128,6 @@ class RunRecord:
         """The headline mean accuracy over sites, with its interval."""
         assert self.headline is not None
         return self.judgement.mean if self.judgement is not None else mean_interval(self.headline)
-
-
-def judgements(path: Path) -> dict[str, Judgement]:
-    """The judgements of the predictions that a run has stored, by mode."""
-    return {}
 
 
 def _best(ended: dict[str, object]) -> dict[str, object] | None:

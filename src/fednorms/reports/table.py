@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -10,6 +11,7 @@ from typing import Any
 from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
 from fednorms.core.options import few
+from fednorms.evaluation.intervals import Interval
 from fednorms.papers.tables.catalog import default_out, known, open_table
 from fednorms.papers.tables.cell import BETTER, MISS, TableCell, number, ours_text, published_text
 from fednorms.papers.tables.report import facts
@@ -21,7 +23,7 @@ from fednorms.reports.charts import Bar, Line, bar_chart, line_chart
 from fednorms.reports.elements import Child
 from fednorms.reports.page import KeyFigure, Page, Section, bullets, commands, figure, listing, note, paragraph
 from fednorms.reports.sections import notes_section
-from fednorms.reports.tables import Cell, table
+from fednorms.reports.tables import Cell, Row, table
 
 _MOST_BARS = 40
 _MOST_LINES = 10
@@ -116,7 +118,7 @@ def _figures(summary: Summary) -> list[KeyFigure]:
 
 def _setting(section: Setting, summary: Summary) -> Section:
     has = section.has_published
-    rows = [
+    rows: list[Row] = [
         [name, *(_cell(section.rows[row][column], section, column) for column in section.columns)]
         for row, name in section.names.items()
     ]
@@ -156,11 +158,10 @@ def _bars(section: Setting) -> Child:
         return None
     bars = []
     for row, cell in cells.items():
-        mean, std = (cell.ours or 0.0) / 100, None if cell.std is None else cell.std / 100
-        ends = (None, None) if std is None else (max(0.0, mean - std), min(1.0, mean + std))
+        mean, std = (cell.ours or 0.0) / 100, math.nan if cell.std is None else cell.std / 100
         paper = "" if cell.published is None else f"paper {published_text(cell.published, selector)}"
         color = 2 if cell.verdict == MISS else 3 if cell.verdict == BETTER else 1
-        bars.append(Bar(row, mean, *ends, color=color, note=paper))
+        bars.append(Bar(row, Interval(mean, mean - std, mean + std), color, paper))
     has = section.has_published
     more = "mean ± standard deviation over seeds" + ("; green: better than published, orange: worse" if has else "")
     return figure(bar_chart({"": bars}, f"{section.title}, {section.main}"), f"{section.main} (%)", more)
@@ -200,7 +201,7 @@ def _analysis(section: Setting) -> Child:
     names = list(dict.fromkeys(name for row in numbers.values() for name in row))
     if not names:
         return None
-    rows = [[row, *(_found(values, name) for name in names)] for row, values in numbers.items()]
+    rows: list[Row] = [[row, *(_found(values, name) for name in names)] for row, values in numbers.items()]
     return table(["analysis", *names], rows)
 
 

@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fednorms.evaluation.intervals import Interval
 from fednorms.reports.elements import Child, Html, joined, tag
+from fednorms.reports.words import between
 
 _COLUMNS = 8  # besides the first: more do not fit a page
 
@@ -24,17 +26,17 @@ class Cell:
     mark: str = ""
 
 
-def percent(value: float | None, low: float | None = None, high: float | None = None, *, mark: str = "") -> Cell:
-    """A share in percent with its interval.
+Row = Sequence[Cell | Child]
 
-    >>> percent(0.812, 0.78, 0.84).below, percent(None).text
-    ('78.0 to 84.0', '-')
+
+def percent(share: Interval | float, mark: str = "") -> Cell:
+    """A share in percent, with its interval below it.
+
+    >>> percent(Interval(0.812, 0.78, 0.84)).below, percent(0.812).text, percent(math.nan).text
+    ('78.0 to 84.0', '81.2', '-')
     """
-    if value is None or math.isnan(value):
-        return Cell("-")
-    known = low is not None and high is not None and not math.isnan(low) and not math.isnan(high)
-    below = f"{100 * (low or 0.0):.1f} to {100 * (high or 0.0):.1f}" if known else ""
-    return Cell(f"{100 * value:.1f}", value, below, mark)
+    found = share if isinstance(share, Interval) else Interval(share, math.nan, math.nan)
+    return Cell(f"{100 * found.value:.1f}", found.value, between(found), mark) if found.defined else Cell("-")
 
 
 def count(number: float) -> Cell:
@@ -46,7 +48,7 @@ def count(number: float) -> Cell:
     return Cell(f"{number:,.0f}", number)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Cell | Child]], *, sort: bool = True) -> Html:
+def table(header: Sequence[str], rows: Sequence[Row], *, sort: bool = True) -> Html:
     """A table; columns of `Cell`s are numbers. One with many columns becomes several, each with the first column.
 
     >>> table(["site", "images"], [["a", count(3)]]).count('class="number"')
@@ -56,7 +58,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Cell | Child]], *, sort
     return joined(_part(header, rows, [0, *part], sort) for part in parts)
 
 
-def _part(header: Sequence[str], rows: Sequence[Sequence[Cell | Child]], columns: list[int], sort: bool) -> Html:
+def _part(header: Sequence[str], rows: Sequence[Row], columns: list[int], sort: bool) -> Html:
     numbers = {j for row in rows for j in columns if isinstance(row[j], Cell)}
     heads = [tag("th", header[j], scope="col", class_="number" if j in numbers else None) for j in columns]
     lines = [tag("tr", [_cell(j, row[j]) for j in columns]) for row in rows]
