@@ -1,4 +1,4 @@
-"""`fednorms report`: a run, a comparison or a table as one HTML file."""
+"""`fednorms report`: a run, a comparison, a table or an advice as one HTML file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Report:
-    """Write a run, a comparison or a table as one HTML file, which needs no network.
+    """Write a run, a comparison, a table or an advice as one HTML file, which needs no network.
 
     For example:
       fednorms report runs/fedbn-digits-shift-0
@@ -30,8 +30,8 @@ class Report:
     reproduce it. It holds no images unless --images asks for them.
     """
 
-    what: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN|COMPARISON|TABLE")]
-    """The folder of a run or comparison, a table of `fednorms reproduce --list`, or a folder with its results."""
+    what: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN|COMPARISON|TABLE|ADVICE")]
+    """The folder of a run, comparison, advice or table, or the name of a table of `fednorms reproduce --list`."""
     out: Annotated[
         Path | None, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="(default: report.html in the folder)")
     ] = None

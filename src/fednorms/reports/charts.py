@@ -267,12 +267,11 @@ def reliability_diagram(bins: Sequence[Bin], title: str, *, size: float = 290.0)
     marks.append(tag("path", d=path([at(0, 0), at(1, 1)]), class_="ideal"))
     gaps = [path([at(b.confidence, b.confidence), at(b.confidence, b.accuracy)]) for b in shown]
     marks += [tag("path", d=gap, class_="gap") for gap in gaps]
-    marks.append(tag("path", d=path([at(b.confidence, b.accuracy) for b in shown]), stroke=BLUE, class_="line thin"))
     most = max(b.n for b in shown)
     for b in shown:
         said = f"Confidence {100 * b.confidence:.0f} %: {100 * b.accuracy:.0f} % correct of {b.n:,} predictions"
         (x, y), tall = at(b.confidence, b.accuracy), max(36 * b.n / most, 1)
-        marks.append(tag("circle", tip(said), cx=x, cy=y, r=4.5, fill=BLUE))
+        marks.append(tag("circle", tip(said), cx=x, cy=y, r=2 + 4 * math.sqrt(b.n / most), fill=BLUE))
         marks.append(tag("rect", tip(said), x=x - 5, y=floor - tall, width=10, height=tall, fill=GRAY))
     marks += [
         turned(10, (top + bottom) / 2, -90, "correct (%)", class_="axis"),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Protocol
 
 from fednorms.core.errors import BadInput
 from fednorms.data import Federation
 from fednorms.papers.tables.reproduce import Reproduction
+from fednorms.reports.advice import FILE as ADVICE
+from fednorms.reports.advice import advice_page, read_advice
 from fednorms.reports.comparison import best_run, comparison_page
 from fednorms.reports.page import Page
 from fednorms.reports.pictures import worst_cases
@@ -21,21 +24,31 @@ from fednorms.runs.store.atomic import clear_errors, write_atomic
 FILE = "report.html"
 
 
+class Advised(Protocol):
+    """What `advise` returns."""
+
+    path: Path | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        ...
+
+
 def report(
-    what: str | Path | Result | Comparison | Reproduction,
+    what: str | Path | Result | Comparison | Reproduction | Advised,
     out: str | Path | None = None,
     *,
     images: bool = False,
     federation: Federation | None = None,
 ) -> Path:
-    """Write one HTML file about a run, a comparison or a table, and return its path.
+    """Write one HTML file about a run, a comparison, a table or an advice, and return its path.
 
     The file needs no network and opens in any browser. It holds no image of a site, unless `images` asks for the worst
     cases with their pictures. Without `out` it is written as report.html into the folder that it is about.
 
     Args:
-        what: A run's or comparison's folder, the name of a published table or a folder with its results; or what
-            `run`, `compare` and `reproduce` return.
+        what: The folder of a run, comparison or advice, the name of a published table or a folder with its results;
+            or what `run`, `compare`, `reproduce` and `advise` return.
         out: The file to write.
         images: Show the images that the model got most wrong; needs the data. They may be of patients.
         federation: The data for `images`, where a run got them as an object.
@@ -60,7 +73,7 @@ def report(
 
 
 def _page(
-    what: str | Path | Result | Comparison | Reproduction, images: bool, federation: Federation | None
+    what: str | Path | Result | Comparison | Reproduction | Advised, images: bool, federation: Federation | None
 ) -> tuple[Page, Path | None]:
     """The page, and the folder that it is about."""
 
@@ -77,7 +90,11 @@ def _page(
         return of_comparison(ComparisonRecord.of(what)), what.path
     if isinstance(what, Reproduction):
         return table_page(what.summary), what.out
+    if not isinstance(what, str | Path):
+        return advice_page(what.to_dict()), what.path
     folder = Path(what)
+    if (folder / ADVICE).is_file():
+        return advice_page(read_advice(folder)), folder
     if (folder / "recipe.toml").is_file():
         return of_run(RunRecord.read(folder)), folder
     if (folder / "comparison.json").is_file():
@@ -88,6 +105,6 @@ def _page(
         summary, place = stored_table(what)
         return table_page(summary), place
     raise BadInput(
-        f'"{what}" is neither a run, a comparison nor a table. Name a folder that run, compare or reproduce wrote, or '
-        "a table of `fednorms reproduce --list`."
+        f'"{what}" is not a run, comparison, table or advice. Name a folder that run, compare, reproduce or advise '
+        "wrote, or a table of `fednorms reproduce --list`."
     )

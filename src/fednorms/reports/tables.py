@@ -63,7 +63,8 @@ def _part(header: Sequence[str], rows: Sequence[Row], columns: list[int], sort: 
     heads = [tag("th", header[j], scope="col", class_="number" if j in numbers else None) for j in columns]
     lines = [tag("tr", [_cell(j, row[j]) for j in columns]) for row in rows]
     kind = " ".join(["sortable"] * (sort and len(rows) > 1) + ["wide"] * (len(columns) > 7))
-    made = tag("table", tag("thead", tag("tr", heads)), tag("tbody", lines), class_=kind or None)
+    head = tag("thead", tag("tr", heads)) if any(header) else None
+    made = tag("table", head, tag("tbody", lines), class_=kind or None)
     return tag("div", made, class_="scroll")
 
 
