@@ -15,7 +15,7 @@ from fednorms.reports.elements import Child, tag
 from fednorms.reports.page import KeyFigure, Page, Section, bullets, commands, figure, listing, note, paragraph
 from fednorms.reports.sections import MOST_SITES, notes_section
 from fednorms.reports.tables import Cell, Row, percent, table
-from fednorms.reports.words import size
+from fednorms.reports.words import data_name, size
 from fednorms.runs.recipe import Recipe
 
 FILE = "advice.json"
@@ -44,7 +44,7 @@ def advice_page(values: Values) -> Page:
     sections += [_again(values), notes_section(list(values["notes"]))]
     about = f"{values['model']} on {values['federation']}, {values['budget']['rounds']:g} rounds of training in all"
     sure = "All scores are on validation images; test images were not read."
-    title = f"{answer['method']} for {values['federation']}"
+    title = f"{answer['method']} for {data_name(values['federation'])}"
     return Page("advice", title, [answer["sentence"], sure], about, _figures(values), sections)
 
 

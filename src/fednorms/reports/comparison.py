@@ -36,7 +36,7 @@ from fednorms.reports.sections import (
 )
 from fednorms.reports.stored import ComparisonRecord, RunRecord
 from fednorms.reports.tables import Cell, Row, percent, table
-from fednorms.reports.words import between, mode_words, share, size
+from fednorms.reports.words import between, data_name, mode_words, share, size
 from fednorms.runs.comparison import MEAN, TableRow
 
 _WHOLE = (
@@ -52,7 +52,7 @@ def comparison_page(record: ComparisonRecord, cases: Section | None = None) -> P
     methods, seeds = counted(len(comparison.methods), "method"), counted(len(comparison.seeds), "seed")
     first = next((run for runs in record.runs.values() for run in runs), None)
     data = comparison.about.get("data", "")
-    where = first.result.recipe.federation if first else data.partition(",")[0]
+    where = data_name(first.result.recipe.federation if first else data.partition(",")[0])
     tested = {} if first is None or first.headline is None else first.headline.sites
     sections = [
         sites_section(first.facts if first else None, {site: s.samples for site, s in tested.items()}),

@@ -49,7 +49,7 @@ def worst_cases(run: RunRecord, federation: Federation | None = None) -> Section
             "figcaption", tag("b", truth), tag("br"), f"{site}; {_share(row[guess])} sure, truth {_share(row[label])}"
         )
         shown.append(tag("figure", tag("img", src=_picture(pixels), alt=f"{truth} ({site})"), caption))
-    lead = f"True class, wrong answer, site, and the probabilities of answer and truth; at most {_MOST_OF_A_SITE} per site."
+    lead = f"True class, answer, site, and the probabilities of answer and truth; at most {_MOST_OF_A_SITE} per site."
     return Section(title, [warning(_WARNING), paragraph(lead), tag("div", shown, class_="cases")])
 
 

@@ -23,7 +23,7 @@ from fednorms.reports.sections import (
 )
 from fednorms.reports.stored import RunRecord, site_interval
 from fednorms.reports.tables import Cell, Row, percent, table
-from fednorms.reports.words import INTERVALS, WILSON, between, mode_words, share, size
+from fednorms.reports.words import INTERVALS, WILSON, between, data_name, mode_words, share, size
 from fednorms.runs.progress import duration
 
 _MOST_LINES = 8  # sites with their own learning curve
@@ -56,7 +56,7 @@ def run_page(run: RunRecord, cases: Section | None = None) -> Page:
     ]
     return Page(
         "run",
-        f"{result.method} on {recipe.federation}",
+        f"{result.method} on {data_name(recipe.federation)}",
         summary(run),
         f"{about}, seed {recipe.seed}",
         _figures(run),

@@ -50,10 +50,14 @@ def stored_table(name: str | Path) -> tuple[Summary, Path]:
 
 
 def _table_in(folder: Path) -> str:
-    names = {str(r.get("table", "")) for file in ResultStore(folder).files() for r in read_records(file)}
-    if len(names & set(known())) != 1:
-        raise BadInput(f"{folder} holds neither a run nor a comparison nor the results of a table.")
-    return next(iter(names & set(known())))
+    names = sorted({str(r.get("table", "")) for file in ResultStore(folder).files() for r in read_records(file)})
+    if len(names) != 1 or names[0] not in known():
+        of = " and ".join(names)
+        raise BadInput(
+            f"{folder} has results of {of}, which is not one table of `fednorms reproduce --list`. Name the folder "
+            "with the table.toml."
+        )
+    return names[0]
 
 
 def is_table(what: str | Path) -> bool:
