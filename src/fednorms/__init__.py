@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fednorms.data.folders import from_folders
     from fednorms.data.partition import partition
     from fednorms.data.registry import federation
+    from fednorms.evaluation.judgement import Judgement
     from fednorms.explain.describe import describe
     from fednorms.methods.registry import method, part
     from fednorms.papers.analysis.analyze import analyze
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from fednorms.runs.use.adapt import adapt
     from fednorms.runs.use.evaluate import evaluate_run
     from fednorms.runs.use.export import export
+    from fednorms.runs.use.judge import judge
     from fednorms.runs.use.load import load_model
     from fednorms.runs.use.open import open_run
     from fednorms.runs.use.predict import predict
@@ -63,6 +65,7 @@ __all__ = [
     "Federation",
     "FednormsError",
     "Findings",
+    "Judgement",
     "Mechanism",
     "Method",
     "Part",
@@ -92,6 +95,7 @@ __all__ = [
     "from_arrays",
     "from_datasets",
     "from_folders",
+    "judge",
     "layers",
     "load_model",
     "method",
@@ -123,6 +127,7 @@ _DEFINED_IN = {
     "data.folders": ("from_folders",),
     "data.partition": ("partition",),
     "data.registry": ("federation",),
+    "evaluation.judgement": ("Judgement",),
     "explain.describe": ("describe",),
     "methods.registry": ("method", "part"),  # the decorator from there: a new part must not take a published name
     "papers.analysis.analyze": ("analyze",),
@@ -138,6 +143,7 @@ _DEFINED_IN = {
     "runs.use.adapt": ("adapt",),
     "runs.use.evaluate": ("evaluate_run",),
     "runs.use.export": ("export",),
+    "runs.use.judge": ("judge",),
     "runs.use.load": ("load_model",),
     "runs.use.open": ("open_run",),
     "runs.use.predict": ("predict",),

@@ -242,6 +242,7 @@ def test_splits_are_the_same_rows():
 HASHED_WORDS = [
     "adapt",
     "bootstrap",
+    "bootstrap of seeds",
     "client tests",
     "clients",
     "cohort",
@@ -278,6 +279,7 @@ HASHED_WORDS = [
     "stream",
     "synth-digits",
     "tenth",
+    "test",
     "test order",
     "top",
     "torch",
@@ -802,7 +804,8 @@ FILES_OF_A_RUN = """
     checkpoints/clients/south-2a93409585@000001.safetensors
     checkpoints/clients/south-2a93409585@000002.safetensors checkpoints/round-000001/manifest.json
     checkpoints/round-000001/server.safetensors checkpoints/round-000002/manifest.json
-    checkpoints/round-000002/server.safetensors federation.json metrics.jsonl recipe.toml summary.json
+    checkpoints/round-000002/server.safetensors federation.json metrics.jsonl
+    predictions/round-000002/personal-own-test.safetensors recipe.toml summary.json
 """
 
 
@@ -1384,13 +1387,14 @@ def test_fields_of_descriptions():
 COMMANDS = {
     "run": "--recipe --out --method --federation --model --rounds --seed --participation --weighting --loss "
     "--class-weights --metric --head --pretrained --weights --evaluate --evaluate-every --validate-every --patience "
-    "--checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device --precision "
+    "--checkpoint-every --keep-checkpoints --keep-predictions --on-divergence --engine --workers --device --precision "
     "--deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
     "--optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition --quiet --json --track",
     "compare": "--methods --seeds --lrs --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
-    "--validate-every --patience --checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device "
+    "--validate-every --patience --checkpoint-every --keep-checkpoints --keep-predictions --on-divergence --engine "
+    "--workers --device "
     "--precision --deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule "
     "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
     "--complete --allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition "
@@ -1398,9 +1402,10 @@ COMMANDS = {
     "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
     "--incomplete --quiet --json --dry-run --quick --rounds",
-    "evaluate": "--modes --which --split --clients --device --json",
-    "predict": "--site --which --out --skip-broken --device --json",
-    "export": "--out --site --which --onnx --json",
+    "evaluate": "--data --modes --which --split --site --group --sensitivity --positive --clients --full --out "
+    "--device --json",
+    "predict": "--site --averaged --which --out --skip-broken --device --json",
+    "export": "--out --site --averaged --which --onnx --json",
     "adapt": "--epochs --lr --test --size --group --which --out --device --json",
     "analyze": "--out --device --json",
     "data check": "--protocol --allow-pickle --json",
@@ -1410,7 +1415,7 @@ COMMANDS = {
     "deploy init": "--sites --classes --host --port --channels --minimum --deadline --recipe --json --method "
     "--federation --model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
     "--pretrained --weights --evaluate --evaluate-every --validate-every --patience --checkpoint-every "
-    "--keep-checkpoints --on-divergence --engine --workers --device --precision --deterministic "
+    "--keep-checkpoints --keep-predictions --on-divergence --engine --workers --device --precision --deterministic "
     "--threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
     "--momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition",

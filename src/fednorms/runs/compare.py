@@ -123,7 +123,7 @@ def compare(
         own = with_changes(settings, lr=rates.get(label, settings.lr))
         for seed in numbers:
             made = Recipe.make(shared | {"method": text, "seed": seed, "training": own})
-            cells.append(Cell(label, made, root / f"{folder}-{seed}" if root else None))
+            cells.append(Cell(label, made, root / f"{folder}-{seed}" if root else None, answers=True))
     asked = cells[0].recipe.device
     device = device_of(asked, [RunDirectory(cell.path) for cell in cells if cell.path is not None])
     cells = [with_changes(c, recipe=c.recipe.model_copy(update={"device": device})) for c in cells]

@@ -286,7 +286,7 @@ class Recipe(BaseModel):
         return cls.from_toml(text, str(path))
 
 
-_LATER = ("patience", "warmup", "client_epochs")
+_LATER = ("patience", "keep_predictions", "warmup", "client_epochs")
 
 
 def _method(text: str) -> Method:
