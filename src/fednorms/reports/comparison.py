@@ -38,10 +38,15 @@ from fednorms.reports.stored import ComparisonRecord, RunRecord
 from fednorms.reports.tables import Cell, Row, percent, table
 from fednorms.reports.words import between, data_name, mode_words, share, size
 from fednorms.runs.comparison import MEAN, TableRow
+from fednorms.runs.differences import within_noise
 
 _WHOLE = (
     "Intervals cover 95 %: another sample of test images and, as far as the seeds show it, another training run. With "
     "two or three seeds the second part is rough."
+)
+_PAIRED = (
+    "Behind the best: points, with the interval of a paired bootstrap over test images and seeds. A difference whose "
+    "interval holds 0 is within noise."
 )
 _COLUMNS = 8  # methods next to each other in a table
 
@@ -83,13 +88,23 @@ def summary(record: ComparisonRecord) -> list[str]:
     first += f" over sites and {over}" if len(comparison.seeds) > 1 else " over sites with one seed"
     if others := [row for row in ranked if row.label != best.label]:
         ahead = 100 * (mean.value - others[0].entries[comparison.judged_by].mean)
-        first += f", {ahead:.1f} points ahead of {others[0].label}{_certainty(record, best, others[0])}"
+        first += f", {ahead:.1f} points ahead of {others[0].label}{_certainty(record, others[0])}"
     return [first + ".", _weakest(record, best)]
 
 
-def _certainty(record: ComparisonRecord, best: TableRow, other: TableRow) -> str:
-    mine, theirs = (_interval(record, row) for row in (best, other))
-    return ", but their intervals overlap" if mine.low <= theirs.high else ", beyond their intervals"
+def _gap(record: ComparisonRecord, row: TableRow) -> Interval:
+    """By how much the best row is ahead of this one, with the interval of the paired bootstrap if there is one."""
+    by = record.comparison.judged_by
+    gap = record.comparison.to_best.get((row.label, row.mode), {}).get(by)
+    ahead = _ranked(record)[0].entries[by].mean - row.entries[by].mean
+    return gap if gap is not None and gap.defined else Interval(ahead, math.nan, math.nan)
+
+
+def _certainty(record: ComparisonRecord, other: TableRow) -> str:
+    gap = _gap(record, other)
+    if math.isnan(gap.low):
+        return "; without stored predictions, how sure that is cannot be said"
+    return f" ({between(gap)})" + (", which is within noise" if within_noise(gap) else "")
 
 
 def _weakest(record: ComparisonRecord, best: TableRow) -> str:
@@ -191,7 +206,7 @@ def _methods(record: ComparisonRecord) -> Section:
         line: list[Cell | Child] = [name, row.mode]
         line += [Cell(f"{row.lr:g}", row.lr)] if rates else []
         if not row.entries:
-            rows.append([*line, *[Cell("failed", mark="bad")] * (4 + balanced)])
+            rows.append([*line, Cell("failed", mark="bad"), *[Cell("-")] * (4 + balanced)])
             continue
         mean = _interval(record, row, MEAN)
         domains = [c for c in comparison.columns if c in row.entries and c not in _OVER]
@@ -200,18 +215,29 @@ def _methods(record: ComparisonRecord) -> Section:
         line.append(percent(mean, "best" if row is best and not balanced else ""))
         if balanced:
             line.append(percent(row.entries["balanced"].mean, "best" if row is best else ""))
+        line.append(_behind(record, row))
         line.append(Cell("-") if std is None else percent(std))
         line.append(Cell(f"{100 * at.value:.1f}", at.value, worst))
         line.append(_sent(record, row))
         rows.append(line)
     header = ["method", "mode", *(["lr"] if rates else []), "mean", *(["balanced"] if balanced else [])]
-    header += ["std over seeds", "worst site", "sent per site and round"]
+    header += ["behind the best", "std over seeds", "worst site", "sent per site and round"]
     said = "Accuracy in percent on test images after the last round, best first; means over sites that trained."
-    blocks: list[Child] = [paragraph(said), table(header, rows), note(_WHOLE)]
+    blocks: list[Child] = [paragraph(said), table(header, rows), note(f"{_PAIRED} {_WHOLE}")]
     if not rates and len(comparison.methods) > 1 and best is not None:
         said = f"All methods used the learning rate {best.lr:g}; one that needs another rate is at a disadvantage here."
         blocks.append(note(said))
     return Section("Methods", blocks)
+
+
+def _behind(record: ComparisonRecord, row: TableRow) -> Cell:
+    """The difference to the best row in points, and whether it is within noise."""
+    first = _ranked(record)[0]
+    if (row.label, row.mode) == (first.label, first.mode):
+        return Cell("best", 0.0)
+    gap = _gap(record, row)
+    noise = " (noise)" if within_noise(gap) else ""
+    return Cell(f"{100 * gap.value:.1f}", gap.value, between(gap) + noise)
 
 
 def _sent(record: ComparisonRecord, row: TableRow) -> Cell:

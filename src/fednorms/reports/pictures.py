@@ -25,7 +25,7 @@ _WARNING = "This page contains images of the sites, which may be of patients. Sh
 def worst_cases(run: RunRecord, federation: Federation | None = None) -> Section:
     """The wrong predictions that gave the true class the lowest probability; needs the run's data."""
     title = "Worst cases"
-    said = run.predictions
+    said = run.predictions.get(run.result.headline)
     if said is None or run.facts is None:
         return Section(title, [note("The run has not stored its predictions, so its worst cases are not known.")])
     assert run.headline is not None

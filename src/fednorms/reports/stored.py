@@ -17,6 +17,7 @@ from fednorms.evaluation.predictions import Predictions
 from fednorms.evaluation.scores import Scores
 from fednorms.runs.cells import Outcome
 from fednorms.runs.comparison import Comparison
+from fednorms.runs.differences import Answers
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
 from fednorms.runs.run_names import folders_of
@@ -85,31 +86,31 @@ class RunRecord:
         return next(iter(self.tests.values()), None)
 
     @cached_property
-    def judgements(self) -> dict[str, Judgement]:
-        """The judgements of stored predictions, by mode ("personal/own"); none where a run has stored none."""
-        path, facts, found = self.result.path, self.facts, dict[str, Judgement]()
-        if path is None or facts is None:
-            return found
-        for label, scores in self.tests.items():
-            said = predictions.read(RunDirectory(path), self.result.rounds, label, scores.split)
-            if said is not None:
-                found[label] = judge_predictions(
-                    said,
-                    facts.classes,
-                    mode=scores.mode,
-                    statistics=scores.statistics,
-                    split=scores.split,
-                    metric=self.result.recipe.metric,
-                )
-        return found
+    def predictions(self) -> dict[str, dict[str, Predictions]]:
+        """What was predicted at each site in the last round, by mode; only modes whose predictions were stored."""
+        if self.result.path is None:
+            return {}
+        directory, at = RunDirectory(self.result.path), self.result.rounds
+        found = {label: predictions.read(directory, at, label, s.split) for label, s in self.tests.items()}
+        return {label: said for label, said in found.items() if said is not None}
 
-    @property
-    def predictions(self) -> dict[str, Predictions] | None:
-        """What the headline mode predicted at each site in the last round, if it was stored."""
-        if self.result.path is None or self.headline is None:
-            return None
-        directory = RunDirectory(self.result.path)
-        return predictions.read(directory, self.result.rounds, self.headline.label, self.headline.split)
+    @cached_property
+    def judgements(self) -> dict[str, Judgement]:
+        """The judgements of stored predictions, by mode ("personal/own")."""
+        facts = self.facts
+        if facts is None:
+            return {}
+        return {
+            label: judge_predictions(
+                said,
+                facts.classes,
+                mode=self.tests[label].mode,
+                statistics=self.tests[label].statistics,
+                split=self.tests[label].split,
+                metric=self.result.recipe.metric,
+            )
+            for label, said in self.predictions.items()
+        }
 
     @property
     def judgement(self) -> Judgement | None:
@@ -174,7 +175,10 @@ class ComparisonRecord:
                     outcomes.append(Outcome(label, seed, math.nan, error=why))
                     continue
                 run = RunRecord.read(place)
-                outcomes.append(Outcome.of(label, run.result))
+                said = {
+                    mode: {site: Answers.of(p) for site, p in sites.items()} for mode, sites in run.predictions.items()
+                }
+                outcomes.append(replace(Outcome.of(label, run.result), answers=said))
                 runs[label].append(run)
         metric = next((run.result.recipe.metric for found in runs.values() for run in found), "accuracy")
         return cls(Comparison(methods, seeds, outcomes, about, folder, metric=metric), runs)

@@ -130,7 +130,7 @@ def _setting(section: Setting, summary: Summary) -> Section:
     legend += "; below it the published value and the difference." if has else "."
     if any(cell.verdict == MISS for cell in section.cells):
         legend += " ✗ in orange: worse than published by more than the tolerance, or a seed diverged."
-    blocks: list[Child] = [paragraph(legend), table(["", *section.columns], rows), _bars(section), _curves(section)]
+    blocks: list[Child] = [paragraph(legend), table(["row", *section.columns], rows), _bars(section), _curves(section)]
     lines = [f"† {column}: {why}" for column, why in section.not_comparable.items()]
     lines += [winners_of(section)] if section.setting.ranked else []
     lines += [order_of(section)] if section.order else []
