@@ -739,6 +739,7 @@ PUBLIC = {
     "part": "name",
     "partition": "federation by seed",
     "predict": "path inputs site which model skip_broken device",
+    "report": "what out images federation",
     "reproduce": "name data seeds only settings out jobs device search report allow_pickle incomplete observer rounds "
     "quick dry_run",
     "resume": "path federation model loss callback",
@@ -1400,6 +1401,7 @@ COMMANDS = {
     "--complete --allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition "
     "--quiet --json --track",
     "resume": "--rounds --patience --quiet --json --track",
+    "report": "--out --images --json",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
     "--incomplete --quiet --json --dry-run --quick --rounds",
     "evaluate": "--data --modes --which --split --site --group --sensitivity --positive --clients --full --out "

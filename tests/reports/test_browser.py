@@ -57,7 +57,7 @@ def show(browser):
         context = browser.new_context(viewport={"width": width, "height": 800}, java_script_enabled=script)
         page = context.new_page()
         pages.append(context)
-        page.set_default_timeout(600_000)  # only what hangs takes so long
+        page.set_default_timeout(300_000)  # only what hangs takes so long
         page.route("**/*", only_files)
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))

@@ -19,7 +19,7 @@ from fednorms.reports.words import data_name, size
 from fednorms.runs.recipe import Recipe
 
 FILE = "advice.json"
-_MOST_LINES = 8
+_MOST_LINES = 6
 
 Values = Mapping[str, Any]
 
@@ -102,7 +102,9 @@ def _tried(values: Values) -> Section:
 
 def _curves(values: Values) -> Section:
     curves = {name: [(float(t), float(a)) for t, a in points] for name, points in values["curves"].items() if points}
-    best = sorted(curves, key=lambda name: (-len(curves[name]), -curves[name][-1][1]))[:_MOST_LINES]
+    last = [", ".join([f["arm"], *([_setting(f["values"])] if f["values"] else [])]) for f in values["finalists"]]
+    others = sorted(curves, key=lambda name: (-len(curves[name]), -curves[name][-1][1]))
+    best = list(dict.fromkeys([*(name for name in last if name in curves), *others]))[:_MOST_LINES]
     chart = line_chart([Line(name, curves[name]) for name in best], "Validation accuracy over rounds")
     more = f"seed 0; {len(best)} of {len(curves)} trials" if len(best) < len(curves) else "seed 0"
     return Section("Learning curves", [figure(chart, "Validation accuracy (%)", more)] if chart else [])
@@ -114,7 +116,7 @@ def _sites(values: Values) -> Section:
         return Section("Accuracy per site", [])
     names = [(f["arm"], f["values"]) for f in values["finalists"][:3]]
     groups: dict[str, list[Bar]] = {}
-    for color, (arm, chosen) in enumerate(names, 1):
+    for color, (arm, chosen) in enumerate(names):
         played = [p for p in values["rungs"][-1]["played"] if p["arm"] == arm and p["values"] == chosen]
         for site in played[0]["sites"] if played else ():
             counts = [p["sites"][site] for p in played if site in p["sites"]]

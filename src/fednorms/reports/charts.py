@@ -83,7 +83,7 @@ def line_chart(
     if not lines:
         return Html("")
     left, top, bottom = 44.0, 10.0, height - 42
-    right = WIDTH - min(230.0, max(len(cut(line.name, 26)) for line in lines) * LETTER + 62)
+    right = WIDTH - min(230.0, max(len(cut(line.name, 22)) for line in lines) * LETTER + 62)
     shown = [
         scale * v for line in lines for v in (*(p[1] for p in line.points), *(e for ends in line.band for e in ends))
     ]
@@ -129,7 +129,7 @@ def _line(
     (x, y), last = places[-1], line.points[-1][1]
     marks.append(tag("path", d=path([(x + 5, y), (right + 5, end), (right + 9, end)]), stroke=color, class_="lead"))
     value = tag("tspan", f"{scale * last:.1f}" if scale == 100 else f"{last:.3g}", class_="value")
-    marks.append(tag("text", value, f"  {cut(line.name, 26)}", x=right + 13, y=end + 4, fill=color))
+    marks.append(tag("text", value, f"  {cut(line.name, 22)}", x=right + 13, y=end + 4, fill=color))
     return tag("g", marks, class_="series")
 
 

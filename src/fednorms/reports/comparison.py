@@ -202,8 +202,8 @@ def _methods(record: ComparisonRecord) -> Section:
     balanced = comparison.judged_by != MEAN
     rows: list[Row] = []
     for row in [*ranked, *(r for r in comparison.rows if r not in ranked)]:
-        name = [swatch(color_of(_color(record, row))), row.label]
-        line: list[Cell | Child] = [name, row.mode]
+        name = [swatch(color_of(_color(record, row))), row.label, tag("span", row.mode, class_="range")]
+        line: list[Cell | Child] = [name]
         line += [Cell(f"{row.lr:g}", row.lr)] if rates else []
         if not row.entries:
             rows.append([*line, Cell("failed", mark="bad"), *[Cell("-")] * (4 + balanced)])
@@ -220,7 +220,7 @@ def _methods(record: ComparisonRecord) -> Section:
         line.append(Cell(f"{100 * at.value:.1f}", at.value, worst))
         line.append(_sent(record, row))
         rows.append(line)
-    header = ["method", "mode", *(["lr"] if rates else []), "mean", *(["balanced"] if balanced else [])]
+    header = ["method", *(["lr"] if rates else []), "mean", *(["balanced"] if balanced else [])]
     header += ["behind the best", "std over seeds", "worst site", "sent per site and round"]
     said = "Accuracy in percent on test images after the last round, best first; means over sites that trained."
     blocks: list[Child] = [paragraph(said), table(header, rows), note(f"{_PAIRED} {_WHOLE}")]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fednorms.reports.elements import Child, Html, tag
 
 WIDTH = 840.0
-LETTER = 6.4  # mean width of a letter at the size of chart text
+LETTER = 7.0  # width of a letter at the size of chart text; few are wider
 
 
 def chart(
