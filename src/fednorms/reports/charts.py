@@ -83,7 +83,7 @@ def line_chart(
     if not lines:
         return Html("")
     left, top, bottom = 44.0, 10.0, height - 42
-    right = WIDTH - min(230.0, max(len(cut(line.name, 22)) for line in lines) * LETTER + 62)
+    right = WIDTH - 66 - 1.1 * LETTER * max(len(cut(line.name, 22)) for line in lines)
     shown = [
         scale * v for line in lines for v in (*(p[1] for p in line.points), *(e for ends in line.band for e in ends))
     ]

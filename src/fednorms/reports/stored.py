@@ -91,8 +91,12 @@ class RunRecord:
         if self.result.path is None:
             return {}
         directory, at = RunDirectory(self.result.path), self.result.rounds
-        found = {label: predictions.read(directory, at, label, s.split) for label, s in self.tests.items()}
-        return {label: said for label, said in found.items() if said is not None}
+        found: dict[str, dict[str, Predictions]] = {}
+        for label, scores in self.tests.items():
+            said = predictions.read(directory, at, label, scores.split)
+            if said is not None:  # the file's order varies, and sums depend on it
+                found[label] = {site: said[site] for site in scores.sites if site in said}
+        return found
 
     @cached_property
     def judgements(self) -> dict[str, Judgement]:

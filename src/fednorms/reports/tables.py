@@ -72,5 +72,5 @@ def _cell(column: int, cell: Cell | Child) -> Html:
     if not isinstance(cell, Cell):
         return tag("td", cell, class_=None if column else "name")
     below = tag("span", cell.below, class_="range") if cell.below else None
-    value = None if cell.value is None or math.isnan(cell.value) else repr(float(cell.value))
+    value = None if cell.value is None or math.isnan(cell.value) else f"{cell.value:.9g}"
     return tag("td", tag("b", cell.text), below, class_=f"number {cell.mark}".strip(), data_value=value)
