@@ -14,7 +14,6 @@ from fednorms.evaluation.calibration import Bin
 from fednorms.evaluation.intervals import Interval
 from fednorms.reports.elements import Child, Html, tag
 from fednorms.reports.svg import (
-    LETTER,
     WIDTH,
     chart,
     cut,
@@ -26,6 +25,7 @@ from fednorms.reports.svg import (
     tip,
     turned,
     whole_steps,
+    wide,
     words,
 )
 from fednorms.runs.comparison_files import COLORS
@@ -83,7 +83,7 @@ def line_chart(
     if not lines:
         return Html("")
     left, top, bottom = 44.0, 10.0, height - 42
-    right = WIDTH - 66 - 1.1 * LETTER * max(len(cut(line.name, 22)) for line in lines)
+    right = WIDTH - 66 - max(wide(cut(line.name, 22)) for line in lines)
     shown = [
         scale * v for line in lines for v in (*(p[1] for p in line.points), *(e for ends in line.band for e in ends))
     ]
@@ -150,8 +150,8 @@ def bar_chart(groups: Mapping[str, Sequence[Bar]], title: str) -> Html:
     bars = [bar for group in groups.values() for bar in group]
     if not bars:
         return Html("")
-    left = max(len(cut(bar.name)) for bar in bars) * LETTER + 14
-    right = WIDTH - 84 - LETTER * max(len(bar.interval) + len(bar.note) for bar in bars)
+    left = max(wide(cut(bar.name)) for bar in bars) + 14
+    right = WIDTH - 74 - max(wide(bar.interval + bar.note) for bar in bars)
 
     def at(share: float) -> float:
         return left + share * (right - left)
@@ -202,7 +202,7 @@ def confusion_matrix(
     """
     k, names = len(classes), [cut(c, 14) for c in classes]
     cell = max(size / k, 4.0) if k > 8 else min(size / k, 48.0)
-    longest = max(map(len, names)) * LETTER
+    longest = max(map(wide, names))
     slanted = longest > cell - 2
     left, top = longest + 30, 22 + (longest * 0.72 + 10 if slanted else 16)
     every = math.ceil(12 / cell)  # labels that do not overlap

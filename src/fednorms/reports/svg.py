@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from fednorms.reports.elements import Child, Html, tag
 
 WIDTH = 840.0
-LETTER = 7.0  # width of a letter at the size of chart text; few are wider
 
 
 def chart(
@@ -56,6 +55,20 @@ def short(value: float) -> str:
     ('3.1', '2', '0')
     """
     return f"{round(value, 1) + 0.0:g}"
+
+
+def wide(text: str) -> float:
+    """About how many pixels a text takes, in the widest of the usual fonts.
+
+    >>> wide("ill") < wide("abc") < wide("WWW")
+    True
+    """
+    narrow, broad = " .,:;'|!iIjl()[]", "mwMW@%"
+    widths = (
+        12.5 if ord(c) > 0x1100 else 4.5 if c in narrow else 11.8 if c in broad else 9 if c.isupper() else 7.7
+        for c in text
+    )
+    return sum(widths)
 
 
 def cut(text: str, most: int = 30) -> str:
