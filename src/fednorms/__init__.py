@@ -42,9 +42,10 @@ if TYPE_CHECKING:
     from fednorms.reports.report import report
     from fednorms.runs.compare import compare
     from fednorms.runs.comparison import Comparison
-    from fednorms.runs.driver import RoundEvent, resume, run
+    from fednorms.runs.driver import resume, run
     from fednorms.runs.recipe import Recipe
     from fednorms.runs.result import Result
+    from fednorms.runs.rounds import RoundEvent
     from fednorms.runs.stopping import STOP, EarlyStopping
     from fednorms.runs.use.adapt import adapt
     from fednorms.runs.use.evaluate import evaluate_run
@@ -136,9 +137,10 @@ _DEFINED_IN = {
     "reports.report": ("report",),
     "runs.compare": ("compare",),
     "runs.comparison": ("Comparison",),
-    "runs.driver": ("RoundEvent", "resume", "run"),
+    "runs.driver": ("resume", "run"),
     "runs.recipe": ("Recipe",),
     "runs.result": ("Result",),
+    "runs.rounds": ("RoundEvent",),
     "runs.stopping": ("STOP", "EarlyStopping"),
     "runs.use.adapt": ("adapt",),
     "runs.use.evaluate": ("evaluate_run",),

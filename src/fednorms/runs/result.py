@@ -18,6 +18,7 @@ from fednorms.evaluation.scores import Scores
 from fednorms.runs.differences import Answers, Tested
 from fednorms.runs.last_predictions import predict_now, predicted_modes
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.run_names import short
 from fednorms.runs.session import Session
 from fednorms.runs.store import predictions as store
 from fednorms.runs.store.directory import RunDirectory
@@ -238,7 +239,7 @@ class Result:
 
     def _title(self) -> str:
         plural = "s" * (self.rounds != 1)
-        about = f"{self.method} on {self.recipe.federation}, {self.recipe.model}"
+        about = f"{self.method} on {short(self.recipe.federation)}, {short(self.recipe.model)}"
         return f"{about}, {self.rounds} round{plural}, seed {self.recipe.seed}"
 
     def _remarks(self) -> list[str]:
