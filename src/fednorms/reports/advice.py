@@ -15,8 +15,9 @@ from fednorms.reports.elements import Child, tag
 from fednorms.reports.page import KeyFigure, Page, Section, bullets, commands, figure, listing, note, paragraph
 from fednorms.reports.sections import MOST_SITES, notes_section
 from fednorms.reports.tables import Cell, Row, percent, table
-from fednorms.reports.words import data_name, size
+from fednorms.reports.words import size
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.run_names import short
 
 FILE = "advice.json"
 _MOST_LINES = 6
@@ -42,9 +43,9 @@ def advice_page(values: Values) -> Page:
     answer = values["answer"]
     sections = [_tried(values), _curves(values), _sites(values), _measures(values), _why(values), _costs(values)]
     sections += [_again(values), notes_section(list(values["notes"]))]
-    about = f"{values['model']} on {values['federation']}, {values['budget']['rounds']:g} rounds of training in all"
+    about = f"{short(values['model'])} on {short(values['federation'])}, {values['budget']['rounds']:g} rounds of training in all"
     sure = "All scores are on validation images; test images were not read."
-    title = f"{answer['method']} for {data_name(values['federation'])}"
+    title = f"{answer['method']} for {short(values['federation'])}"
     return Page("advice", title, [answer["sentence"], sure], about, _figures(values), sections)
 
 

@@ -36,9 +36,10 @@ from fednorms.reports.sections import (
 )
 from fednorms.reports.stored import ComparisonRecord, RunRecord
 from fednorms.reports.tables import Cell, Row, percent, table
-from fednorms.reports.words import between, data_name, mode_words, share, size
+from fednorms.reports.words import between, mode_words, share, size
 from fednorms.runs.comparison import MEAN, TableRow
 from fednorms.runs.differences import within_noise
+from fednorms.runs.run_names import short
 
 _WHOLE = (
     "Intervals cover 95 %: another sample of test images and, as far as the seeds show it, another training run. With "
@@ -57,7 +58,7 @@ def comparison_page(record: ComparisonRecord, cases: Section | None = None) -> P
     methods, seeds = counted(len(comparison.methods), "method"), counted(len(comparison.seeds), "seed")
     first = next((run for runs in record.runs.values() for run in runs), None)
     data = comparison.about.get("data", "")
-    where = data_name(first.result.recipe.federation if first else data.partition(",")[0])
+    where = short(first.result.recipe.federation if first else data.partition(",")[0])
     tested = {} if first is None or first.headline is None else first.headline.sites
     sections = [
         sites_section(first.facts if first else None, {site: s.samples for site, s in tested.items()}),

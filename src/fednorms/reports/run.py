@@ -23,8 +23,9 @@ from fednorms.reports.sections import (
 )
 from fednorms.reports.stored import RunRecord, site_interval
 from fednorms.reports.tables import Cell, Row, percent, table
-from fednorms.reports.words import INTERVALS, WILSON, between, data_name, mode_words, share, size
+from fednorms.reports.words import INTERVALS, WILSON, between, mode_words, share, size
 from fednorms.runs.progress import duration
+from fednorms.runs.run_names import short
 
 _MOST_LINES = 8  # sites with their own learning curve
 NO_PREDICTIONS = (
@@ -40,9 +41,9 @@ def run_page(run: RunRecord, cases: Section | None = None) -> Page:
     counts = {} if tested is None else {site: score.samples for site, score in tested.sites.items()}
     rounds = counted(result.rounds, "round")
     about = (
-        f"{recipe.model}, {rounds} of {recipe.rounds}"
+        f"{short(recipe.model)}, {rounds} of {recipe.rounds}"
         if result.rounds != recipe.rounds
-        else f"{recipe.model}, {rounds}"
+        else f"{short(recipe.model)}, {rounds}"
     )
     sections = [sites_section(run.facts, counts)]
     if tested is not None:
@@ -56,7 +57,7 @@ def run_page(run: RunRecord, cases: Section | None = None) -> Page:
     ]
     return Page(
         "run",
-        f"{result.method} on {data_name(recipe.federation)}",
+        f"{result.method} on {short(recipe.federation)}",
         summary(run),
         f"{about}, seed {recipe.seed}",
         _figures(run),

@@ -38,17 +38,6 @@ def mode_words(label: str) -> str:
     return f"{_MODELS.get(model, model)}{more}"
 
 
-def data_name(federation: str) -> str:
-    """The name of a recipe's federation in a title.
-
-    >>> data_name("custom:hospitals"), data_name("folder:data/photos/"), data_name("digits-shift")
-    ('hospitals', 'photos', 'digits-shift')
-    """
-    if federation.startswith("folder:"):
-        return federation.removeprefix("folder:").rstrip("/").rpartition("/")[2]
-    return federation.removeprefix("custom:")
-
-
 def share(found: Interval) -> str:
     """A share in percent with its interval.
 
