@@ -14,7 +14,11 @@ THEMES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("runs", "reports", "core.training", "engines"),
     ),
     "federations": ("Federations", "Open data as a federation of sites, and divide them.", ("data", "transforms")),
-    "models": ("Use a trained model", "Test, export, adapt and apply what a run has trained.", ("runs.use", "models", "evaluation")),
+    "models": (
+        "Use a trained model",
+        "Test, export, adapt and apply what a run has trained.",
+        ("runs.use", "models", "evaluation"),
+    ),
     "methods": ("Methods", "Read methods, define parts, and see what a method does.", ("core", "methods", "explain")),
     "parts": ("Every part", "The parts that fednorms has, with their formulas, papers and options.", ()),
     "layers": ("Layers", "The layers that methods put into a model, and your own.", ("layers", "core.norms")),

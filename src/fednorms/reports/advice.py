@@ -43,7 +43,8 @@ def advice_page(values: Values) -> Page:
     answer = values["answer"]
     sections = [_tried(values), _curves(values), _sites(values), _measures(values), _why(values), _costs(values)]
     sections += [_again(values), notes_section(list(values["notes"]))]
-    about = f"{short(values['model'])} on {short(values['federation'])}, {values['budget']['rounds']:g} rounds of training in all"
+    where = f"{short(values['model'])} on {short(values['federation'])}"
+    about = f"{where}, {values['budget']['rounds']:g} rounds of training in all"
     sure = "All scores are on validation images; test images were not read."
     title = f"{answer['method']} for {short(values['federation'])}"
     return Page("advice", title, [answer["sentence"], sure], about, _figures(values), sections)

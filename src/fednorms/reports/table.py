@@ -18,7 +18,7 @@ from fednorms.papers.tables.report import facts
 from fednorms.papers.tables.store import ResultStore, read_records
 from fednorms.papers.tables.stored_summary import stored_summary
 from fednorms.papers.tables.summary import Section as Setting
-from fednorms.papers.tables.summary import Summary, numbers_of, order_of, winners_of
+from fednorms.papers.tables.summary import Summary, numbers_of, winners_of
 from fednorms.reports.charts import Bar, Line, bar_chart, line_chart
 from fednorms.reports.elements import Child
 from fednorms.reports.page import KeyFigure, Page, Section, bullets, commands, figure, listing, note, paragraph
@@ -110,7 +110,7 @@ def _figures(summary: Summary) -> list[KeyFigure]:
         found.append(KeyFigure("Cells as published, or better", f"{good} of {judged}", share))
     pairs = [s.order for s in summary.sections if s.order]
     if pairs:
-        same, every = sum(p[0] for p in pairs), sum(p[1] for p in pairs)
+        same, every = sum(p.same for p in pairs), sum(p.pairs for p in pairs)
         found.append(KeyFigure("Pairs of rows in the published order", f"{same} of {every}", "main columns"))
     found.append(
         KeyFigure("Runs", f"{len(summary.records):,}", f"{len(summary.failed)} failed" if summary.failed else "")
@@ -133,7 +133,7 @@ def _setting(section: Setting, summary: Summary) -> Section:
     blocks: list[Child] = [paragraph(legend), table(["row", *section.columns], rows), _bars(section), _curves(section)]
     lines = [f"† {column}: {why}" for column, why in section.not_comparable.items()]
     lines += [winners_of(section)] if section.setting.ranked else []
-    lines += [order_of(section)] if section.order else []
+    lines += [section.order.sentence(section.main)] if section.order else []
     blocks.append(bullets(lines))
     blocks.append(_analysis(section))
     blocks += [note(line) for line in facts(section, summary.table.selection)]
@@ -229,7 +229,8 @@ def _again(summary: Summary) -> Section:
 
 
 def _notes(summary: Summary) -> list[str]:
-    lines = [*summary.table.notes, *summary.searches]
+    lines = [d.sentence()] if (d := summary.differences) else []
+    lines += [*summary.table.notes, *summary.searches]
     lines += [f"{r['row']} ({r['setting']}), seed {r['recipe']['seed']} failed: {r['error']}" for r in summary.failed]
     if missing := [s.title for s in summary.sections if not s.shown]:
         lines.append(f"Not run yet: {'; '.join(missing)}.")
