@@ -1404,11 +1404,11 @@ COMMANDS = {
     "--complete --allow-pickle --size --data-seed --val --test --group --channels --hold-out --augment --partition "
     "--quiet --json --track",
     "resume": "--rounds --patience --quiet --json --track",
-    "report": "--out --images --json",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
     "--incomplete --quiet --json --dry-run --quick --rounds --minutes",
     "evaluate": "--data --modes --which --split --site --group --sensitivity --positive --clients --full --out "
     "--device --json",
+    "report": "--out --images --json",
     "predict": "--site --averaged --which --out --skip-broken --device --json",
     "export": "--out --site --averaged --which --onnx --json",
     "adapt": "--epochs --lr --test --size --group --which --out --device --json",

@@ -10,7 +10,7 @@ from fednorms.evaluation.intervals import Interval
 from fednorms.reports.elements import Child, Html, joined, tag
 from fednorms.reports.words import between
 
-_COLUMNS = 8  # besides the first: more do not fit a page
+_COLUMNS = 7  # besides the first: more do not fit a page
 
 
 @dataclass(frozen=True)
