@@ -151,7 +151,8 @@ def _cell(cell: TableCell, section: Setting, column: str) -> Cell:
         if cell.difference is not None:
             sign = "+" if cell.difference >= 0 else "−"
             below += f" ({sign}{number(abs(cell.difference), selector)})"
-    return Cell(text, cell.ours, below, mark)
+    kept = text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}").replace(" †", "\N{NO-BREAK SPACE}†")
+    return Cell(kept.replace(" ✗", "\N{NO-BREAK SPACE}✗"), cell.ours, below, mark)
 
 
 def _bars(section: Setting) -> Child:
