@@ -297,7 +297,7 @@ class Recipe(BaseModel):
         return cls.from_toml(text, str(path))
 
 
-_LATER = ("patience", "memory", "keep_predictions", "warmup", "client_epochs")
+_LATER = ("patience", "keep_predictions", "memory", "warmup", "client_epochs")
 
 
 def _method(text: str) -> Method:
