@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fednorms.papers.analysis.analyze import analyze
     from fednorms.papers.analysis.findings import Findings
     from fednorms.papers.tables.reproduce import Reproduction, reproduce
+    from fednorms.reports.report import report
     from fednorms.runs.compare import compare
     from fednorms.runs.comparison import Comparison
     from fednorms.runs.driver import resume, run
@@ -109,6 +110,7 @@ __all__ = [
     "part",
     "partition",
     "predict",
+    "report",
     "reproduce",
     "resume",
     "run",
@@ -136,6 +138,7 @@ _DEFINED_IN = {
     "papers.analysis.analyze": ("analyze",),
     "papers.analysis.findings": ("Findings",),
     "papers.tables.reproduce": ("Reproduction", "reproduce"),
+    "reports.report": ("report",),
     "runs.compare": ("compare",),
     "runs.comparison": ("Comparison",),
     "runs.driver": ("resume", "run"),

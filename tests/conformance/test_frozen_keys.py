@@ -365,7 +365,7 @@ RECIPE = {
     "own_parts": {},
 }
 # Added after 0.1, and only stored where they are set, as in [training].
-STORED = [key for key in RECIPE if key not in ("patience", "keep_predictions", "memory")]
+STORED = [key for key in RECIPE if key not in ("patience", "memory", "keep_predictions")]
 TRAINING_CHOICES = {"last": ["keep", "drop", "fill"]}
 RECIPE_CHOICES = {
     "weighting": ["auto", "size", "uniform"],
@@ -750,6 +750,7 @@ PUBLIC = {
     "part": "name",
     "partition": "federation by seed",
     "predict": "path inputs site which model skip_broken device",
+    "report": "what out images federation",
     "reproduce": "name data seeds only settings out jobs device search report allow_pickle incomplete observer rounds "
     "quick dry_run weights",
     "resume": "path federation model loss callback",
@@ -1431,6 +1432,7 @@ COMMANDS = {
     "--incomplete --quiet --json --dry-run --quick --rounds --minutes --weights",
     "evaluate": "--data --modes --which --split --site --group --sensitivity --positive --clients --full --out "
     "--device --json",
+    "report": "--out --images --json",
     "predict": "--site --averaged --which --out --skip-broken --device --json",
     "export": "--out --site --averaged --which --onnx --torch-export --json",
     "adapt": "--epochs --lr --test --size --group --skip-broken --which --out --device --json",

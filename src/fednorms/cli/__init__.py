@@ -25,6 +25,7 @@ _GROUPS = {
     },
     "Use a trained model": {
         "evaluate": "test a run's models in any mode",
+        "report": "write a run, comparison, table or advice as one HTML page",
         "predict": "classify images",
         "export": "write a model as plain weights, with its classes and preprocessing",
         "adapt": "give a new site a model that fits its images",

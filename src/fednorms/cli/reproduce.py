@@ -12,12 +12,14 @@ from rich.text import Text
 
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import Flag, Output, parse
+from fednorms.cli.report import final_report
 from fednorms.core.errors import BadInput
 
 
 @dataclass
 class Reproduce:
-    """Run a published table and compare the results with the paper's: RESULTS.md, results.csv and results.png.
+    """Run a published table and compare the results with the paper's: RESULTS.md, results.csv,
+    results.png and report.html.
 
     For example:
       fednorms reproduce fedwon-table-1 --data ROOT --dry-run
@@ -113,6 +115,8 @@ def reproduce(args: Sequence[str]) -> int:
         else:
             show_plan(done.planned)
         return 0
+    if done.files and (report := final_report(done)):
+        done.files.append(report)
     if given.output.json:
         print_json(done.to_dict())
     else:

@@ -151,15 +151,24 @@ class SiteUploads:
         return "\n".join(lines)
 
 
-def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small", *, classes: int = 10) -> SiteUploads:
+def what_leaves(
+    method: str | Method | Part,
+    model: str | nn.Module = "cnn-small",
+    *,
+    classes: int = 10,
+    shape: tuple[int, int, int] | None = None,
+    head: str | list[str] | None = None,
+) -> SiteUploads:
     """List all tensors that a site sends under a method, by running a round and every extra pass on tiny data.
+
+    `shape` is that of an image (default: the size that the model is made for).
 
     >>> [x.what for x in what_leaves("scaffold + fedbn").leaving]
     ['weights', 'its upload']
     """
     chosen = read_method(method)
     why = obstacle(chosen)
-    trial = Trial.of(chosen, model, classes)
+    trial = Trial.of(chosen, model, classes, shape, head)
     task, net, sent = trial.task, trial.task.net, broadcast(trial.task, trial.state)
     uploads = trial.engine.train(sent, NAMES).uploads
     upload = uploads[0]

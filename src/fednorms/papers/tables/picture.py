@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fednorms.papers.analysis.picture import head, png_of
 from fednorms.papers.tables.cell import NOT_COMPARABLE, TableCell, mark, ours_text, published_text
 from fednorms.papers.tables.summary import Section, Summary, axis_lines, axis_steps
-from fednorms.runs.report import COLORS, line_style
+from fednorms.runs.comparison_files import COLORS, line_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
