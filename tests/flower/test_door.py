@@ -1,6 +1,7 @@
 """The door in front of Flower's link: what passes, what does not, and that nothing else reaches the link."""
 
 import asyncio
+import contextlib
 import inspect
 import math
 import re
@@ -406,3 +407,50 @@ def test_a_connection_without_a_request_is_closed(tmp_path):
 def test_a_site_with_a_new_key_is_let_in_and_its_former_key_is_not(link, keys):
     read_keys(keys.roster).enrolled("north", new_key()[1]).write(keys.roster)
     refused(link, keys, 401, PULL, pull("north"), signed(keys.private("north")))
+
+
+INNER = b"POST /v1/control/list-nodes HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+CROOKED = {
+    "absolute form": (b"POST http://127.0.0.1/v1/control/list-nodes", b"content-length: 0", b""),
+    "two slashes": (b"POST //v1/control/list-nodes", b"content-length: 0", b""),
+    "dots": (b"POST /v1/fleet/%2e%2e/control/list-nodes", b"content-length: 0", b""),
+    "a fragment": (b"POST /v1/fleet/pull-messages#x", b"content-length: 0", b""),
+    "a NUL": (b"POST /v1/fleet/pull-messages%00", b"content-length: 0", b""),
+    "small letters": (b"post /v1/fleet/pull-messages", b"content-length: 0", b""),
+    "a pipelined request": (b"POST /v1/fleet/pull-messages", b"content-length: 0", INNER),
+    "length and chunks": (
+        b"POST /v1/fleet/pull-messages",
+        b"content-length: 99\r\ntransfer-encoding: chunked",
+        b"0\r\n\r\n" + INNER,
+    ),
+    "two lengths": (b"POST /v1/fleet/pull-messages", b"content-length: 0\r\ncontent-length: 5", INNER),
+    "a signed length": (b"POST /v1/fleet/pull-messages", b"content-length: +5", INNER),
+    "unknown coding": (b"POST /v1/fleet/pull-messages", b"transfer-encoding: xchunked", b"0\r\n\r\n" + INNER),
+    "an upgrade": (b"GET /v1/fleet/pull-messages", b"connection: upgrade\r\nupgrade: websocket", b""),
+    "HTTP/2": (b"POST /v1/fleet/pull-messages", b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 0", b""),
+    "a long header": (b"POST /v1/fleet/pull-messages", b"x: " + b"a" * 40_000, b""),
+    "a proxy's headers": (
+        b"POST /v1/control/list-nodes",
+        b"x-original-url: /v1/fleet/pull-messages\r\nforwarded: for=127.0.0.1",
+        b"",
+    ),
+}
+
+
+def test_crooked_http_gets_one_refusal_and_reaches_nothing(link, keys):
+    """One answer per connection, then it is closed: no second request comes in behind the first."""
+    trust = ssl.create_default_context(cafile=str(keys.ca))
+    with running_door(keys, link, refused_per_minute=1000) as port:
+        for name, (line, headers, rest) in CROOKED.items():
+            answer = b""
+            with (
+                socket.create_connection(("127.0.0.1", port), HANG) as plain,
+                trust.wrap_socket(plain, server_hostname="127.0.0.1") as s,
+                contextlib.suppress(ConnectionError, ssl.SSLError),  # closed before all was sent
+            ):
+                s.sendall(line + b" HTTP/1.1\r\nhost: x\r\n" + headers + b"\r\n\r\n" + rest)
+                while got := s.recv(2**16):
+                    answer += got
+            assert answer.count(b"HTTP/1.1 ") <= 1, name
+            assert answer[9:12] in (b"400", b"401", b"404", b""), name
+    assert link.asked == link.registered == []
