@@ -204,6 +204,13 @@ class Part:
         """Add to the gradient after clipping, where an optimizer's weight decay goes; summed."""
         return Tree()
 
+    def lr_factor(self, slot: Slot) -> float | None:
+        """Train this tensor as if it had its own optimizer: at this multiple of the learning rate, clipped apart.
+
+        None leaves it with the model. Factors multiply; tensors that the same parts claim are clipped together.
+        """
+        return None
+
     def path(self, c: Context) -> Hashable:
         """Name the code path of a step in this round; an engine captures again when it changes."""
         return None

@@ -141,7 +141,7 @@ def enter(task: Task, carry: Carry, phase: Phase) -> None:
     elif phase.weight_decay is not None:
         training = replace(training, weight_decay=phase.weight_decay)
     make = None if phase.plain else task.optimizer
-    carry.optimizer = Optimizer.fresh(training, moving, rate_of(carry.context, phase), task.like, make)
+    carry.optimizer = Optimizer.fresh(training, moving, rate_of(carry.context, phase), task.like, make, task.net.rates)
     for name, moment in carry.optimizer.first_moment.items():
         if name in carry.velocity:
             moment.copy_(carry.velocity[name])
@@ -180,7 +180,7 @@ def step(task: Task, carry: Carry, batches: list[Batch], phase: Phase) -> None:
             g = _looked_at(carry, p, "grad", p.grad(g, seen_by(p, views[0], carry)), carry.active)
             watch(carry, g.values(), p.name, "grad")
         if task.training.clip is not None and not phase.plain:
-            g = clipped(g, task.training.clip)
+            g = clipped(g, task.training.clip, task.net.rates)
         for p in task.hooks["decay"]:
             g = g + _looked_at(carry, p, "decay", p.decay(seen_by(p, views[0], carry)), carry.params)
         carry.optimizer.update(carry.params, g)

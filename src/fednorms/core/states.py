@@ -206,6 +206,7 @@ def context_of(task: Task, t: int, client: Client | None, *, evaluating: bool = 
         cohort=task.cohort or task.clients,
         deployed=task.deployed,
         slots=task.net.slots,
+        rates=task.net.rates,
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fednorms.core import noise
 from fednorms.core.errors import BadInput
+from fednorms.core.optim import Rates
 from fednorms.core.tree import Tree
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Context:
     cohort: float = 1.0  # how many clients a round is expected to have
     deployed: bool = False  # across machines, where somebody may know the seed
     slots: Mapping[str, Slot] = field(default_factory=dict, repr=False, compare=False)  # of the whole model
+    rates: Rates = field(default_factory=dict, repr=False, compare=False)  # of tensors that parts claim with `lr_factor`
 
     def names(self, wanted: Callable[[Slot], bool]) -> tuple[str, ...]:
         """The names of the model's tensors whose slots are wanted: `names(lambda slot: is_batchnorm(slot.module))`.
@@ -67,6 +69,16 @@ class Context:
         so it costs microseconds and works in every engine.
         """
         return names_where(self.slots, wanted)
+
+    def per_rate(self, update: Tree) -> Tree:
+        """An update, of which each tensor is divided by its factor of the learning rate; `lr` is then the rate of all.
+
+        It is the same tree if no part has set rates.
+        """
+        if not self.rates:
+            return update
+        factors = {name: rate.factor for name, rate in self.rates.items() if rate.factor}
+        return Tree({name: t / factors[name] if name in factors else t for name, t in update.items()})
 
     def normals(self, what: str, like: Tensor, *, system: bool) -> Tensor:
         """Standard normals of a tensor's shape: keyed by `what`, seed, round and client, or unpredictable ones."""

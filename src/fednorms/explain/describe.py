@@ -50,6 +50,7 @@ ACTS_ON = {
     "oracle": "gradient",
     "grad": "gradient",
     "decay": "loss",
+    "lr_factor": "learning rates",
     "send": "sent update",
     "privacy": "sent update",
     "receive": "received updates",

@@ -69,7 +69,9 @@ class Workspace:
         carry = carry_of(task, sent, client, context_of(task, sent.round, client), mine, start)
         carry.params, carry.buffers = whole.pick(carry.params), whole.pick(task.net.buffers)
         carry.fixed = whole.pick(carry.fixed)
-        carry.optimizer = optimizer = Optimizer.fresh(task.training, carry.params.detach(), 0.0, like)
+        carry.optimizer = optimizer = Optimizer.fresh(
+            task.training, carry.params.detach(), 0.0, like, rates=task.net.rates
+        )
         relative, lr = torch.ones_like(like), torch.zeros_like(like)
         return cls(task, layout, carry, optimizer, live, origin, integers, relative, lr, stream, pool, data)
 
