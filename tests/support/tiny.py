@@ -102,10 +102,9 @@ def setup(task: Task, data: dict[str, Split]) -> Run:
     """The state before round 0, after the methods' setup passes."""
     run = Run(initial_state(task))
     for p, job in passes(task, "setup"):
-        sent = broadcast(task, run.server)
         trees = []
         for name, split in data.items():
-            client = Client(name, split)
+            client, sent = Client(name, split), broadcast(task, run.server).to(name)
             mine = own_state(task, sent, None)
             view = LocalView(task, p, client, sent.model, context_of(task, 0, client), sent, mine)
             keep, up = job.client(view)
@@ -133,7 +132,7 @@ def rounds(task: Task, data: dict[str, Split], n: int, *, run: Run | None = None
 
 def client_model(task: Task, data: dict[str, Split], run: Run, name: str) -> Tree:
     """What a client holds after it loaded the server's latest model."""
-    sent = broadcast(task, run.server)
+    sent = broadcast(task, run.server).to(name)
     client = Client(name, data[name], run.states.get(name))
     mine = own_state(task, sent, client.state)
     return load(task, sent, client, context_of(task, sent.round, client), mine)

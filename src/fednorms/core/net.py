@@ -64,7 +64,9 @@ class Net:
         self.routes = self._route()
         self.initial = self._state()
         self._group()
-        self.rates = rates_of(method.having("lr_factor"), (self.slots[n] for n in self.trainable("all", also_frozen=True)))
+        self.rates = rates_of(
+            method.having("lr_factor"), (self.slots[n] for n in self.trainable("all", also_frozen=True))
+        )
         for p in method.parts:
             if missing := p.missing(self):
                 raise self._nothing(p, f"no {missing}")

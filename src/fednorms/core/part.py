@@ -224,6 +224,14 @@ class Part:
         """Which of the server state is broadcast."""
         return Tree()
 
+    def down_to(self, mine: Tree, client: str) -> Tree:
+        """Which of the server state is sent to this client only, besides `down`; nothing for one it does not know."""
+        return Tree()
+
+    def model_to(self, model: Tree, mine: Tree, client: str) -> Tree:
+        """The exchanged tensors that this client gets instead of the server's; at most one part."""
+        return model
+
     def finish(self, e: End) -> tuple[Tree, Tree]:
         """After local training: (new own state, upload)."""
         return e.mine, Tree()

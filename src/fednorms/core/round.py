@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fednorms.core import checks, noise
+from fednorms.core.addressing import Addressing
 from fednorms.core.batches import batch_plan
 from fednorms.core.errors import BadInput, Diverged
 from fednorms.core.individual import combine_individually
@@ -52,9 +53,13 @@ def _first_state(task: Task, p: Part, model: Tree) -> tuple[Tree, Tree]:
 
 
 def broadcast(task: Task, state: ServerState) -> Broadcast:
-    """What the server sends at the start of a round."""
+    """What the server sends at the start of a round, to all clients and to each (`Broadcast.to`)."""
     parts = {p.name: checks.tree(p, "down", p.down(state.parts[p.name])) for p in task.method.parts}
-    return Broadcast(state.round, state.model, parts)
+    addressing = None
+    if own := task.method.addressing:
+        kept = {p.name: state.parts[p.name] for p in own}
+        addressing = Addressing(tuple(own), kept, tuple(task.net.exchanged))
+    return Broadcast(state.round, state.model, parts, addressing)
 
 
 def own_state(task: Task, sent: Broadcast, state: ClientState | None) -> dict[str, Tree]:
@@ -77,6 +82,7 @@ def load(task: Task, sent: Broadcast, client: Client, context: Context, mine: di
 
 def begin(task: Task, sent: Broadcast, client: Client, *, evaluating: bool = False) -> tuple[Carry, dict[str, Tree]]:
     """Load the received model into a new carry; also return the uploads of passes before training."""
+    sent = sent.to(client.name)
     context = context_of(task, sent.round, client, evaluating=evaluating)
     mine, model, early = arrive(task, sent, client, context)
     return carry_of(task, sent, client, context, mine, model), early

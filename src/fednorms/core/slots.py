@@ -74,7 +74,9 @@ def rates_of(parts: Sequence[Part], slots: Iterable[Slot]) -> dict[str, Rate]:
         said = {p.name: factor for p in parts if (factor := p.lr_factor(slot)) is not None}
         for who, factor in said.items():
             if not isinstance(factor, (int, float)) or not 0 <= factor < math.inf:
-                raise BadInput(f"{who}: lr_factor must return a finite number >= 0 or None, got {factor!r} for {slot.name}.")
+                raise BadInput(
+                    f"{who}: lr_factor must return a finite number >= 0 or None, got {factor!r} for {slot.name}."
+                )
         if said:
             found[slot.name] = Rate(tuple(said), math.prod(said.values()))
     return found

@@ -60,7 +60,9 @@ class Context:
     cohort: float = 1.0  # how many clients a round is expected to have
     deployed: bool = False  # across machines, where somebody may know the seed
     slots: Mapping[str, Slot] = field(default_factory=dict, repr=False, compare=False)  # of the whole model
-    rates: Rates = field(default_factory=dict, repr=False, compare=False)  # of tensors that parts claim with `lr_factor`
+    rates: Rates = field(
+        default_factory=dict, repr=False, compare=False
+    )  # of tensors that parts claim with `lr_factor`
 
     def names(self, wanted: Callable[[Slot], bool]) -> tuple[str, ...]:
         """The names of the model's tensors whose slots are wanted: `names(lambda slot: is_batchnorm(slot.module))`.

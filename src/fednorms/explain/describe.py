@@ -53,6 +53,7 @@ ACTS_ON = {
     "lr_factor": "learning rates",
     "send": "sent update",
     "privacy": "sent update",
+    "model_to": "received model",
     "receive": "received updates",
     "weigh": "client weights",
     "aggregate": "aggregation",
@@ -83,6 +84,7 @@ class PartFacts:
     round_trips: int
     test_trips: int
     averaged_only: bool
+    addressed: bool  # what the server sends differs by client
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,11 @@ class Description:
         """Whether the server only needs sums of uploads, as secure aggregation provides."""
         return all(p.averaged_only for p in self.parts)
 
+    @property
+    def addressed(self) -> tuple[str, ...]:
+        """The parts whose messages from the server differ by client, so it must know which client it answers."""
+        return tuple(p.name for p in self.parts if p.addressed)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
         return {
@@ -175,6 +182,7 @@ class Description:
             "unseen": self.unseen,
             "stateless_clients": self.stateless_clients,
             "averaged_only": self.averaged_only,
+            "addressed": list(self.addressed),
             "parts": [vars(p) for p in self.parts],
             "routes": {n: r.name for n, r in self.routes.items()},
             "changes": self.changes,
@@ -207,6 +215,8 @@ class Description:
         one = "yes" if self.batch_of_one else "no"
         mixes = " (but images of a batch are normalized or changed together)" if self.mixes_batch else ""
         secure = "yes (secure aggregation possible)" if self.averaged_only else "no (secure aggregation impossible)"
+        same = f"no (the server must know which client it answers: {', '.join(self.addressed)})"
+        same = same if self.addressed else "yes"
         return [
             ("acts on", ", ".join(self.acts_on) or "nothing"),
             ("forward passes per local step", f"{self.forward_passes:g}"),
@@ -217,6 +227,7 @@ class Description:
             ("uses published weights", weights),
             ("serves sites that never trained", UNSEEN[self.unseen]),
             ("uploads are only averaged", secure),
+            ("all clients receive the same", same),
         ]
 
     def _repr_html_(self) -> str:
@@ -259,7 +270,8 @@ def describe(
     trial = Trial.of(chosen, model, classes, shape, head)
     task, net = trial.task, trial.task.net
     state = server_update(task, trial.state, trial.engine.train(broadcast(task, trial.state), NAMES).uploads)
-    sent, client = broadcast(task, state), trial.client()
+    client = trial.client()
+    sent = broadcast(task, state).to(client.name)
     with _counting(net) as seen:
         carry, early = begin(task, sent, client)
         before, seen[:] = sum(seen), []
@@ -297,6 +309,7 @@ def describe(
                 averaged_only=all(job.reduce in AVERAGED for job in p.passes())
                 and p.reduction in AVERAGED
                 and p.name not in chosen.individual,
+                addressed=p in chosen.addressing,
             )
             for p in chosen.parts
         ],

@@ -85,6 +85,7 @@ class SiteUploads:
     pooled: bool = False  # the images themselves leave
     class_counts: tuple[str, ...] = ()  # parts whose uploads tell images per class
     individual: tuple[str, ...] = ()  # parts for which the server must see each site's update
+    addressed: tuple[str, ...] = ()  # parts for which the server's messages differ by site
 
     @property
     def told(self) -> list[Told]:
@@ -107,6 +108,7 @@ class SiteUploads:
             "stays": list(self.kept),
             "stays_bytes": self.kept_bytes,
             "secure_aggregation": self.secure_aggregation,
+            "addressed": list(self.addressed),
             "deployable": not self.obstacle,
             "obstacle": self.obstacle,
             "differential_privacy": self.guarantee,
@@ -129,6 +131,11 @@ class SiteUploads:
             f"  Only sums over sites are needed: {'yes' if self.secure_aggregation else 'no'}"
             f" (secure aggregation {'possible' if self.secure_aggregation else 'impossible'} in principle).",
             *([f"  The server must see each site's update: {', '.join(self.individual)}."] if self.individual else []),
+            *(
+                [f"  The server must know which site it answers: {', '.join(self.addressed)}."]
+                if self.addressed
+                else []
+            ),
             f"  Runs across machines: {'no: ' + self.obstacle if self.obstacle else 'yes'}.",
         ]
         if self.guarantee:
@@ -148,9 +155,9 @@ def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small
     chosen = read_method(method)
     why = obstacle(chosen)
     trial = Trial.of(chosen, model, classes)
-    task, net, sent = trial.task, trial.task.net, broadcast(trial.task, trial.state)
-    upload = trial.engine.train(sent, NAMES).uploads[0]
-    client = trial.client()
+    task, net, to_all = trial.task, trial.task.net, broadcast(trial.task, trial.state)
+    upload = trial.engine.train(to_all, NAMES).uploads[0]
+    client, sent = trial.client(), to_all.to(NAMES[0])
     kinds = {"weights": upload.model.pick(net.sent_params)}
     kinds["running statistics of features"] = upload.model.pick(n for n in net.buffers if n in upload.model)
     leaving = [
@@ -187,6 +194,7 @@ def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small
         bool(pools(chosen)),
         tuple(p.name for p in chosen.parts if p.tells_class_counts),
         tuple(chosen.individual),
+        tuple(p.name for p in chosen.addressing),
     )
 
 
