@@ -48,8 +48,9 @@ def gradient_functions(
         return total, params.pick(carry.active)
 
     def gradf(params: Tree, draw: int) -> Tree:
+        first = not touched  # an oracle may ask for the first batch again, at other parameters
         total, leaves = loss_at(params, draw)
-        if draw == 0:
+        if draw == 0 and first:
             carry.loss_sum += total.detach()
         g = _derivative(carry, total, leaves)
         watch(carry, g.values(), "the model", "gradient")

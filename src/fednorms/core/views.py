@@ -72,6 +72,11 @@ class Context:
         """
         return names_where(self.slots, wanted)
 
+    def effective_steps(self, k: int) -> float:
+        """K, or with momentum rho the sum of the weights that K steps give to their gradients."""
+        rho = self.momentum
+        return (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
+
     def per_rate(self, update: Tree) -> Tree:
         """An update, of which each tensor is divided by its factor of the learning rate; `lr` is then the rate of all.
 
@@ -203,8 +208,7 @@ class End(_OnRequest):
 
         It is right for SGD whose momentum starts fresh; a part that divides by it sets `divides_updates`.
         """
-        rho, k = self.context.momentum, self.steps
-        return (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
+        return self.context.effective_steps(self.steps)
 
 
 @dataclass(frozen=True)
