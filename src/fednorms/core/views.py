@@ -336,6 +336,10 @@ class Local(Protocol):
         """
         ...
 
+    def test_loss(self, model: Tree) -> Tensor:
+        """The recipe's mean loss of a model over the training data, as a test sees them."""
+        ...
+
     def uniform(self, draw: int, *shape: int) -> Tensor:
         """Uniforms in (0, 1) of this client, round and part."""
         ...
