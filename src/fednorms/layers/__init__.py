@@ -9,6 +9,7 @@ from fednorms.core.norms import is_batchnorm, is_norm, keeps_statistics
 from fednorms.core.surgery import Change, replace_dropout, swap, swap_convolutions, swap_heads
 from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm, mixed_normalize
 from fednorms.layers.agc import adaptive_clip, unitwise_norm
+from fednorms.layers.assembled_norm import AssembledNorm
 from fednorms.layers.feature_augment import FeatureAugment, feature_augment
 from fednorms.layers.feature_generator import Synthesis
 from fednorms.layers.filter_response_norm import FilterResponseNorm, filter_response
@@ -30,6 +31,7 @@ from fednorms.layers.weight_norm import WNConv2d, weight_norm
 
 __all__ = [
     "AdaptiveGroupNorm",
+    "AssembledNorm",
     "Change",
     "FeatureAugment",
     "FilterResponseNorm",
