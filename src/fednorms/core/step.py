@@ -37,7 +37,7 @@ def gradient_functions(
             params = Tree({k: v.detach().requires_grad_(k in active) for k, v in params.items()})
         s.params = params
         buffers = carry.buffers.clone() if touched else carry.buffers
-        touched = True
+        touched, s.buffers = True, buffers
         with noise.keyed(step_key(carry, draw)):
             s.logits, s.features = task.net.forward(
                 {**carry.fixed, **params, **buffers}, s.x, train=True, batch_statistics=phase.norm == "batch"
@@ -171,7 +171,8 @@ def full_gradient(task: Task, carry: Carry, params: Tree) -> Tree:
         s = step_view(task, carry, (x.to(task.like.device), y.to(task.like.device)), 0)
         stored = running or (len(rows) == 1 and task.needs_two)
         with noise.keyed(carry.key), torch.enable_grad():
-            tensors = {**fixed, **point, **carry.buffers.clone()}
+            s.buffers = carry.buffers.clone()
+            tensors = {**fixed, **point, **s.buffers}
             s.params = Tree({**carry.start.detach(), **point})
             s.logits, s.features = task.net.forward(tensors, s.x, train=True, batch_statistics=not stored)
             grads = torch.autograd.grad(_whole_loss(task, carry, s), list(point.values()), allow_unused=True)

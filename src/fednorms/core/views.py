@@ -131,6 +131,7 @@ class Step:
     path: dict[str, Hashable]
     forward: Forward
     base: Callable[[Tensor, Tensor], Tensor]  # the recipe's loss of (logits, y)
+    buffers: Tree = field(default_factory=Tree)  # from `objective` on: as the pass left them
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
     features: Tensor = field(default_factory=lambda: torch.empty(0))
     part: str = ""

@@ -24,6 +24,7 @@ from fednorms.layers.population_norm import PopulationNorm
 from fednorms.layers.projection import with_projection
 from fednorms.layers.representative_norm import RepresentativeNorm
 from fednorms.layers.scaled_ws import WSConv2d, scaled_weight
+from fednorms.layers.shifted_linear import ShiftedLinear
 from fednorms.layers.switchable_norm import SwitchableNorm
 from fednorms.layers.thresholds import thresholded
 from fednorms.layers.unit_norm import UnitNormLinear, unit_norm
@@ -44,6 +45,7 @@ __all__ = [
     "NormAct",
     "PopulationNorm",
     "RepresentativeNorm",
+    "ShiftedLinear",
     "SwitchableNorm",
     "Synthesis",
     "UnitNormLinear",
