@@ -75,3 +75,11 @@ def test_needs_batchnorm_and_tells_what_it_needs():
     assert facts.addressed == ("fedap",)
     assert not facts.averaged_only
     assert facts.parts[0].setup_trips == 1
+
+
+@pytest.mark.parametrize("text", ["fedap + fedrdn", "fedrdn + fedap"])
+def test_statistics_are_those_of_normalized_images_whatever_the_order(text):
+    data = tiny_data()
+    rows = [setup(tiny_task(t, data), data).server.parts["fedap"]["rows/a"] for t in (text, "fedap")]
+    torch.testing.assert_close(rows[0].sum(), torch.ones(()).double())
+    assert not torch.allclose(*rows)

@@ -104,11 +104,12 @@ def setup(task: Task, data: dict[str, Split]) -> Run:
     for p, job in passes(task, "setup"):
         trees = []
         for name, split in data.items():
-            client, sent = Client(name, split), broadcast(task, run.server).to(name)
-            mine = own_state(task, sent, None)
+            client, sent = Client(name, split, run.states.get(name)), broadcast(task, run.server).to(name)
+            mine = own_state(task, sent, client.state)
             view = LocalView(task, p, client, sent.model, context_of(task, 0, client), sent, mine)
             keep, up = job.client(view)
-            run.states[name] = ClientState(0, Tree(), {p.name: keep})
+            known = client.state.parts if client.state else {}
+            run.states[name] = ClientState(0, Tree(), {**known, p.name: keep})
             trees.append(up)
         here = Round(run.model, Tree(), Tree(), len(data), task.clients, context_of(task, 0, None))
         pooled = job.server(reduce_uploads(trees, [1.0] * len(trees), job.reduce), here)

@@ -50,8 +50,9 @@ def _transformed(
 
 
 def passes(task: Task, when: Literal["setup", "before", "after", "evaluate"]) -> list[tuple[Part, Pass]]:
-    """The parts' extra passes of one kind, in order."""
-    return [(p, job) for p in task.method.having("passes") for job in p.passes() if job.when == when]
+    """The parts' extra passes of one kind, in order; first those of the part that normalizes what others measure."""
+    parts = sorted(task.method.having("passes"), key=lambda p: not p.normalizes_input)
+    return [(p, job) for p in parts for job in p.passes() if job.when == when]
 
 
 @dataclass

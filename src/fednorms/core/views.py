@@ -131,7 +131,6 @@ class Step:
     path: dict[str, Hashable]
     forward: Forward
     base: Callable[[Tensor, Tensor], Tensor]  # the recipe's loss of (logits, y)
-    buffers: Tree = field(default_factory=Tree)  # from `objective` on: as the pass left them
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
     features: Tensor = field(default_factory=lambda: torch.empty(0))
     part: str = ""
@@ -141,6 +140,8 @@ class Step:
     window: tuple[int, int] = (0, 0)  # height and width that the network takes of an image, see `Preprocessing.crop`
     hessian: Callable[[Tree, Tree, int], Tree] = _no_hessian
     """In `oracle`: (params, v, draw) -> the Hessian of the local loss at `params` on that batch, times v."""
+    buffers: Tree = field(default_factory=Tree)
+    """From `objective` on: the model's buffers as this pass left them."""
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniforms in (0, 1) from this part's own stream: the same numbers in every engine."""

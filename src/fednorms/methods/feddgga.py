@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from typing_extensions import override
 
 from fednorms.core.part import Part, Pass, option, part
@@ -51,7 +52,7 @@ class FedDGGA(Part):
         new = [min(max(a + size * gap, 0.0), 1.0) for a, gap in zip(old, gaps, strict=True)]
         scale = sum(old) / sum(new) if sum(new) > 0 else 0.0
         new = [a * scale for a in new] if scale else old
-        like = next(iter(r.model.values()))
+        like = next(iter(r.model.values()), torch.zeros(()))  # a method may share no tensor
         kept = {k: like.new_tensor(a) for k, a in zip(r.clients, new, strict=True)}
         return new, Tree({**r.mine, **kept})
 

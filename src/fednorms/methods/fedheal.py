@@ -39,9 +39,11 @@ class FedHEAL(Part):
 
     @override
     def weigh(self, r: Received) -> tuple[list[float], Tree]:
-        params = r.context.names(_is_param)
+        params = [n for n in r.context.names(_is_param) if n in r.model]
+        if not params:  # a method may share no tensor
+            return [1.0] * len(r.clients), r.mine
         lengths = [
-            [(u[n] * mask[n] if mask else u[n]).norm() for n in params if n in u]
+            [(u[n] * mask[n] if mask else u[n]).norm() for n in params]
             for u, mask in zip(r.updates, self._masks(r), strict=True)
         ]
         far = torch.stack([torch.stack(found).sum() for found in lengths])
