@@ -85,7 +85,8 @@ class FedHEAL(Part):
     def _history(self, r: Received) -> dict[str, Tensor]:
         """How often each entry has risen, as a share of the client's rounds."""
         new: dict[str, Tensor] = {}
-        for client, update in zip(r.clients, r.updates, strict=True):
+        moved = zip(r.clients, r.updates, strict=True) if r.model else ()
+        for client, update in moved:
             n = r.mine.get(f"rounds/{client}", torch.zeros_like(next(iter(update.values())).flatten()[0]))
             rose = branch(r.mine, f"rose/{client}")
             for name, t in update.items():
