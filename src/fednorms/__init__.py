@@ -39,9 +39,10 @@ if TYPE_CHECKING:
     from fednorms.papers.analysis.findings import Findings
     from fednorms.papers.tables.reproduce import Reproduction, reproduce
     from fednorms.runs.compare import Comparison, compare
-    from fednorms.runs.driver import RoundEvent, resume, run
+    from fednorms.runs.driver import resume, run
     from fednorms.runs.recipe import Recipe
     from fednorms.runs.result import Result
+    from fednorms.runs.rounds import RoundEvent
     from fednorms.runs.stopping import STOP, EarlyStopping
     from fednorms.runs.use.adapt import adapt
     from fednorms.runs.use.evaluate import evaluate_run
@@ -126,9 +127,10 @@ _DEFINED_IN = {
     "papers.analysis.findings": ("Findings",),
     "papers.tables.reproduce": ("Reproduction", "reproduce"),
     "runs.compare": ("Comparison", "compare"),
-    "runs.driver": ("RoundEvent", "resume", "run"),
+    "runs.driver": ("resume", "run"),
     "runs.recipe": ("Recipe",),
     "runs.result": ("Result",),
+    "runs.rounds": ("RoundEvent",),
     "runs.stopping": ("STOP", "EarlyStopping"),
     "runs.use.adapt": ("adapt",),
     "runs.use.evaluate": ("evaluate_run",),

@@ -325,6 +325,7 @@ RECIPE = {
         "val": None,
         "test": None,
         "group": "",
+        "channels": None,
         "hold_out": [],
         "augment": "auto",
         "partition": "",
@@ -1396,13 +1397,14 @@ COMMANDS = {
     "--checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device --precision "
     "--deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
     "--optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
-    "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition --quiet --json --track",
+    "--allow-pickle --size --data-seed --val --test --group --channels --hold-out --augment "
+    "--partition --quiet --json --track",
     "compare": "--methods --seeds --lrs --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
     "--validate-every --patience --checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device "
     "--precision --deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule "
     "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
-    "--complete --allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition "
+    "--complete --allow-pickle --size --data-seed --val --test --group --channels --hold-out --augment --partition "
     "--quiet --json --track",
     "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
@@ -1415,7 +1417,7 @@ COMMANDS = {
     "data check": "--protocol --allow-pickle --json",
     "data pack": "--protocol --size --quality --codec --seed --val --test --group --complete --allow-pickle --quiet",
     "data show": "--out --images --json --root --protocol --complete --allow-pickle --size --data-seed --val --test "
-    "--group --hold-out --augment --partition",
+    "--group --channels --hold-out --augment --partition",
     "deploy init": "--sites --classes --host --port --channels --minimum --deadline --recipe --json --method "
     "--federation --model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
     "--pretrained --weights --evaluate --evaluate-every --validate-every --patience --checkpoint-every "
@@ -1432,7 +1434,7 @@ COMMANDS = {
     "deploy node": "--site --ca --key --data --policy --server --state --audit --device --config",
     "deploy audit": "--json",
     "deploy export": "--site --out --state --json",
-    "list": "--paper --costs --json",
+    "list": "--paper --ideas --costs --json",
     "describe": "--model --classes --privacy --json",
     "verify": "--json",
 }

@@ -20,10 +20,11 @@ from fednorms.core.error_origin import place
 from fednorms.core.errors import FednormsError, RunFailed
 from fednorms.data import Federation
 from fednorms.evaluation.scores import Scores
-from fednorms.runs.driver import RoundEvent, execute
+from fednorms.runs.driver import execute
 from fednorms.runs.identity import Custom
 from fednorms.runs.recipe import Data, Recipe
 from fednorms.runs.result import Result
+from fednorms.runs.rounds import RoundEvent
 from fednorms.runs.sent_code import packed, unpack
 from fednorms.runs.session import open_federation
 from fednorms.runs.store.directory import RunDirectory

@@ -36,6 +36,7 @@ from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
 from fednorms.runs.progress import CellWatch, Reporter, is_wanted
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.run_names import short
 from fednorms.runs.run_names import slug as slug
 from fednorms.runs.session import Session, data_notes, open_federation
 from fednorms.runs.store.directory import RunDirectory
@@ -511,7 +512,7 @@ def _about(cells: list[Cell], federation: Federation, seeds: list[int]) -> dict[
         each = f"{least} to {most} epochs, as each client has them"
     return {
         "data": (
-            f"{recipe.federation}, {counted(len(federation.clients), 'client')}"
+            f"{short(recipe.federation)}, {counted(len(federation.clients), 'client')}"
             + (f" and {len(federation.unseen)} unseen sites" if federation.unseen else "")
             + f", {' x '.join(map(str, federation.shape))} pixels, {federation.num_classes} classes, "
             + ", ".join(f"{n:,} {part}" for part, n in sizes.items() if n)

@@ -15,6 +15,7 @@ from fednorms.core.optional import new_frame
 from fednorms.core.states import ServerState
 from fednorms.evaluation.scores import Scores
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.run_names import short
 from fednorms.runs.session import Session
 from fednorms.runs.use.choose import choose
 
@@ -213,7 +214,7 @@ class Result:
 
     def _title(self) -> str:
         plural = "s" * (self.rounds != 1)
-        about = f"{self.method} on {self.recipe.federation}, {self.recipe.model}"
+        about = f"{self.method} on {short(self.recipe.federation)}, {short(self.recipe.model)}"
         return f"{about}, {self.rounds} round{plural}, seed {self.recipe.seed}"
 
     def _remarks(self) -> list[str]:
