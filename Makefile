@@ -14,7 +14,7 @@ READY := $(VENV)/.fednorms-installed
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all campaign check format docs docs-pages tutorials index bench clean
+.PHONY: help demo test test-all campaign check format docs docs-pages results tutorials index bench clean
 
 help:  ## list all targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -48,6 +48,9 @@ docs-pages: index  ## write the generated pages of docs/: methods, data, results
 	$(PY) docs/make_data_page.py
 	$(PY) docs/make_results_page.py
 	PYTHONPATH=. $(PY) docs/make_commuting_page.py
+
+results: $(READY)  ## write every results page again, from the stored runs of recipes/results
+	$(PY) docs/make_results_page.py --all
 
 tutorials: $(READY)  ## execute the notebooks of docs/tutorials and save them with their outputs
 	$(PY) docs/make_tutorials.py

@@ -45,7 +45,7 @@ from fednorms.evaluation.modes import MEASURED, Mode
 from fednorms.evaluation.modes import Model as MODELS_TESTED
 from fednorms.evaluation.modes import Statistics as STATISTICS
 from fednorms.explain.leaves import what_leaves
-from fednorms.flower import keys
+from fednorms.flower import lifeline
 from fednorms.flower import settings as flower_settings
 from fednorms.flower.generations import Generations
 from fednorms.flower.project import write_project
@@ -349,12 +349,15 @@ RECIPE = {
     "precision": "float32",
     "deterministic": True,
     "threads": 1,
+    "memory": None,
     "state_limit_mb": 1024,
     "version": "VERSION",
     "fingerprint": "",
     "own_parts": {},
 }
-STORED = [key for key in RECIPE if key != "patience"]  # added after 0.1: only where it is set, as in [training]
+STORED = [
+    key for key in RECIPE if key not in ("patience", "memory")
+]  # added after 0.1: only where it is set, as in [training]
 TRAINING_CHOICES = {"last": ["keep", "drop", "fill"]}
 RECIPE_CHOICES = {
     "weighting": ["auto", "size", "uniform"],
@@ -622,8 +625,8 @@ def test_names_of_models_federations_chains_losses_and_analyses():
     """)
     assert list(LOSSES) == words("cross_entropy focal")
     assert sorted(ANALYSES) == words("""
-        bn-statistics bn-variance divergence drift-embedding embedding feature-maps four-factors norms
-        smallest-probability test-gap training-gap
+        bn-statistics bn-variance divergence drift-embedding embedding feature-maps filter-drift four-factors
+        loss-bound norms smallest-probability test-gap training-gap
     """)
     assert list(CORRUPTIONS) == words("""
         gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow frost fog
@@ -1034,7 +1037,7 @@ def test_a_saved_partition(tmp_path):
 
 # -- across machines ------------------------------------------------------------------------------------------------
 DEPLOYMENT = {"sites": "", "minimum": 1, "wait": 600.0, "deadline": 3600.0, "out": "run", "classes": "", "channels": 3}
-DEPLOYMENT |= {"max_weight": 0.9, "norm_bound": 50.0, "restart": 0}  # added after 0.1
+DEPLOYMENT |= {"max_weight": 0.9, "max_images": 1_000_000, "norm_bound": 50.0, "restart": 0}  # added after 0.1
 
 
 def test_settings_of_a_deployment():
@@ -1146,7 +1149,7 @@ def test_files_and_keys_of_a_project(tmp_path):
         training.schedule training.decay training.optimizer training.momentum training.weight_decay training.last
         training.keep_momentum data.root data.protocol data.complete data.allow_pickle data.hold_out data.augment
         data.partition deploy.sites deploy.minimum deploy.wait deploy.deadline deploy.out deploy.classes
-        deploy.channels deploy.max_weight deploy.norm_bound deploy.restart
+        deploy.channels deploy.max_weight deploy.max_images deploy.norm_bound deploy.restart
     """)
     assert "from fednorms.flower import client_app, server_app" in (tmp_path / "p" / "fednorms_app.py").read_text()
 
@@ -1395,25 +1398,25 @@ COMMANDS = {
     "run": "--recipe --out --method --federation --model --rounds --seed --participation --weighting --loss "
     "--class-weights --metric --head --pretrained --weights --evaluate --evaluate-every --validate-every --patience "
     "--checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device --precision "
-    "--deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
+    "--deterministic --threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
     "--optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --channels --hold-out --augment "
     "--partition --quiet --json --track",
     "compare": "--methods --seeds --lrs --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
     "--validate-every --patience --checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device "
-    "--precision --deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule "
+    "--precision --deterministic --threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule "
     "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
     "--complete --allow-pickle --size --data-seed --val --test --group --channels --hold-out --augment --partition "
     "--quiet --json --track",
     "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
-    "--incomplete --quiet --json --dry-run --quick --rounds",
+    "--incomplete --quiet --json --dry-run --quick --rounds --minutes",
     "evaluate": "--modes --which --split --clients --device --json",
     "predict": "--site --which --out --skip-broken --device --json",
     "export": "--out --site --which --onnx --json",
     "adapt": "--epochs --lr --test --size --group --which --out --device --json",
-    "analyze": "--out --device --json",
+    "analyze": "--out --round --client --dead --device --json",
     "data check": "--protocol --allow-pickle --json",
     "data pack": "--protocol --size --quality --codec --seed --val --test --group --complete --allow-pickle --quiet",
     "data show": "--out --images --json --root --protocol --complete --allow-pickle --size --data-seed --val --test "
@@ -1422,11 +1425,11 @@ COMMANDS = {
     "--federation --model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
     "--pretrained --weights --evaluate --evaluate-every --validate-every --patience --checkpoint-every "
     "--keep-checkpoints --on-divergence --engine --workers --device --precision --deterministic "
-    "--threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
+    "--threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
     "--momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition",
     "deploy certificates": "--days --renew --json",
-    "deploy enroll": "--site --key",
+    "deploy enroll": "--site --key --images",
     "deploy revoke": "--site",
     "deploy link": "--host --port --link-port --database",
     "deploy probe": "--ca --site --key --json",
@@ -1480,8 +1483,8 @@ def test_environment_variables():
     for file in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and "environ" in ast.unparse(node.func) and node.args:
-                found.add(node.args[0].value if isinstance(node.args[0], ast.Constant) else keys.VARIABLE)
+                found.add(node.args[0].value if isinstance(node.args[0], ast.Constant) else lifeline.VARIABLE)
     assert sorted(found) == words("""
-        CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_METHODS FEDNORMS_MODELS FEDNORMS_POLICY FEDNORMS_ROSTER
-        FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME MLFLOW_EXPERIMENT_NAME WANDB_PROJECT XDG_CACHE_HOME XDG_STATE_HOME
+        CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_LINK FEDNORMS_METHODS FEDNORMS_MODELS FEDNORMS_POLICY
+        FEDNORMS_ROSTER FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME MLFLOW_EXPERIMENT_NAME WANDB_PROJECT XDG_CACHE_HOME XDG_STATE_HOME
     """)

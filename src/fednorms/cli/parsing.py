@@ -262,7 +262,7 @@ _PANELS = {
     "speed and storage": (
         "Where and how fast it runs, and what is kept.",
         (
-            *("engine", "workers", "threads", "precision", "deterministic"),
+            *("engine", "workers", "threads", "memory", "precision", "deterministic"),
             *("checkpoint_every", "keep_checkpoints", "state_limit_mb"),
         ),
     ),

@@ -52,6 +52,8 @@ class Reproduce:
     """Number of runs at a time, each in its own process."""
     device: str = "auto"
     """auto (a GPU if there is one), cpu or cuda."""
+    minutes: Annotated[float | None, tyro.conf.arg(help_behavior_hint="(default: no limit)")] = None
+    """Start only runs that end within so many minutes, the most informative first; the same command continues."""
     dry_run: Flag = False
     """Only show what would run, on which data, and about how long. A few rounds are timed if nothing has run yet."""
     quick: Flag = False
@@ -98,6 +100,7 @@ def reproduce(args: Sequence[str]) -> int:
         rounds=given.rounds,
         quick=given.quick,
         dry_run=given.dry_run,
+        minutes=given.minutes,
     )
     if done.planned is not None:
         if given.output.json:

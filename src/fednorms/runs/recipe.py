@@ -141,6 +141,8 @@ class Recipe(BaseModel):
     """Repeat bit for bit on one device; false lets cuDNN choose the fastest algorithm."""
     threads: int = Field(default=1, ge=1)
     """CPU threads per client; more help only large networks. Results repeat bit for bit with equal threads."""
+    memory: float | None = Field(default=None, gt=0)
+    """GPU memory to take, as a share (up to 1) or in bytes (default: what is free when it is needed)."""
     state_limit_mb: int = Field(default=1024, ge=0)
     """Client states beyond this many megabytes are stored on disk."""
     version: str = __version__
@@ -293,7 +295,7 @@ class Recipe(BaseModel):
         return cls.from_toml(text, str(path))
 
 
-_LATER = ("patience", "warmup", "client_epochs")
+_LATER = ("patience", "memory", "warmup", "client_epochs")
 
 
 def _method(text: str) -> Method:

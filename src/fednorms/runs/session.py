@@ -101,7 +101,7 @@ class Session:
         _check_sizes(training, task)
         plan = Plan.of(recipe, task, facts)
         store = ClientStore(recipe.state_limit_mb * 2**20, spill)
-        settings = EngineSettings(recipe.threads, recipe.on_divergence, recipe.workers)
+        settings = EngineSettings(recipe.threads, recipe.on_divergence, recipe.workers, recipe.memory or 0.0)
         engine = open_engine(recipe.engine, task, training, given, store, settings)
         return cls(recipe, facts, given, task, engine, *plan, unused_gpu=note)
 
