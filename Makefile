@@ -43,8 +43,9 @@ format: $(READY)  ## format the code and fix what the linter can fix
 docs: $(READY)  ## build the documentation site into site/; open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
-docs-pages: index  ## write the generated pages of docs/: methods, data, results, commuting pairs
+docs-pages: index  ## write the generated pages of docs/: methods, privacy, data, results, commuting pairs
 	$(PY) docs/make_methods_page.py
+	$(PY) docs/make_privacy_table.py
 	$(PY) docs/make_data_page.py
 	$(PY) docs/make_results_page.py
 	PYTHONPATH=. $(PY) docs/make_commuting_page.py

@@ -13,13 +13,10 @@ from pathlib import Path
 from statistics import fmean
 
 from fednorms.papers.tables.catalog import Listed, listing, open_table
-from fednorms.papers.tables.plan import found_in, pairs
 from fednorms.papers.tables.report import write
-from fednorms.papers.tables.search import open_search, with_searches
 from fednorms.papers.tables.sources import needs
-from fednorms.papers.tables.store import ResultStore
-from fednorms.papers.tables.summary import Summary, summarize
-from fednorms.papers.tables.table import as_recipe
+from fednorms.papers.tables.stored_summary import stored_summary
+from fednorms.papers.tables.summary import Summary
 
 PAGE = Path(__file__).with_name("results") / "index.md"
 OURS = "beyond"  # tables that no paper has
@@ -29,11 +26,7 @@ def summary(name: str) -> Summary:
     """A table with its stored runs."""
     table = open_table(name)
     assert table.results is not None
-    store = ResultStore(table.results)
-    searches = {(s.name, r.name): open_search(store, table, s, r) for s, r in pairs(table) if r.search}
-    chosen = {key: as_recipe(search.chosen) for key, search in searches.items() if search.chosen is not None}
-    said = [search.sentence() for search in searches.values() if search.begun]
-    return summarize(table, with_searches(found_in(store, table, chosen), searches), said)
+    return stored_summary(table, table.results)
 
 
 def reproduced(tables: Sequence[Listed]) -> str:

@@ -157,6 +157,7 @@ _NOT_RESULTS = (
     "memory",
     "checkpoint_every",
     "keep_checkpoints",
+    "keep_predictions",
     "state_limit_mb",
     "version",
     "fingerprint",

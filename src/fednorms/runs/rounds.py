@@ -16,6 +16,7 @@ from fednorms.core.tree import Tree
 from fednorms.engines.base import Trained
 from fednorms.evaluation.modes import MEASURED
 from fednorms.evaluation.scores import Scores, SiteScore
+from fednorms.runs.last_predictions import keep_predictions
 from fednorms.runs.local_scores import LocalScores
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
@@ -189,6 +190,7 @@ class _Run:
         self.result.notes += self.session.engine.notes
         self.result.close(self.session, self.state)
         if self.directory:
+            self.result.notes += keep_predictions(self.session, self.directory, self.state, self.best)
             self.directory.write_summary(self.result.to_dict())
         return self.result
 

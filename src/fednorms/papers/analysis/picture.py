@@ -13,7 +13,7 @@ import numpy as np
 from fednorms.core.optional import new_figure
 from fednorms.papers.analysis.findings import Findings
 from fednorms.papers.analysis.registry import Analysis, Drawing
-from fednorms.runs.report import COLORS, DASHES, line_style
+from fednorms.runs.comparison_files import COLORS, DASHES, line_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

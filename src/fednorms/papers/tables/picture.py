@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fednorms.papers.analysis.picture import head, png_of
 from fednorms.papers.tables.cell import NOT_COMPARABLE, TableCell, mark, ours_text, published_text
 from fednorms.papers.tables.summary import Section, Summary, axis_lines, axis_steps
-from fednorms.runs.report import COLORS, line_style
+from fednorms.runs.comparison_files import COLORS, line_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,8 +122,8 @@ def _heat_map(axis: Axes, section: Section) -> None:
     axis.set_xticks(range(len(columns)), columns, fontsize=8)
     axis.set_yticks(range(len(rows)), rows, fontsize=8)
     what = "ours and the paper's (%), purple better, orange worse" if section.has_published else "ours (%)"
-    wide = int(axis.get_window_extent().width / axis.get_figure(root=True).dpi * 13)  # characters, roughly
-    axis.set_title(textwrap.fill(f"{section.title}: {what}", max(wide, 40)), fontsize=9)
+    wide = max(40, 12 * len(columns))  # characters, roughly
+    axis.set_title(textwrap.fill(f"{section.title}: {what}", wide), fontsize=9)
     axis.tick_params(length=0)
     for side in axis.spines.values():
         side.set_visible(False)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fednorms.core.errors import BadInput
 from fednorms.engines.devices import pick_device
 from fednorms.papers.tables.catalog import default_out, open_table
+from fednorms.papers.tables.local_weights import read_weights, with_weights
 from fednorms.papers.tables.observer import Observer as Observer
 from fednorms.papers.tables.observer import Shown
 from fednorms.papers.tables.plan import chosen_rows, chosen_settings
@@ -41,6 +42,7 @@ def reproduce(
     quick: bool = False,
     dry_run: bool = False,
     minutes: float | None = None,
+    weights: Sequence[str] | Mapping[str, str | Path] = (),
 ) -> Reproduction:
     """Run what is left of a published table, and write RESULTS.md, results.csv and results.png into `out`.
 
@@ -66,12 +68,14 @@ def reproduce(
         dry_run: Run and write nothing; `planned` of the result says what would run, on which data, and how long.
         minutes: Start only runs that are expected to end within so many minutes: the first seed of every row with
             published numbers, then of the others, then the next seeds. The same call continues later.
+        weights: Files with weights by model, {"torchvision:resnet18": "resnet18.safetensors"} or texts MODEL=FILE, to
+            start from instead of downloading; results name file and hash.
 
     >>> reproduce("no-such-table")
     Traceback (most recent call last):
     fednorms.BadInput: No table "no-such-table": ...
     """
-    table = open_table(name)
+    table = with_weights(open_table(name), read_weights(weights))
     for what, number in (("jobs", jobs), ("seeds", table.seeds if seeds is None else seeds)):
         if number < 1:
             raise BadInput(f"reproduce: {what} must be an integer >= 1, got {number}.")

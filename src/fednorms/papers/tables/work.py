@@ -216,8 +216,8 @@ class Work:
         if cells:
             self.observer.say(f"Search on validation images: {_runs(len(cells))}.")
             self._say_time(pending, Found())
-            for chosen in self._affordable(pending, Found()):
-                self._run("search", [cells[i] for i in chosen], keep)
+            for affordable in self._affordable(pending, Found()):
+                self._run("search", [cells[i] for i in affordable], keep)
         for setting, row in self._pairs():
             if (search := searches.get((setting.name, row.name))) and search.begun:
                 self.observer.say(search.sentence())
@@ -264,8 +264,8 @@ class Work:
                 self.failed[f"{cell.label}, seed {job.seed}"] = values["error"]
             return values["status"] != "failed" and not job.setting.keeps_run
 
-        for chosen in self._affordable(pending, found):
-            self._run(self.table.name, [cells[i] for i in chosen], keep)
+        for affordable in self._affordable(pending, found):
+            self._run(self.table.name, [cells[i] for i in affordable], keep)
 
     def _affordable(self, pending: list[Job], found: Found) -> Iterator[list[int]]:
         """The positions of the runs to start together: all, or again and again those that end within the minutes."""
