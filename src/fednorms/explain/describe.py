@@ -11,7 +11,7 @@ from torch import nn
 
 from fednorms.core import noise
 from fednorms.core.counted import sized
-from fednorms.core.individual import received
+from fednorms.core.individual import view_of
 from fednorms.core.markup import html_page, html_table
 from fednorms.core.method import Method
 from fednorms.core.net import Net
@@ -362,8 +362,8 @@ def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> 
         seen = Round(state.model, up, state.parts[p.name], len(uploads), task.clients, here, delta)
         acts -= {"server"} if p.server(delta, seen)[0] is delta else set()
     if "receive" in acts:  # some only keep what clients sent
-        after, _ = received(task, state, p, state.parts[p.name], uploads, [1.0] * len(uploads))
-        acts -= {"receive"} if all(a is b for a, b in zip(after, uploads, strict=True)) else set()
+        view = view_of(task, state, p, state.parts[p.name], uploads, [1.0] * len(uploads))
+        acts -= {"receive"} if p.receive(view)[0] is view.updates else set()
     if (privacy := p.privacy()) and privacy.release:
         acts.add("server")
     return tuple(dict.fromkeys(what for hook, what in ACTS_ON.items() if hook in acts))
