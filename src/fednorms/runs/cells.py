@@ -31,11 +31,15 @@ from fednorms.runs.store.directory import RunDirectory
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison: the method as the user wrote it, its recipe (with the seed), and its directory."""
+    """One run of a comparison: the method as the user wrote it, its recipe (with the seed), and its directory.
+
+    `changed` are keys of the recipe that the stored run has otherwise, such as more rounds.
+    """
 
     label: str
     recipe: Recipe
     path: Path | None = None
+    changed: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Averages(NamedTuple):
@@ -135,6 +139,7 @@ def run_cell(cell: Cell, custom: Custom, watch: Watch) -> Outcome:
             loss=custom.loss,
             own=custom.training,
             callback=after_round,
+            changed=cell.changed,
         )
         return Outcome.of(cell.label, result)
     except FednormsError as error:
@@ -179,7 +184,7 @@ def run_cells(
 
 
 def _finished(cell: Cell) -> bool:
-    if cell.path is None:
+    if cell.path is None or cell.changed:
         return False
     try:
         return RunDirectory(cell.path).summary() is not None
