@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from fednorms.papers.analysis.analyze import analyze
     from fednorms.papers.analysis.findings import Findings
     from fednorms.papers.tables.reproduce import Reproduction, reproduce
-    from fednorms.runs.compare import Comparison, compare
+    from fednorms.runs.compare import compare
+    from fednorms.runs.comparison import Comparison
     from fednorms.runs.driver import RoundEvent, resume, run
     from fednorms.runs.recipe import Recipe
     from fednorms.runs.result import Result
@@ -125,7 +126,8 @@ _DEFINED_IN = {
     "papers.analysis.analyze": ("analyze",),
     "papers.analysis.findings": ("Findings",),
     "papers.tables.reproduce": ("Reproduction", "reproduce"),
-    "runs.compare": ("Comparison", "compare"),
+    "runs.compare": ("compare",),
+    "runs.comparison": ("Comparison",),
     "runs.driver": ("RoundEvent", "resume", "run"),
     "runs.recipe": ("Recipe",),
     "runs.result": ("Result",),

@@ -241,6 +241,7 @@ def test_splits_are_the_same_rows():
 
 HASHED_WORDS = [
     "adapt",
+    "bootstrap",
     "client tests",
     "clients",
     "cohort",
@@ -341,6 +342,7 @@ RECIPE = {
     "patience": None,
     "checkpoint_every": 1,
     "keep_checkpoints": "newest",
+    "keep_predictions": None,
     "on_divergence": "stop",
     "engine": "auto",
     "workers": 0,
@@ -353,7 +355,8 @@ RECIPE = {
     "fingerprint": "",
     "own_parts": {},
 }
-STORED = [key for key in RECIPE if key != "patience"]  # added after 0.1: only where it is set, as in [training]
+# Added after 0.1, and only stored where they are set, as in [training].
+STORED = [key for key in RECIPE if key not in ("patience", "keep_predictions")]
 TRAINING_CHOICES = {"last": ["keep", "drop", "fill"]}
 RECIPE_CHOICES = {
     "weighting": ["auto", "size", "uniform"],
@@ -454,11 +457,12 @@ EVALUATED = [
     "personal/own",
     "unseen/re-estimated",
     "global/global",
+    "averaged/global",
 ]
 
 
 def test_evaluation_modes_and_participation():
-    assert list(get_args(MODELS_TESTED)) == ["global", "personal", "after_local", "adapted", "unseen"]
+    assert list(get_args(MODELS_TESTED)) == ["global", "personal", "after_local", "adapted", "unseen", "averaged"]
     assert list(get_args(STATISTICS)) == ["auto", "global", "own", "batch", "re-estimated"]
     assert MEASURED == "@test"
     assert [str(Mode.read(text)) for text in EVALUATED] == EVALUATED

@@ -17,7 +17,8 @@ from fednorms.data import Federation, Site, Split
 from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.runs import report
 from fednorms.runs.cells import Averages, Outcome, RoundSummary
-from fednorms.runs.compare import Comparison, MeanStd, slug
+from fednorms.runs.comparison import Comparison, MeanStd
+from fednorms.runs.run_names import slug
 from tests.support.kept import SMALL
 
 

@@ -18,7 +18,7 @@ from fednorms.runs.progress import CellWatch, Reporter
 from fednorms.runs.recipe import Recipe
 
 if TYPE_CHECKING:
-    from fednorms.runs.compare import Comparison
+    from fednorms.runs.comparison import Comparison
 
 
 _Options: Any = recipe_options("CompareOptions", without=("method", "seed"))
@@ -64,7 +64,7 @@ def compare(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Compare, "compare", args)
     from fednorms.runs.compare import compare as run_comparison
-    from fednorms.runs.compare import slug
+    from fednorms.runs.run_names import slug
 
     base = Recipe.read(given.recipe) if given.recipe else Recipe()
     recipe = merged(base, given).model_copy(update={"fingerprint": ""})
@@ -99,7 +99,7 @@ def compare(args: Sequence[str]) -> int:
 
 def show(comparison: Comparison) -> None:
     """Print the table, what it is about, and where it was written."""
-    from fednorms.runs.compare import BEST
+    from fednorms.runs.comparison import BEST
 
     console = stdout()
     header, *rows = comparison.cells()

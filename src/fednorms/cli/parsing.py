@@ -266,7 +266,7 @@ _PANELS = {
         "Where and how fast it runs, and what is kept.",
         (
             *("engine", "workers", "threads", "precision", "deterministic"),
-            *("checkpoint_every", "keep_checkpoints", "state_limit_mb"),
+            *("checkpoint_every", "keep_checkpoints", "keep_predictions", "state_limit_mb"),
         ),
     ),
 }

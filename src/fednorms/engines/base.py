@@ -20,6 +20,7 @@ from fednorms.core.tree import Tree
 from fednorms.core.views import Round
 from fednorms.engines.states import ClientStates
 from fednorms.evaluation.modes import MEASURED, Mode, tested_state, unseen_broadcast
+from fednorms.evaluation.predictions import Predictions
 from fednorms.evaluation.scores import Scores, SiteScore
 
 OnDivergence = Literal["stop", "skip"]
@@ -148,17 +149,30 @@ class Engine(ABC):
             raise BadInput(
                 '"after_local" can only be tested while a run trains. Add it to "evaluate" in the recipe instead.'
             )
-        unseen = mode.model == "unseen"
-        domains = self.tested(split, unseen=unseen)
+        domains, jobs = self.jobs(state, mode, cohort, split)
+        found = self.score_sites(jobs, split, mode) if jobs else {}
+        return Scores(mode.model, mode.statistics, split, found, domains) if found else None
+
+    def predict(
+        self, state: ServerState, mode: Mode, cohort: Sequence[str], split: SplitName = "test"
+    ) -> dict[str, Predictions]:
+        """What a mode predicts at all sites that have such data; nothing across machines, where images stay."""
+        return {}
+
+    def jobs(
+        self, state: ServerState, mode: Mode, cohort: Sequence[str], split: SplitName
+    ) -> tuple[dict[str, str], dict[str, Broadcast]]:
+        """The sites that a mode tests, each with its domain, and what each receives for the test."""
+        domains = {} if mode.model == "unseen" else self.tested(split)
+        if mode.model in ("unseen", "averaged"):
+            domains = domains | self.tested(split, unseen=True)
         if not domains:
-            return None
+            return {}, {}
         sent = self.test_broadcast(state, cohort)
         # Without clients of the same name (all data were pooled), sites also get the mean of what clients keep.
-        new = set(domains) if unseen else set(domains) - set(self.clients)
+        new = set(domains) if mode.model in ("unseen", "averaged") else set(domains) - set(self.clients)
         others = unseen_broadcast(self.task, sent, self.store.values()) if new else sent
-        jobs = {name: others if name in new else sent for name in domains}
-        found = self.score_sites(jobs, split, mode)
-        return Scores(mode.model, mode.statistics, split, found, domains) if found else None
+        return domains, {name: others if name in new else sent for name in domains}
 
     def test_broadcast(self, state: ServerState, cohort: Sequence[str]) -> Broadcast:
         """What a test broadcasts: the tested server model, and what "evaluate" passes measured for it."""

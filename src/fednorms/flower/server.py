@@ -83,6 +83,11 @@ def open_session(recipe: Recipe, roster: Roster, model: nn.Module | None = None,
     recipe = recipe.adopting(facts.protocol)
     task = assemble(recipe, facts, model, loss, deployed=True)
     plan = Plan.of(recipe, task, facts, secret=False)  # every site reads the seed in the run's config
+    if any(m.model == "averaged" for m in plan.modes):
+        raise BadInput(
+            'Mode "averaged" needs the tensors that clients keep, and these stay at the sites. Remove it from '
+            '"evaluate".'
+        )
     tests: list[tuple[Mode, SplitName]] = [(m, "test") for m in plan.modes if m.model != "after_local"]
     settings = EngineSettings(recipe.threads, recipe.on_divergence)
     engine = Remote(task, roster, settings, [*tests, (plan.headline, "val")])

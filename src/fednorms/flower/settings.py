@@ -152,6 +152,7 @@ _NOT_RESULTS = (
     "workers",
     "checkpoint_every",
     "keep_checkpoints",
+    "keep_predictions",
     "state_limit_mb",
     "version",
     "fingerprint",

@@ -44,6 +44,7 @@ from fednorms.runs.identity import (
     same_code,
     training_keys,
 )
+from fednorms.runs.last_predictions import keep_predictions
 from fednorms.runs.local_scores import LocalScores
 from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
@@ -495,6 +496,7 @@ class _Run:
         self.result.notes += self.session.engine.notes
         self.result.close(self.session, self.state)
         if self.directory:
+            self.result.notes += keep_predictions(self.session, self.directory, self.state, self.best)
             self.directory.write_summary(self.result.to_dict())
         return self.result
 

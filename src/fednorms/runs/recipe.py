@@ -124,6 +124,8 @@ class Recipe(BaseModel):
     """Write a checkpoint every this many rounds, and after the last."""
     keep_checkpoints: Literal["newest", "all"] = "newest"
     """Which checkpoints to keep: the newest two, from which a run resumes, or all, to analyze rounds later."""
+    keep_predictions: bool | None = None
+    """Keep the test predictions of the last and the best round, to compare runs (default: up to 64 MB per mode)."""
     on_divergence: Literal["stop", "skip"] = "stop"
     """What to do when a client's update or loss is not finite."""
     engine: Literal["auto", "loop", "graphs", "workers"] = "auto"

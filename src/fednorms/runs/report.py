@@ -12,7 +12,7 @@ import numpy as np
 
 from fednorms.core.optional import new_figure
 from fednorms.data import Federation
-from fednorms.runs.compare import MEAN, Comparison
+from fednorms.runs.comparison import MEAN, Comparison
 from fednorms.runs.store.atomic import clear_errors, write_atomic
 
 if TYPE_CHECKING:

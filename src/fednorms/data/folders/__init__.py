@@ -168,7 +168,8 @@ def _sites(
     wanted = Decoding(root, files, (channels, *(hw or first_size(files))), hw is not None, prepared)
     number = {label: i for i, label in enumerate(classes)}
     y = torch.tensor([number[file.label] for file in files], dtype=torch.int64)
-    everything = Split(load(wanted, cache, memory_limit), y)
+    names = np.array([str(file.path.relative_to(root)) for file in files])
+    everything = Split(load(wanted, cache, memory_limit), y, None if groups is None else np.array(groups), names)
     members: dict[str, list[int]] = {}
     for i, file in enumerate(files):
         members.setdefault(file.site, []).append(i)

@@ -120,7 +120,7 @@ class Evaluator:
     def shared(self, mode: Mode) -> bool:
         """Whether a mode tests the server's tensors at every site, without anything of the sites."""
         task = self.task
-        same = mode.model in ("global", "unseen") or (mode.model == "personal" and not task.personal)
+        same = mode.model in ("global", "unseen", "averaged") or (mode.model == "personal" and not task.personal)
         return same and mode.statistics == "global" and not self.uses_states and not task.method.having("begin")
 
     def scores(self, models: Iterable[SiteModel], images: SiteImages) -> list[SiteScore]:

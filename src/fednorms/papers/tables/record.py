@@ -27,7 +27,7 @@ from fednorms.runs.recipe import Recipe
 MOST_SITES = 20  # with more, only domains are stored
 # Keys that decide where and how a run is made, and not its result.
 _MACHINE = {"version", "device", "engine", "fingerprint", "threads", "workers", "checkpoint_every", "state_limit_mb"}
-_MACHINE |= {"keep_checkpoints"}
+_MACHINE |= {"keep_checkpoints", "keep_predictions"}
 _MACHINE |= {"data.root", "data.complete", "data.allow_pickle"}
 # Keys whose "auto" was replaced by the data set's value when the run started.
 _ADOPTED = {"data.augment", "loss", "class_weights", "metric"}

@@ -17,8 +17,8 @@ from fednorms.papers.tables.record import Values, error_of, made, plain, same_ru
 from fednorms.papers.tables.store import ResultStore
 from fednorms.papers.tables.table import Row, Setting, Table, as_recipe
 from fednorms.runs.cells import Outcome
-from fednorms.runs.compare import slug
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.run_names import slug
 
 Point = dict[str, Any]
 

@@ -9,7 +9,7 @@ from itertools import combinations
 from statistics import fmean, stdev
 from typing import Any
 
-from fednorms.core.markup import html_page, html_table
+from fednorms.core.markup import aligned, html_page, html_table
 from fednorms.papers.analysis.findings import Findings
 from fednorms.papers.tables.cell import (
     BETTER,
@@ -28,7 +28,6 @@ from fednorms.papers.tables.plan import Found
 from fednorms.papers.tables.record import Values
 from fednorms.papers.tables.selectors import Selector
 from fednorms.papers.tables.table import Row, Setting, Table
-from fednorms.runs.compare import aligned
 
 
 @dataclass(frozen=True)

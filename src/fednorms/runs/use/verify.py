@@ -12,6 +12,7 @@ from typing import Any, Literal
 from fednorms.core.errors import BadInput, FednormsError
 from fednorms.data.packed import check_pack, is_pack
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.store import predictions
 from fednorms.runs.store.checkpoint import newest_extra, verified
 from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.store.links import refuse_links
@@ -153,6 +154,8 @@ def _run(run: RunDirectory) -> _Found:
         yield run.path, "damaged", str(error)
         return
     yield from ((file, "damaged" if why else "intact", why) for file, why in verified(run.checkpoints))
+    for file in predictions.files(run):
+        yield from _single(file)
     extra = newest_extra(run.checkpoints)
     mark = extra[1].get("metrics") if extra else None
     if run.facts_path.exists() or mark:  # early runs of version 0.1 have none
