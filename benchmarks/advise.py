@@ -15,8 +15,9 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,13 @@ import torch
 from torch import Tensor, nn
 
 import fednorms as fn
-from fednorms.advice.arms import CANDIDATES, Question, propose
+from fednorms.advice.arms import Question, propose
 from fednorms.advice.measures import measure
 from fednorms.advice.summaries import probe
-from fednorms.data.generate.rendered_digits import synth_digits
-from fednorms.data.generate.shifts import shift
 from fednorms.data.splits import split
 from fednorms.runs.identity import Custom
 
-ROUNDS, BATCH, SEEDS = 12, 16, 3
-DIGITS = [str(d) for d in range(10)]
+ROUNDS, BATCH, SEEDS = 9, 16, 2
 
 
 class Narrow(nn.Module):
@@ -85,86 +83,69 @@ def thinned(federation: fn.Federation, images: int) -> fn.Federation:
     return replace(federation, sites=sites)
 
 
-def handwritten(clients: int, label: float, feature: float) -> fn.Federation:
+def handwritten(clients: int, label: float, feature: float, images: int) -> fn.Federation:
+    """The dials for label shift and feature shift."""
     spec = f"digits-dials(clients={clients}, label={label}, feature={feature})"
-    return fn.federation(spec, size=8, val=0.2, test=0.5)
+    return thinned(fn.federation(spec, size=8, val=0.2, test=0.5), images)
 
 
-def rendered(clients: int, images: int, label: float, feature: float) -> fn.Federation:
-    x, y = synth_digits(3000, 0, 12)
-    made = shift(torch.as_tensor(x), torch.as_tensor(y), DIGITS, clients, label, feature, val=0.2, test=0.5)
-    return thinned(made, images)
+def divided(name: str, size: int, images: int, skewed: bool) -> fn.Federation:
+    """A federation of different looks; skewed: every site becomes two with different labels."""
+    made = fn.federation(name, size=size, val=0.2, test=0.4)
+    return thinned(fn.partition(made, "dirichlet(beta=0.5, clients=2, within=domain)") if skewed else made, images)
 
 
-def cameras(images: int, partition: str) -> fn.Federation:
-    made = fn.federation("digits-shift", size=8, val=0.2, test=0.5)
-    return thinned(fn.partition(made, partition) if partition else made, images)
+CORRUPTIONS = {
+    "noise and blur": ("gaussian_noise", "impulse_noise", "defocus_blur", "elastic_transform"),
+    "weather and color": ("snow", "fog", "contrast", "saturate"),
+}
 
 
-def styles(images: int, partition: str) -> fn.Federation:
-    made = fn.federation("digits-styles", size=12, val=0.2, test=0.4)
-    return thinned(fn.partition(made, partition) if partition else made, images)
-
-
-def corrupted(severity: int, images: int) -> fn.Federation:
+def corrupted(kind: str, severity: int, images: int) -> fn.Federation:
+    """Sites with one corruption each."""
     made = fn.federation(f"digits-corrupted(severity={severity})", size=8, val=0.1, test=0.25)
-    kept = ("gaussian_noise", "contrast", "fog", "defocus_blur", "elastic_transform")
-    return thinned(made.without(*(s.name for s in made.sites if s.name not in kept)), images)
+    return thinned(made.without(*(s.name for s in made.sites if s.name not in CORRUPTIONS[kind])), images)
 
 
 def cases() -> list[Case]:
     """All federations, the kinds of shift in turn, so that the first results already cover all of them."""
-
-    def models() -> Iterator[str]:
-        while True:
-            yield from ("cnn-small", "narrow")
-
-    kinds: list[list[Case]] = []
-    model = models()
-    kinds.append(
+    kinds: list[list[tuple[str, str, Callable[[], fn.Federation]]]] = [
         [
-            Case("handwritten", f"{k} sites, label {a:g}, feature {b:g}", next(model), lambda k=k, a=a, b=b: handwritten(k, a, b))
-            for k in (3, 6)
+            (
+                "handwritten",
+                f"{k} sites, {n} images, label {a:g}, feature {b:g}",
+                partial(handwritten, k, a, b, n),
+            )
+            for k, n in ((3, 90), (6, 50))
             for a in (0.0, 0.5, 0.9)
             for b in (0.0, 0.5, 1.0)
-        ]
-    )
-    kinds.append(
+        ],
         [
-            Case(
-                "rendered",
-                f"4 sites, {n} images, label {a:g}, feature {b:g}",
-                next(model),
-                lambda n=n, a=a, b=b: rendered(4, n, a, b),
-            )
-            for n in (40, 160)
+            ("cameras", f"{n} images{', skewed' * skewed}", partial(divided, "digits-shift", 8, n, skewed))
+            for n in (30, 60, 100)
+            for skewed in (False, True)
+        ],
+        [
+            ("styles", f"{n} images{', skewed' * skewed}", partial(divided, "digits-styles", 12, n, skewed))
+            for n in (40, 80, 120)
+            for skewed in (False, True)
+        ],
+        [
+            ("corrupted", f"{kind}, severity {s}, {n} images", partial(corrupted, kind, s, n))
+            for kind in CORRUPTIONS
+            for s in (2, 5)
+            for n in (30, 90)
+        ],
+        [
+            ("handwritten", f"4 sites, 40 images, label {a:g}, feature {b:g}", partial(handwritten, 4, a, b, 40))
             for a in (0.0, 0.7)
-            for b in (0.0, 0.4, 0.8)
-        ]
-    )
-    within = "dirichlet(beta=0.5, clients=2, within=domain)"
-    kinds.append(
-        [
-            Case("cameras", f"{n} images{', skewed' * bool(p)}", next(model), lambda n=n, p=p: cameras(n, p))
-            for n in (40, 120)
-            for p in ("", within)
-        ]
-    )
-    kinds.append(
-        [
-            Case("styles", f"{n} images{', skewed' * bool(p)}", next(model), lambda n=n, p=p: styles(n, p))
-            for n in (60, 240)
-            for p in ("", within)
-        ]
-    )
-    kinds.append(
-        [
-            Case("corrupted", f"severity {s}, {n} images", next(model), lambda n=n, s=s: corrupted(s, n))
-            for n in (50, 150)
-            for s in (3, 5)
-        ]
-    )
-    spread = [(i / len(kind), k, case) for k, kind in enumerate(kinds) for i, case in enumerate(kind)]
+            for b in (0.0, 0.7)
+        ],
+    ]
+    spread = []
+    for k, kind in enumerate(kinds):
+        for i, (data, name, make) in enumerate(kind):
+            spread.append((i / len(kind), k, Case(data, name, ("cnn-small", "narrow")[(i + k) % 2], make)))
     return [case for _, _, case in sorted(spread, key=lambda item: item[:2])]
 
 
@@ -207,11 +188,15 @@ def train(folder: Path, most: int) -> None:
                 begun = time.perf_counter()
                 network = case.network()
                 made = Custom.of(federation, network, None)
-                sites = probe(recipe().model_copy(update={"model": model_name(network)}), without_test(federation), made)
+                sites = probe(
+                    recipe().model_copy(update={"model": model_name(network)}), without_test(federation), made
+                )
                 found = {m.name: m.value for m in measure(sites)}
                 record.values |= {"measures": found, "probe_seconds": time.perf_counter() - begun}
                 question = Question(network, 10, federation.shape, len(federation.clients), ROUNDS, BATCH)
-                one = Question(network, 10, federation.shape, len(federation.clients), ROUNDS, BATCH, wanted="one-model")
+                one = Question(
+                    network, 10, federation.shape, len(federation.clients), ROUNDS, BATCH, wanted="one-model"
+                )
                 record.values["arms"] = {a.name: list(a.rates) for a in propose(question, found).arms}
                 record.values["one_model"] = [a.name for a in propose(one, found).arms]
                 record.save()
@@ -252,7 +237,8 @@ def one_run(federation: fn.Federation, case: Case, arm: str, lr: float, seed: in
     except fn.Diverged as error:
         return known | {"val": [], "test": None, "error": str(error), "seconds": time.perf_counter() - begun}
     session, state = result._session, result._state
-    assert session is not None and state is not None
+    assert session is not None
+    assert state is not None
     tested = session.engine.evaluate(state, session.headline, session.cohort(ROUNDS - 1), "test")
     assert tested is not None
     val = [a for _, a in result.curve(split="val")]

@@ -356,7 +356,9 @@ def _expected(arm: Arm) -> str:
 
 
 def _values(trial: Trial) -> str:
-    return ", ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in trial.values.items())
+    return ", ".join(
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in trial.values.items()
+    )
 
 
 def _wrapped(text: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,22 +15,22 @@ from torch import nn
 from fednorms.advice.advice import Advice, Finalist
 from fednorms.advice.arms import Arm, Proposal, Wanted, propose
 from fednorms.advice.budget import SEEDS, Budget, Schedule, schedule
-from fednorms.advice.certainty import answers, difference
+from fednorms.advice.certainty import Answers, answers, difference
 from fednorms.advice.measures import Measure, measure
 from fednorms.advice.priors import expected_loss, records
 from fednorms.advice.remarks import remarks
 from fednorms.advice.setting import Setting
-from fednorms.advice.summaries import probe
+from fednorms.advice.summaries import SiteSummary, probe
 from fednorms.advice.tournament import Rungs, Trial, tournament
-from fednorms.advice.training import Trainer
+from fednorms.advice.training import Trainer, counting
 from fednorms.core.errors import BadInput, Diverged
 from fednorms.data import Federation
-from fednorms.runs.cells import CellEvent
 from fednorms.runs.driver import execute
 from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import flag, option
 from fednorms.runs.progress import CellWatch, Reporter, is_wanted
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.result import Result
 from fednorms.runs.store.atomic import clear_errors, write_atomic
 
 MINUTES = 10.0
@@ -48,7 +48,7 @@ def advise(
     one_model: bool = False,
     personal: bool = False,
     methods: Sequence[str] | None = None,
-    lr: Sequence[float] | None = None,
+    rates: Sequence[float] | None = None,
     batch_size: int | None = None,
     participation: str | None = None,
     loss: str | Loss | None = None,
@@ -73,7 +73,7 @@ def advise(
     `personal=True` for models that are only used at the sites that train; by default both kinds compete. Sites without
     training data must be served as well, so methods that cannot do that are left out.
 
-    `methods` replaces the candidates, `lr` their learning rates. `epsilon` adds noise to the class counts that sites
+    `methods` replaces the candidates, `rates` their learning rates. `epsilon` adds noise to the class counts that sites
     send. With `out`, everything is stored there, the same call continues after an interruption, and the answer is
     written as advice.md and advice.json. `retrain=True` trains the recommendation in full, with its test, in OUT/final.
 
@@ -81,7 +81,7 @@ def advise(
     >>> advice.method in ("fedavg", "fedbn"), advice.finished
     (True, True)
     """
-    _check(minutes, budget, one_model, personal, seeds, epsilon, jobs, methods, lr, retrain, out)
+    _check(minutes, budget, one_model, personal, seeds, epsilon, jobs, methods, rates, retrain, out)
     changes = {"rounds": rounds, "participation": participation, "device": device, "seed": seed}
     setting = Setting.of(federation, model, loss, recipe, changes, {"batch_size": batch_size})
     wanted: Wanted = "one-model" if one_model else "personal" if personal else "any"
@@ -92,7 +92,7 @@ def advise(
         "minutes": minutes,
         "budget": budget,
         "methods": list(methods) if methods else None,
-        "lr": list(lr) if lr else None,
+        "rates": list(rates) if rates else None,
         "seeds": seeds,
         "epsilon": epsilon,
     }
@@ -103,12 +103,11 @@ def advise(
             measures, given = _planned(folder, asked, setting, minutes, budget, jobs)
         values = {m.name: m.value for m in measures}
         known = expected_loss(values, records())
-        field = propose(setting.question(wanted), values, known, methods, lr)
+        field = propose(setting.question(wanted), values, known, methods, rates)
         if not field.arms:
-            raise BadInput(
-                "No method fits: " + " ".join(f"{name}: {why}" for name, why in field.excluded.items())
-            )
-        chosen = schedule(field.arms, given.rounds, setting.recipe.rounds, seeds=seeds)
+            raise BadInput("No method fits: " + " ".join(f"{name}: {why}" for name, why in field.excluded.items()))
+        numbers = tuple(range(setting.recipe.seed, setting.recipe.seed + seeds))
+        chosen = schedule(field.arms, given.rounds, setting.recipe.rounds, numbers)
         advice = _played(setting, measures, field, chosen, given, folder, out is not None, jobs, wanted, progress)
         if retrain:
             advice.retrained = _retrained(setting, advice, folder / "final")
@@ -126,7 +125,7 @@ def _check(
     epsilon: float | None,
     jobs: int,
     methods: Sequence[str] | None,
-    lr: Sequence[float] | None,
+    rates: Sequence[float] | None,
     retrain: bool,
     out: str | Path | None,
 ) -> None:
@@ -143,8 +142,8 @@ def _check(
             problems.append(f"{option(name)} must be an integer >= 1, got {number}")
     if methods is not None and len(set(methods)) != len(methods):
         problems.append("a method is given twice")
-    if lr is not None and (not lr or min(lr) <= 0):
-        problems.append(f"{option('lr')} must be positive numbers")
+    if rates is not None and (not rates or min(rates) <= 0):
+        problems.append(f"{option('rates')} must be positive numbers")
     if retrain and out is None:
         problems.append(f"{flag('retrain')} needs a folder ({option('out')})")
     if problems:
@@ -196,15 +195,13 @@ def _stored(folder: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     return stored
 
 
-def _summaries(setting: Setting, epsilon: float | None) -> Any:  # noqa: ANN401
+def _summaries(setting: Setting, epsilon: float | None) -> list[SiteSummary]:
     recipe = setting.trials
-    for factor in (1.0, 0.1, 0.01):
-        training = replace(recipe.training, lr=factor * recipe.training.lr)
-        try:
-            return probe(recipe.model_copy(update={"training": training}), setting.held, setting.custom, epsilon)
-        except Diverged as error:
-            last = error
-    raise last
+    try:
+        return probe(recipe, setting.held, setting.custom, epsilon)
+    except Diverged:  # one round with a small rate shows the sites' statistics as well
+        small = recipe.model_copy(update={"training": replace(recipe.training, lr=recipe.training.lr / 100)})
+        return probe(small, setting.held, setting.custom, epsilon)
 
 
 def _trials(arms: Iterable[Arm]) -> list[Trial]:
@@ -245,7 +242,7 @@ def _played(
         return advice
     every = max(1, chosen.rungs[0].rounds // 4)
     trainer = Trainer(setting.trials, setting.held, setting.custom, folder, every, jobs)
-    total = rounds_of(chosen)
+    total = trainer.most_rounds(chosen.rungs, sum(len(arm.rates) for arm in chosen.arms))
     with Reporter("advise", total, silent=not is_wanted(progress)) as reporter:
         trainer.watch = counting(CellWatch(reporter))
 
@@ -261,40 +258,19 @@ def _played(
     return advice
 
 
-def counting(watch: CellWatch) -> Callable[[CellEvent], None]:
-    """Count rounds only: a run that ends in one rung goes on in the next."""
-
-    def tell(event: CellEvent) -> None:
-        if event.outcome is None:
-            watch(event)
-
-    return tell
-
-
-def rounds_of(chosen: Schedule) -> int:
-    """Rounds of training in all rungs, at most."""
-    total, before = 0, 0
-    for rung in chosen.rungs:
-        playing = min(rung.trials, sum(min(len(a.rates), rung.per_arm) for a in chosen.arms))
-        total += playing * (rung.rounds - before + rung.rounds * (len(rung.seeds) - 1))
-        before = rung.rounds
-    return total
-
-
 def _finalists(setting: Setting, trainer: Trainer, done: Rungs) -> list[Finalist]:
     """The best trial of each method in a rung, best first; the first three are compared image by image."""
     best: dict[str, Trial] = {}
     for trial, _ in done.ranking:
         best.setdefault(trial.arm, trial)
-    labels = {s.name: s.val.y.numpy() for s in setting.held.clients if s.val is not None}
     balanced = setting.trials.adopting(setting.held.protocol).metric == "balanced_accuracy"
-    seen: list[Any] = []
+    seen: list[list[Answers]] = []
     found: list[Finalist] = []
     for trial in list(best.values())[:_SHOWN]:
         scores = [p.score for p in done.played if p.trial.name == trial.name and p.score is not None]
         paths = [trainer.path(trial, seed, done.rung.rounds) for seed in done.rung.seeds]
         seen.append([answers(path, setting.held, setting.custom) for path in paths])
-        behind = difference(seen[0], seen[-1], labels, balanced=balanced) if found else None
+        behind = difference(seen[0], seen[-1], balanced=balanced) if found else None
         found.append(Finalist(trial, scores, done.rung.rounds, behind))
     return found
 
@@ -326,6 +302,6 @@ def _notes(advice: Advice, trainer: Trainer) -> list[str]:
     return notes
 
 
-def _retrained(setting: Setting, advice: Advice, path: Path) -> Any:  # noqa: ANN401
+def _retrained(setting: Setting, advice: Advice, path: Path) -> Result:
     custom = setting.custom
     return execute(advice.real_recipe(), out=path, federation=setting.data, model=custom.model, loss=custom.loss)

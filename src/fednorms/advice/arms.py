@@ -1,4 +1,4 @@
-"""Propose a small field of methods for a federation, each with a reason; leave out, with a sentence, what cannot work."""
+"""Propose a few methods for a federation, each with a reason; leave out what cannot work, with a sentence."""
 
 from __future__ import annotations
 
@@ -154,14 +154,19 @@ def propose(
         if why := _impossible(cost, question):
             excluded[candidate.name] = why
             continue
-        grid = tuple(rates) if rates else _rates(cost.method, question.optimizer)
+        grid = tuple(rates) if rates else default_rates(cost.method, question.optimizer)
         reason = candidate.why + _measured(candidate.measure, measures)
         arms.append(Arm(candidate.name, cost.method, grid, reason, cost, (priors or {}).get(candidate.name)))
     best_first = sorted(arms, key=lambda arm: (arm.prior is None, arm.prior or 0.0))
     return Proposal(best_first, excluded)
 
 
-def _rates(method: str, optimizer: str) -> tuple[float, ...]:
+def default_rates(method: str, optimizer: str) -> tuple[float, ...]:
+    """Learning rates to try, half a decade apart.
+
+    >>> default_rates("fedavg", "sgd"), default_rates("fedbn + fedfn", "sgd")
+    ((0.03, 0.1, 0.3), (0.3, 1.0, 3.0))
+    """
     if optimizer != "sgd":
         return _ADAM
     return _HIGH if "fedfn" in method else RATES

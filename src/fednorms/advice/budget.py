@@ -50,14 +50,16 @@ class Schedule:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
-def schedule(arms: Sequence[Arm], budget: float, rounds: int, *, seeds: int = SEEDS, least: int = LEAST) -> Schedule:
+def schedule(
+    arms: Sequence[Arm], budget: float, rounds: int, seeds: Sequence[int] = (0, 1, 2), least: int = LEAST
+) -> Schedule:
     """The longest tournament that a budget allows, up to `rounds` per run.
 
     If the last rung would have fewer than `least` rounds, seeds go first, then rates, then the arms of which least is
     expected. Without room for two arms there are no rungs.
     """
     field_of_arms, left_out = list(arms), dict[str, str]()
-    several, rates = seeds, max((len(arm.rates) for arm in arms), default=1)
+    several, rates = tuple(seeds), max((len(arm.rates) for arm in arms), default=1)
     least = min(least, rounds)
     while len(field_of_arms) >= min(2, len(arms)):
         fitting = [_thinned(arm, rates) for arm in field_of_arms]
@@ -65,8 +67,8 @@ def schedule(arms: Sequence[Arm], budget: float, rounds: int, *, seeds: int = SE
             rungs = ladder(length, len(fitting), rates, several)
             if (price := cost(fitting, rungs)) <= budget:
                 return Schedule(fitting, rungs, price, left_out)
-        if several > 1:
-            several -= 1
+        if len(several) > 1:
+            several = several[:-1]
         elif rates > 1:
             rates -= 1
         else:

@@ -158,7 +158,7 @@ def _moments(x: Tensor) -> Moments:
 def noised(counts: list[int], site: str, seed: int, epsilon: float | None) -> list[int | None]:
     """Class counts as a site sends them: with discrete Laplace noise if `epsilon` is given, small ones as None.
 
-    The noise is the difference of two geometric numbers with ratio exp(-epsilon): adding or removing one image changes the
+    The noise is the difference of two geometric numbers with ratio exp(-epsilon): one image more or less changes the
     probability of any answer by a factor of at most exp(epsilon). It is hashed from the seed, so advice repeats.
 
     >>> noised([12, 3], "clinic", 0, None)

@@ -24,7 +24,15 @@ class Trial:
         >>> Trial("fedbn", "fedbn", {"lr": 0.1}).name
         'fedbn, lr 0.1'
         """
-        return ", ".join([self.arm, *(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in self.values.items())])
+        return ", ".join(
+            [
+                self.arm,
+                *(
+                    f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
+                    for key, value in self.values.items()
+                ),
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -148,25 +156,25 @@ def survivors(ranking: Sequence[tuple[Trial, float]], rung: Rung) -> list[Trial]
     return kept
 
 
-def ladder(rounds: int, arms: int, rates: int, seeds: int, finalists: int = 3) -> list[Rung]:
+def ladder(rounds: int, arms: int, rates: int, seeds: Sequence[int], finalists: int = 3) -> list[Rung]:
     """The rungs of a tournament: all trials for a quarter of the rounds, the best third for half, finalists in full.
 
-    Two rates of an arm may pass the first rung, one reaches the last. The seeds of the last rung include seed 0, whose
-    run is continued.
+    Two rates of an arm may pass the first rung, one reaches the last. The seeds of the last rung start with that
+    of the others, whose run is continued.
 
-    >>> [(r.rounds, r.trials, r.per_arm, len(r.seeds)) for r in ladder(12, arms=9, rates=3, seeds=3)]
+    >>> [(r.rounds, r.trials, r.per_arm, len(r.seeds)) for r in ladder(12, arms=9, rates=3, seeds=(0, 1, 2))]
     [(3, 27, 3, 1), (6, 9, 2, 1), (12, 3, 1, 3)]
     """
     trials = arms * rates
     lengths = sorted({max(1, math.ceil(rounds / 4)), max(1, math.ceil(rounds / 2)), rounds})
     last = min(finalists, arms) if arms > 1 else min(2, rates)
-    several = tuple(range(seeds))
+    several, first = tuple(seeds), (seeds[0],)
     out = []
     for i, length in enumerate(lengths):
         if i == len(lengths) - 1:
             out.append(Rung(length, trials if i == 0 else last, rates if arms == 1 or i == 0 else 1, several))
         elif i == 0:
-            out.append(Rung(length, trials, rates))
+            out.append(Rung(length, trials, rates, first))
         else:
-            out.append(Rung(length, max(last, math.ceil(trials / 3)), 2 if arms > 1 else rates))
+            out.append(Rung(length, max(last, math.ceil(trials / 3)), 2 if arms > 1 else rates, first))
     return out

@@ -8,16 +8,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fednorms.advice.tournament import Played, Trial
+from fednorms.advice.tournament import Played, Rung, Trial
 from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
 from fednorms.core.options import nearest
 from fednorms.core.training import Training
 from fednorms.data import Federation
 from fednorms.methods.registry import method as read_method
-from fednorms.runs.cells import Cell, Outcome, Watch, run_cells
+from fednorms.runs.cells import Cell, CellEvent, Outcome, Watch, run_cells
 from fednorms.runs.driver import recipe_to_resume, with_rounds
 from fednorms.runs.identity import Custom
+from fednorms.runs.progress import CellWatch
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.run_names import slug
 from fednorms.runs.store.atomic import clear_errors, write_atomic
@@ -64,6 +65,14 @@ class Trainer:
                 self.done[_key(t, seed, rounds)] = self._played(t, seed, rounds, outcome)
             self._write()
         return [self.done[_key(t, seed, rounds)] for t, seed in jobs]
+
+    def most_rounds(self, rungs: Sequence[Rung], trials: int) -> int:
+        """Rounds of training in all rungs, at most."""
+        total, before = 0, 0
+        for rung in rungs:
+            total += min(rung.trials, trials) * (rung.rounds - before + rung.rounds * (len(rung.seeds) - 1))
+            before = rung.rounds
+        return total
 
     def path(self, trial: Trial, seed: int, rounds: int) -> Path:
         """The directory of a run."""
@@ -115,6 +124,16 @@ class Trainer:
             self.folder.mkdir(parents=True, exist_ok=True)
             stored = {key: played.to_dict() for key, played in self.done.items()}
             write_atomic(self.folder / FILE, (json.dumps(stored, indent=1) + "\n").encode())
+
+
+def counting(watch: CellWatch) -> Watch:
+    """Count rounds only: a run that ends in one rung continues in the next."""
+
+    def tell(event: CellEvent) -> None:
+        if event.outcome is None:
+            watch(event)
+
+    return tell
 
 
 def _key(trial: Trial, seed: int, rounds: int) -> str:

@@ -13,6 +13,8 @@ from fednorms.runs.option_names import option
 SHARE = 0.2  # of the training images, held out where there is no validation split
 LEAST = 10  # validation images without which nothing can be compared
 
+_UNGROUPED = "If several images show one patient, say how to find patients, so they stay on one side (data.group)."
+
 
 def for_validation(federation: Federation, seed: int = 0) -> tuple[Federation, list[str]]:
     """The federation without its test images, with validation images held out of training if there are none.
@@ -33,12 +35,13 @@ def for_validation(federation: Federation, seed: int = 0) -> tuple[Federation, l
         held = []
         for site in sites:
             assert site.train is not None
-            rows = split(site.train.y, {"val": SHARE}, seed, site.name)
+            rows = split(site.train.y, {"val": SHARE}, seed, site.name, site.train.groups)
             held.append(replace(site, train=site.train.subset(rows["train"]), val=site.train.subset(rows["val"])))
         sites = held
+        grouped = all(site.train is not None and site.train.groups is not None for site in federation.clients)
         notes.append(
             f"There is no validation split: {100 * SHARE:.0f} % of each site's training images were held out for the "
-            "tournament. Pictures of one patient may then be on both sides; a split of your own avoids that."
+            "search. " + ("Groups were kept together." if grouped else _UNGROUPED)
         )
     images = sum(len(site.val) for site in sites if site.val is not None)
     if images < LEAST:
