@@ -173,7 +173,7 @@ class Advice:
         kept = f"{_size(d.client_state)} kept at each site" if d.client_state else "nothing kept at sites"
         return (
             f"{_size(d.bytes_up)} up and {_size(d.bytes_down)} down per site and round, {kept}, "
-            f"{self.arm.passes:.2g} passes over the data"
+            f"{'one pass' if self.arm.passes == 1 else f'{self.arm.passes:.2g} passes'} over the data"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -256,7 +256,8 @@ class Advice:
         header, rows = self._score_table()
         if rows:
             lines += ["", *_aligned([header, *rows])]
-        lines += ["", "How the sites differ:", *_aligned(self._measure_table()[1])]
+        if self.measures:
+            lines += ["", "How the sites differ:", *_aligned(self._measure_table()[1])]
         if self.excluded:
             lines += ["", "Left out:"]
             lines += [line for name, why in self.excluded.items() for line in _wrapped(f"{name}: {why}")]

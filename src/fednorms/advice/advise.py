@@ -23,6 +23,7 @@ from fednorms.advice.setting import Setting
 from fednorms.advice.summaries import SiteSummary, probe
 from fednorms.advice.tournament import Rungs, Trial, tournament
 from fednorms.advice.training import Trainer, counting
+from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput, Diverged
 from fednorms.data import Federation
 from fednorms.runs.driver import execute
@@ -84,6 +85,11 @@ def advise(
     _check(minutes, budget, one_model, personal, seeds, epsilon, jobs, methods, rates, retrain, out)
     changes = {"rounds": rounds, "participation": participation, "device": device, "seed": seed}
     setting = Setting.of(federation, model, loss, recipe, changes, {"batch_size": batch_size})
+    if len(setting.data.clients) < 2:
+        raise BadInput(
+            f'Federation "{setting.data.name}" has only one site that trains. Choosing a federated method needs at '
+            f"least two: give folders SITE/CLASS/IMAGE, or divide it ({option('partition')})."
+        )
     wanted: Wanted = "one-model" if one_model else "personal" if personal else "any"
     asked: dict[str, Any] = {
         "recipe": setting.recipe.to_dict(),
@@ -278,11 +284,9 @@ def _finalists(setting: Setting, trainer: Trainer, done: Rungs) -> list[Finalist
 def _rung_line(advice: Advice, done: Rungs) -> str:
     if not advice.finalists:
         return f"Rung {len(advice.rungs)} of {advice.planned}: every run failed."
-    first = advice.finalists[0]
-    return (
-        f"Rung {len(advice.rungs)} of {advice.planned} ({done.rung.rounds} rounds): best {first.trial.name}, "
-        f"{100 * first.mean:.1f} %"
-    )
+    first, rounds = advice.finalists[0], counted(done.rung.rounds, "round")
+    where = f"Rung {len(advice.rungs)} of {advice.planned} ({rounds})"
+    return f"{where}: best {first.trial.name}, {100 * first.mean:.1f} %"
 
 
 def _notes(advice: Advice, trainer: Trainer) -> list[str]:

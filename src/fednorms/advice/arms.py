@@ -193,8 +193,8 @@ def _impossible(cost: Description, question: Question) -> str:
         return f"{keeps}, which {counted(question.unseen, 'site')} without training data would not have."
     if question.wanted == "one-model" and (cost.unseen != "yes" or twin):
         return f"{keeps}, and one model for all sites was asked for."
-    if question.batch_size == 1 and not cost.batch_of_one:
-        return "Batch normalization cannot train on batches of one image."
+    if question.batch_size == 1 and (cost.mixes_batch or not cost.batch_of_one):
+        return "Batch normalization has no statistics to learn from in batches of one image."
     if question.visits < 2 and cost.client_state:
         return f"Each site takes part {question.visits:.2g} times, so what it keeps would never be used again."
     if question.pretrained and cost.lost_weights:

@@ -157,24 +157,19 @@ def survivors(ranking: Sequence[tuple[Trial, float]], rung: Rung) -> list[Trial]
 
 
 def ladder(rounds: int, arms: int, rates: int, seeds: Sequence[int], finalists: int = 3) -> list[Rung]:
-    """The rungs of a tournament: all trials for a quarter of the rounds, the best third for half, finalists in full.
+    """The rungs of a tournament: all trials for a third of the rounds, the best third in full, the best with all seeds.
 
-    Two rates of an arm may pass the first rung, one reaches the last. The seeds of the last rung start with that
-    of the others, whose run is continued.
+    Two rates of an arm may pass the first rung, because a high rate often starts better than it ends. One reaches the
+    last rung, whose first seed is that of the others, so these runs are there already.
 
     >>> [(r.rounds, r.trials, r.per_arm, len(r.seeds)) for r in ladder(12, arms=9, rates=3, seeds=(0, 1, 2))]
-    [(3, 27, 3, 1), (6, 9, 2, 1), (12, 3, 1, 3)]
+    [(4, 27, 3, 1), (12, 9, 2, 1), (12, 3, 1, 3)]
     """
-    trials = arms * rates
-    lengths = sorted({max(1, math.ceil(rounds / 4)), max(1, math.ceil(rounds / 2)), rounds})
-    last = min(finalists, arms) if arms > 1 else min(2, rates)
-    several, first = tuple(seeds), (seeds[0],)
-    out = []
-    for i, length in enumerate(lengths):
-        if i == len(lengths) - 1:
-            out.append(Rung(length, trials if i == 0 else last, rates if arms == 1 or i == 0 else 1, several))
-        elif i == 0:
-            out.append(Rung(length, trials, rates, first))
-        else:
-            out.append(Rung(length, max(last, math.ceil(trials / 3)), 2 if arms > 1 else rates, first))
+    trials, several, first = arms * rates, tuple(seeds), (seeds[0],)
+    short, last = math.ceil(rounds / 3), min(finalists, arms) if arms > 1 else min(2, rates)
+    out = [Rung(short, trials, rates, first)] if short < rounds and trials > last else []
+    most = max(last, math.ceil(trials / 3)) if out else trials
+    out.append(Rung(rounds, most, min(2, rates) if arms > 1 and out else rates, first))
+    if len(several) > 1:
+        out.append(Rung(rounds, last, 1 if arms > 1 else rates, several))
     return out

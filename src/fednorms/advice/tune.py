@@ -123,9 +123,8 @@ def tune(
     """Search the learning rate and options of one method on validation images; test images are never read.
 
     `grid` has the values to try: `{"lr": [0.03, 0.1], "mu": [0.01, 0.1]}` with fields of local training and options of
-    the method. By default three learning rates that suit the method. All points train for a quarter of the rounds, the
-    best third for half, the best two in full with `seeds` seeds. With `out`, the same call continues after an
-    interruption.
+    the method. By default three learning rates that suit the method. All points train for a third of the rounds, the
+    best third in full, the best two with `seeds` seeds. With `out`, the same call continues after an interruption.
 
     >>> tuned = tune("fedprox", "digits-shift", rounds=2, grid={"lr": [0.01, 0.1], "mu": [0.1]}, seeds=1)
     >>> tuned.values["lr"] in (0.01, 0.1), tuned.tuned_recipe().method

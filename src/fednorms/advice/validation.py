@@ -13,8 +13,6 @@ from fednorms.runs.option_names import option
 SHARE = 0.2  # of the training images, held out where there is no validation split
 LEAST = 10  # validation images without which nothing can be compared
 
-_UNGROUPED = "If several images show one patient, say how to find patients, so they stay on one side (data.group)."
-
 
 def for_validation(federation: Federation, seed: int = 0) -> tuple[Federation, list[str]]:
     """The federation without its test images, with validation images held out of training if there are none.
@@ -24,11 +22,6 @@ def for_validation(federation: Federation, seed: int = 0) -> tuple[Federation, l
     what = f'Federation "{federation.name}"'
     if federation.num_classes < 2:
         raise BadInput(f"{what} has only one class, so every method is always right. There is nothing to choose.")
-    if len(federation.clients) < 2:
-        raise BadInput(
-            f"{what} has only one site that trains. Choosing a federated method needs at least two: give folders "
-            f"SITE/CLASS/IMAGE, or divide it ({option('partition')})."
-        )
     sites = [replace(site, test=None) for site in federation.clients]
     notes = []
     if not any(site.val is not None for site in sites):
@@ -41,7 +34,12 @@ def for_validation(federation: Federation, seed: int = 0) -> tuple[Federation, l
         grouped = all(site.train is not None and site.train.groups is not None for site in federation.clients)
         notes.append(
             f"There is no validation split: {100 * SHARE:.0f} % of each site's training images were held out for the "
-            "search. " + ("Groups were kept together." if grouped else _UNGROUPED)
+            "search. "
+            + (
+                "Groups were kept together."
+                if grouped
+                else f"If several images show one patient, keep them together ({option('group')})."
+            )
         )
     images = sum(len(site.val) for site in sites if site.val is not None)
     if images < LEAST:
@@ -50,8 +48,6 @@ def for_validation(federation: Federation, seed: int = 0) -> tuple[Federation, l
             f"{what} has {counted(train, 'training image')}, which leaves {images} for validation. Comparing methods "
             f"needs at least {LEAST}: add images, or hold out more for validation ({option('val')})."
         )
-    if empty := [site.name for site in sites if site.train is None]:
-        raise BadInput(f"{what}: no training images are left at {', '.join(empty[:3])}. Leave these sites out.")
     return replace(federation, sites=sites), notes + _missing_classes(federation)
 
 

@@ -38,8 +38,8 @@ class Tune(_Options, _Search):
       fednorms tune fedbn --federation photos/
       fednorms tune fedprox --grid lr=0.03,0.1,0.3 mu=0.01,0.1,1 --rounds 20
 
-    All values train for a quarter of the rounds, the best third for half, the best two in full. The same command
-    continues after an interruption.
+    All values train for a third of the rounds, the best third in full, the best two with several seeds. The same
+    command continues after an interruption.
     """
 
     recipe: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
