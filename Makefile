@@ -47,6 +47,7 @@ docs-pages: index  ## write the generated pages of docs/: methods, data, results
 	$(PY) docs/make_methods_page.py
 	$(PY) docs/make_data_page.py
 	$(PY) docs/make_results_page.py
+	$(PY) docs/make_advise_page.py
 	PYTHONPATH=. $(PY) docs/make_commuting_page.py
 
 tutorials: $(READY)  ## execute the notebooks of docs/tutorials and save them with their outputs

@@ -5,7 +5,7 @@ records the tournament is played again, bit for bit, since a run that is continu
 regret of an answer is the test accuracy of the best arm minus that of the answer, in points.
 
     python benchmarks/advise.py run --state FOLDER       # trains what is missing; can be interrupted at any time
-    python benchmarks/advise.py page --state FOLDER      # writes docs/results/advise.json and docs/results/advise.md
+    python benchmarks/advise.py results --state FOLDER   # writes docs/results/advise.json; then `make docs-pages`
     python benchmarks/advise.py priors --state FOLDER    # writes what `advise` knows before it trains
 """
 
@@ -15,138 +15,25 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from advise_federations import Case, cases
+from torch import nn
 
 import fednorms as fn
 from fednorms.advice.arms import Question, propose
 from fednorms.advice.measures import measure
+from fednorms.advice.priors import expected_loss
 from fednorms.advice.summaries import probe
-from fednorms.data.splits import split
+from fednorms.advice.tournament import Played, Rungs, Trial, ladder, tournament
 from fednorms.runs.identity import Custom
 
-ROUNDS, BATCH, SEEDS = 9, 16, 2
-
-
-class Narrow(nn.Module):
-    """Two convolutions with batch normalization: half as many channels as cnn-small and one block less."""
-
-    def __init__(self, channels: int = 3, classes: int = 10) -> None:
-        super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(channels, 12, 3, padding=1), nn.BatchNorm2d(12)
-        self.conv2, self.norm2 = nn.Conv2d(12, 24, 3, padding=1), nn.BatchNorm2d(24)
-        self.relu, self.pool = nn.ReLU(), nn.MaxPool2d(2)
-        self.last = nn.AdaptiveAvgPool2d(2)
-        self.head = nn.Linear(96, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The logits of images."""
-        x = self.pool(self.relu(self.norm1(self.conv1(x))))
-        y: Tensor = self.head(self.last(self.relu(self.norm2(self.conv2(x)))).flatten(1))
-        return y
-
-
-@dataclass(frozen=True)
-class Case:
-    """A federation to advise on: the data set it is made of (priors leave that out), a name, and the model."""
-
-    data: str
-    name: str
-    model: str
-    make: Callable[[], fn.Federation]
-
-    @property
-    def key(self) -> str:
-        return f"{self.data}, {self.name}, {self.model}"
-
-    def network(self) -> str | nn.Module:
-        if self.model != "narrow":
-            return self.model
-        torch.manual_seed(0)
-        return Narrow()
-
-
-def thinned(federation: fn.Federation, images: int) -> fn.Federation:
-    """The same federation with at most so many training images per site, of every class alike."""
-    sites = []
-    for site in federation.sites:
-        if site.train is not None and len(site.train) > images:
-            rows = split(site.train.y, {"kept": images / len(site.train)}, 0, site.name)["kept"]
-            site = replace(site, train=site.train.subset(rows))
-        sites.append(site)
-    return replace(federation, sites=sites)
-
-
-def handwritten(clients: int, label: float, feature: float, images: int) -> fn.Federation:
-    """The dials for label shift and feature shift."""
-    spec = f"digits-dials(clients={clients}, label={label}, feature={feature})"
-    return thinned(fn.federation(spec, size=8, val=0.2, test=0.5), images)
-
-
-def divided(name: str, size: int, images: int, skewed: bool) -> fn.Federation:
-    """A federation of different looks; skewed: every site becomes two with different labels."""
-    made = fn.federation(name, size=size, val=0.2, test=0.4)
-    return thinned(fn.partition(made, "dirichlet(beta=0.5, clients=2, within=domain)") if skewed else made, images)
-
-
-CORRUPTIONS = {
-    "noise and blur": ("gaussian_noise", "impulse_noise", "defocus_blur", "elastic_transform"),
-    "weather and color": ("snow", "fog", "contrast", "saturate"),
-}
-
-
-def corrupted(kind: str, severity: int, images: int) -> fn.Federation:
-    """Sites with one corruption each."""
-    made = fn.federation(f"digits-corrupted(severity={severity})", size=8, val=0.1, test=0.25)
-    return thinned(made.without(*(s.name for s in made.sites if s.name not in CORRUPTIONS[kind])), images)
-
-
-def cases() -> list[Case]:
-    """All federations, the kinds of shift in turn, so that the first results already cover all of them."""
-    kinds: list[list[tuple[str, str, Callable[[], fn.Federation]]]] = [
-        [
-            (
-                "handwritten",
-                f"{k} sites, {n} images, label {a:g}, feature {b:g}",
-                partial(handwritten, k, a, b, n),
-            )
-            for k, n in ((3, 90), (6, 50))
-            for a in (0.0, 0.5, 0.9)
-            for b in (0.0, 0.5, 1.0)
-        ],
-        [
-            ("cameras", f"{n} images{', skewed' * skewed}", partial(divided, "digits-shift", 8, n, skewed))
-            for n in (30, 60, 100)
-            for skewed in (False, True)
-        ],
-        [
-            ("styles", f"{n} images{', skewed' * skewed}", partial(divided, "digits-styles", 12, n, skewed))
-            for n in (40, 80, 120)
-            for skewed in (False, True)
-        ],
-        [
-            ("corrupted", f"{kind}, severity {s}, {n} images", partial(corrupted, kind, s, n))
-            for kind in CORRUPTIONS
-            for s in (2, 5)
-            for n in (30, 90)
-        ],
-        [
-            ("handwritten", f"4 sites, 40 images, label {a:g}, feature {b:g}", partial(handwritten, 4, a, b, 40))
-            for a in (0.0, 0.7)
-            for b in (0.0, 0.7)
-        ],
-    ]
-    spread = []
-    for k, kind in enumerate(kinds):
-        for i, (data, name, make) in enumerate(kind):
-            spread.append((i / len(kind), k, Case(data, name, ("cnn-small", "narrow")[(i + k) % 2], make)))
-    return [case for _, _, case in sorted(spread, key=lambda item: item[:2])]
+ROUNDS, BATCH, SEEDS, FINALISTS = 9, 16, 2, 3
 
 
 class Record:
@@ -201,8 +88,8 @@ def train(folder: Path, most: int) -> None:
                 record.values["one_model"] = [a.name for a in propose(one, found).arms]
                 record.save()
             for arm, rates in record.values["arms"].items():
-                for lr in rates if seed == 0 else [best_rate(record, arm)]:
-                    if lr is None or record.run(arm, lr, seed):
+                for lr in rates if seed == 0 else wanted_rates(record, arm):
+                    if record.run(arm, lr, seed):
                         continue
                     federation = federation or case.make()
                     record.values["runs"].append(one_run(federation, case, arm, lr, seed))
@@ -228,6 +115,37 @@ def best_rate(record: Record, arm: str) -> float | None:
     return max(runs, key=lambda r: r["val"][-1])["lr"] if runs else None
 
 
+def wanted_rates(record: Record, arm: str) -> list[float]:
+    """The rates of an arm that need more seeds: its best one, and those that reach the last rung of a tournament."""
+    rates = {best_rate(record, arm)}
+    for arms in questions(record).values():
+        rates |= {t.values["lr"] for t, _ in replayed(record, arms, (0,))[-1].ranking[:FINALISTS] if t.arm == arm}
+    return sorted(rate for rate in rates if rate is not None)
+
+
+def questions(record: Record) -> dict[str, list[str]]:
+    """The arms that compete if any model will do, and if one model for all sites is asked for."""
+    arms = list(record.values["arms"])
+    return {"any": arms, "one model": [arm for arm in arms if arm in record.values["one_model"]]}
+
+
+def replayed(record: Record, arms: Sequence[str], seeds: Sequence[int]) -> list[Rungs]:
+    """Play the tournament of `advise` from the recorded curves."""
+
+    def play(jobs: Sequence[tuple[Trial, int]], rounds: int) -> list[Played]:
+        played = []
+        for trial, seed in jobs:
+            run = record.run(trial.arm, trial.values["lr"], seed)
+            if run is None:
+                raise LookupError(f"{record.path.stem}: {trial.name}, seed {seed} has not run yet")
+            played.append(Played(trial, seed, rounds, run["val"][rounds - 1] if run["val"] else None))
+        return played
+
+    trials = [Trial(arm, arm, {"lr": rate}) for arm in arms for rate in record.values["arms"][arm]]
+    rates = max(len(record.values["arms"][arm]) for arm in arms)
+    return tournament(trials, ladder(ROUNDS, len(arms), rates, seeds, FINALISTS), play)
+
+
 def one_run(federation: fn.Federation, case: Case, arm: str, lr: float, seed: int) -> dict[str, Any]:
     """Train an arm in full: validation after every round, test after the last one; nothing if it diverged."""
     begun = time.perf_counter()
@@ -245,11 +163,141 @@ def one_run(federation: fn.Federation, case: Case, arm: str, lr: float, seed: in
     return known | {"val": val, "test": tested.mean, "seconds": time.perf_counter() - begun}
 
 
+def tested(record: Record, arm: str, lr: float | None) -> float:
+    """Mean test accuracy of an arm at a rate over its seeds, in percent; 0 if it diverged."""
+    found = [r["test"] for r in record.values["runs"] if (r["arm"], r["lr"]) == (arm, lr)]
+    return 100 * fmean(t or 0.0 for t in found) if found else 0.0
+
+
+def lost(record: Record, arms: Sequence[str]) -> dict[str, float]:
+    """Points that each arm, at its best rate, loses to the best arm on test images."""
+    scores = {arm: tested(record, arm, best_rate(record, arm)) for arm in arms}
+    return {arm: max(scores.values()) - score for arm, score in scores.items()}
+
+
+def complete(folder: Path) -> list[Record]:
+    """The federations on which every arm has run at every rate."""
+    found = [Record(folder, case) for case in cases()]
+    return [
+        r
+        for r in found
+        if "arms" in r.values and all(r.run(arm, lr, 0) for arm, rates in r.values["arms"].items() for lr in rates)
+    ]
+
+
+def prior_records(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """What `advise` knows of each federation."""
+    return [
+        {
+            "data": r.values["data"],
+            "name": r.values["name"],
+            "model": r.values["model"],
+            "measures": {k: v if v is None else round(v, 4) for k, v in r.values["measures"].items()},
+            "lost": {arm: round(points, 2) for arm, points in lost(r, list(r.values["arms"])).items()},
+        }
+        for r in records
+    ]
+
+
+def judged(record: Record, known: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The regret of every answer to both questions; the priors do not know this data set."""
+    values = record.values
+    expected = expected_loss(values["measures"], [k for k in known if k["data"] != values["data"]])
+    out: dict[str, Any] = {key: values[key] for key in ("data", "name", "model", "measures")}
+    for question, unordered in questions(record).items():
+        arms = sorted(unordered, key=lambda arm: expected.get(arm, 0.0))  # as `propose` orders them
+        points = lost(record, arms)
+        best = max(tested(record, arm, best_rate(record, arm)) for arm in arms)
+        try:
+            rungs, seeds = replayed(record, arms, range(SEEDS)), SEEDS
+        except LookupError:
+            rungs, seeds = replayed(record, arms, (0,)), 1
+        answer = rungs[-1].ranking[0][0]
+        out[question] = {
+            "best": best,
+            "winner": min(points, key=lambda arm: points[arm]),
+            "answer": answer.name,
+            "seeds": seeds,
+            "rounds": trained_rounds(rungs),
+            "all_rounds": ROUNDS * seeds * sum(len(values["arms"][arm]) for arm in arms),
+            "advice": best - tested(record, answer.arm, answer.values["lr"]),
+            "measures": points[arms[0]],
+            "always": points,
+        }
+    return out
+
+
+def trained_rounds(rungs: Sequence[Rungs]) -> int:
+    """Rounds that a tournament trains."""
+    reached: dict[tuple[str, int], int] = {}
+    for rung in rungs:
+        for p in rung.played:
+            reached[p.trial.name, p.seed] = p.rounds
+    return sum(reached.values())
+
+
+def correlations(records: Sequence[Record]) -> dict[str, dict[str, float]]:
+    """Spearman's rank correlation of each measure with the points by which each arm is better than FedAvg."""
+    from scipy.stats import spearmanr
+
+    out: dict[str, dict[str, float]] = {}
+    for name in records[0].values["measures"]:
+        for arm in records[0].values["arms"]:
+            both = [
+                (r.values["measures"][name], points["fedavg"] - points[arm])
+                for r in records
+                for points in [lost(r, list(r.values["arms"]))]
+                if arm in points and r.values["measures"][name] is not None
+            ]
+            if arm != "fedavg" and len({a for a, _ in both}) > 2:
+                out.setdefault(name, {})[arm] = round(float(spearmanr(*zip(*both, strict=True)).statistic), 2)
+    return out
+
+
+def write_results(folder: Path) -> None:
+    """Write docs/results/advise.json, from which docs/make_advise_page.py makes the page."""
+    records = complete(folder)
+    known = prior_records(records)
+    results = {
+        "planned": len(cases()),
+        "rounds": ROUNDS,
+        "batch_size": BATCH,
+        "federations": [judged(r, known) for r in records],
+        "correlations": correlations(records),
+        "hours": sum(run["seconds"] for r in records for run in r.values["runs"]) / 3600,
+    }
+    path = Path(__file__).parent.parent / "docs" / "results" / "advise.json"
+    path.write_text(json.dumps(rounded(results), indent=1) + "\n")
+    print(f"{path}: {len(records)} of {len(cases())} federations")
+
+
+def rounded(value: Any) -> Any:
+    """Numbers with four digits after the point."""
+    if isinstance(value, dict):
+        return {k: rounded(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [rounded(v) for v in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def write_priors(folder: Path) -> None:
+    """Write what `advise` knows before it trains."""
+    records = prior_records(complete(folder))
+    lines = ",\n".join(json.dumps(record) for record in records)
+    path = Path(__file__).parent.parent / "src" / "fednorms" / "advice" / "priors.json"
+    path.write_text(f'{{"records": [\n{lines}\n]}}\n')
+    print(f"{path}: {len(records)} federations")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "page", "priors"))
-    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("what", choices=("run", "results", "priors"))
+    parser.add_argument("--state", type=Path, required=True, help="folder of the records")
     parser.add_argument("--most", type=int, default=1000, help="only the first so many federations")
     given = parser.parse_args()
     if given.what == "run":
         train(given.state, given.most)
+    elif given.what == "results":
+        write_results(given.state)
+    else:
+        write_priors(given.state)

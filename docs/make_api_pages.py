@@ -9,6 +9,7 @@ from fednorms.flower import __all__ as apps
 # counts; a name that none matches is on the last page.
 THEMES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "training": ("Train and compare", "Train one method, or compare several.", ("runs", "core.training", "engines")),
+    "advice": ("Choose a method", "Find out which method to take, and tune one.", ("advice",)),
     "federations": ("Federations", "Open data as a federation of sites, and divide them.", ("data", "transforms")),
     "models": ("Use a trained model", "Test, export, adapt and apply what a run has trained.", ("runs.use", "models")),
     "methods": ("Methods", "Read methods, define parts, and see what a method does.", ("core", "methods", "explain")),

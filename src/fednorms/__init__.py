@@ -20,6 +20,9 @@ from fednorms._version import __version__
 
 if TYPE_CHECKING:
     from fednorms import layers, methods
+    from fednorms.advice.advice import Advice
+    from fednorms.advice.advise import advise
+    from fednorms.advice.tune import Tuned, tune
     from fednorms.core.errors import BadInput, Diverged, FednormsError, RunFailed
     from fednorms.core.method import Method
     from fednorms.core.norms import Statistics, norm_layer
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STOP",
+    "Advice",
     "BadInput",
     "Comparison",
     "Diverged",
@@ -79,9 +83,11 @@ __all__ = [
     "Statistics",
     "Training",
     "Tree",
+    "Tuned",
     "Verified",
     "__version__",
     "adapt",
+    "advise",
     "analyze",
     "compare",
     "describe",
@@ -104,10 +110,14 @@ __all__ = [
     "reproduce",
     "resume",
     "run",
+    "tune",
     "verify",
 ]
 
 _DEFINED_IN = {
+    "advice.advice": ("Advice",),
+    "advice.advise": ("advise",),
+    "advice.tune": ("Tuned", "tune"),
     "core.errors": ("BadInput", "Diverged", "FednormsError", "RunFailed"),
     "core.method": ("Method",),
     "core.norms": ("Statistics", "norm_layer"),

@@ -12,8 +12,8 @@ from fednorms.advice import advise as module
 from fednorms.advice.advise import advise
 from fednorms.advice.arms import CANDIDATES, Question, propose
 from fednorms.advice.priors import expected_loss, records
-from fednorms.advice.training import Trainer, with_options
 from fednorms.advice.tournament import Trial
+from fednorms.advice.training import Trainer, with_options
 from fednorms.advice.validation import for_validation
 
 SMALL = {"rounds": 3, "budget": 100, "rates": [0.1], "seeds": 2, "methods": ["fedavg", "fedbn"], "batch_size": 8}
@@ -49,7 +49,7 @@ def test_test_images_are_never_read(data, tmp_path):
     for site in closed.sites:
         object.__setattr__(site.test, "x", Forbidden())
         object.__setattr__(site.test, "y", Forbidden())
-    with pytest.raises((AssertionError, TypeError), match="were read|Forbidden"):
+    with pytest.raises((AssertionError, TypeError), match=r"were read|Forbidden"):
         fn.run("fedavg", closed, rounds=1)  # the trap works
     advice = advise(closed, out=tmp_path / "advice", **SMALL)
     assert advice.finished

@@ -52,11 +52,11 @@ def for_validation(federation: Federation, seed: int = 0) -> tuple[Federation, l
 
 
 def _missing_classes(federation: Federation) -> list[str]:
-    lacking = {
-        site.name: [c for c, n in zip(federation.classes, counts, strict=True) if not n]
-        for site in federation.clients
-        for counts in [site.counts(federation.num_classes)["train"]]
-    }
+    lacking: dict[str, list[str]] = {}
+    for site in federation.clients:  # `Site.counts` would look at test labels as well
+        assert site.train is not None
+        present = set(site.train.y.tolist())
+        lacking[site.name] = [name for c, name in enumerate(federation.classes) if c not in present]
     some = {site: classes for site, classes in lacking.items() if classes}
     if not some:
         return []
