@@ -99,11 +99,11 @@ def test_a_finished_advice_trains_nothing_again(data, tmp_path, monkeypatch):
 
 def test_another_question_in_the_same_folder_is_refused(data, tmp_path):
     advise(data, out=tmp_path / "a", **SMALL)
-    with pytest.raises(fn.BadInput, match="another question: budget differ"):
+    with pytest.raises(fn.BadInput, match=r"another question\. These differ: budget"):
         advise(data, out=tmp_path / "a", **SMALL | {"budget": 99})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "photo.png").touch()
-    with pytest.raises(fn.BadInput, match="holds no advice"):
+    with pytest.raises(fn.BadInput, match="holds no search"):
         advise(data, out=tmp_path / "other", **SMALL)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -153,14 +154,14 @@ class Advice:
     @property
     def images(self) -> int:
         """Validation images that decided."""
-        sites = self.rungs[-1].played[0].sites if self.rungs else {}
-        return sum(n for _, n in sites.values())
+        played = self.rungs[-1].played if self.rungs else []
+        return max((sum(n for _, n in p.sites.values()) for p in played), default=0)
 
     @property
     def command(self) -> str:
         """How to run the recommendation for real."""
         if self.path is not None and not self.recipe.federation.startswith("custom:") and "@" not in self.recipe.model:
-            return f"fednorms run {self.path / RECIPE}"
+            return f"fednorms run {shlex.quote(str(self.path / RECIPE))}"
         return (
             f'fn.run("{self.method}", federation, model, rounds={self.recipe.rounds}, lr={self.lr:g}, '
             f"batch_size={self.recipe.training.batch_size})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +16,7 @@ from fednorms.advice.arms import Arm, Proposal, Wanted, propose
 from fednorms.advice.budget import SEEDS, Budget, Schedule, schedule
 from fednorms.advice.certainty import Answers, answers, difference
 from fednorms.advice.measures import Measure, measure
+from fednorms.advice.plan import recorded
 from fednorms.advice.priors import expected_loss, records
 from fednorms.advice.remarks import remarks
 from fednorms.advice.setting import Setting
@@ -32,10 +32,8 @@ from fednorms.runs.option_names import flag, option
 from fednorms.runs.progress import CellWatch, Reporter, is_wanted
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
-from fednorms.runs.store.atomic import clear_errors, write_atomic
 
 MINUTES = 10.0
-PLAN = "plan.json"
 _SHOWN = 3  # methods of a rung that are compared with intervals
 
 
@@ -106,7 +104,8 @@ def advise(
         folder = Path(name)
         with Reporter("advise", 1, silent=not is_wanted(progress)) as reporter:
             reporter.say("Measuring how the sites differ ...")
-            measures, given = _planned(folder, asked, setting, minutes, budget, jobs)
+            found = recorded(folder, asked, lambda: _found(setting, minutes, budget, epsilon, jobs))
+        measures, given = [Measure(**m) for m in found["measures"]], Budget(**found["budget"])
         values = {m.name: m.value for m in measures}
         known = expected_loss(values, records())
         field = propose(setting.question(wanted), values, known, methods, rates)
@@ -160,45 +159,16 @@ def _folder(out: str | Path | None) -> AbstractContextManager[str]:
     return nullcontext(str(out)) if out is not None else tempfile.TemporaryDirectory(prefix="fednorms-advise-")
 
 
-def _planned(
-    folder: Path, asked: dict[str, Any], setting: Setting, minutes: float | None, budget: int | None, jobs: int
-) -> tuple[list[Measure], Budget]:
-    """The measures and the budget: those that the folder recorded for the same question, or new ones."""
-    if stored := _stored(folder, asked):
-        return [Measure(**m) for m in stored["measures"]], Budget(**stored["budget"])
-    measures = measure(_summaries(setting, asked["epsilon"]))
+def _found(
+    setting: Setting, minutes: float | None, budget: int | None, epsilon: float | None, jobs: int
+) -> dict[str, Any]:
+    """The measures, and the budget in rounds."""
+    measures = measure(_summaries(setting, epsilon))
     if budget is not None:
         given = Budget(budget, jobs=jobs)
     else:
         given = Budget.of_minutes(MINUTES if minutes is None else minutes, setting.seconds_per_round(), jobs)
-    plan = {"asked": asked, "measures": [m.to_dict() for m in measures], "budget": given.to_dict()}
-    with clear_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / PLAN, (json.dumps(plan, indent=1) + "\n").encode())
-    return measures, given
-
-
-def _stored(folder: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
-    try:
-        stored: dict[str, Any] = json.loads((folder / PLAN).read_bytes())
-    except FileNotFoundError:
-        others = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-        if others:
-            raise BadInput(
-                f"{folder} is not empty and holds no advice (it has {', '.join(others[:3])}). Choose another "
-                f"{option('out')}."
-            ) from None
-        return None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{folder / PLAN} cannot be read ({error}). Choose another {option('out')}.") from None
-    then, now = stored["asked"], json.loads(json.dumps(asked))
-    if differs := [key for key in now if then.get(key) != now[key]]:
-        inner = [k for k in now["recipe"] if then["recipe"].get(k) != now["recipe"][k]] if "recipe" in differs else []
-        raise BadInput(
-            f"{folder} holds advice on another question: {', '.join(inner or differs)} differ. Choose another "
-            f"{option('out')}."
-        )
-    return stored
+    return {"measures": [m.to_dict() for m in measures], "budget": given.to_dict()}
 
 
 def _summaries(setting: Setting, epsilon: float | None) -> list[SiteSummary]:
@@ -291,6 +261,8 @@ def _rung_line(advice: Advice, done: Rungs) -> str:
 
 def _notes(advice: Advice, trainer: Trainer) -> list[str]:
     notes = []
+    if advice.question["unseen_sites"]:
+        notes.append("Scores are those of sites that train: sites without training data have no validation images.")
     if not advice.finalists:
         errors = {p.error for rung in advice.rungs for p in rung.played}
         notes.append("Every run failed: " + " ".join(sorted(errors)[:2]))

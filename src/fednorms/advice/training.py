@@ -44,6 +44,7 @@ class Trainer:
     watch: Watch = lambda event: None
     restarted: set[str] = field(default_factory=set)
     done: dict[str, Played] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)  # not stored, so the same call tries them again
 
     def __post_init__(self) -> None:
         try:
@@ -56,14 +57,17 @@ class Trainer:
 
     def play(self, jobs: Sequence[tuple[Trial, int]], rounds: int) -> list[Played]:
         """Train trials, each with a seed, up to a round, `self.jobs` at a time."""
-        missing = [(t, seed) for t, seed in jobs if _key(t, seed, rounds) not in self.done]
-        for start in range(0, len(missing), max(1, self.jobs) * 4):
-            some = missing[start : start + max(1, self.jobs) * 4]
-            cells = [self._cell(t, seed, rounds) for t, seed in some]
-            given = replace(self.custom, federation=self.federation)
-            for (t, seed), outcome in zip(some, run_cells(cells, self.jobs, given, self.watch), strict=True):
-                self.done[_key(t, seed, rounds)] = self._played(t, seed, rounds, outcome)
-            self._write()
+        missing = {(t.name, seed): t for t, seed in jobs if _key(t, seed, rounds) not in self.done}
+
+        def tell(event: CellEvent) -> None:
+            self.watch(event)
+            if event.outcome is not None:
+                trial = missing[event.label, event.seed]
+                self.done[_key(trial, event.seed, rounds)] = self._played(trial, event.seed, rounds, event.outcome)
+                self._write()
+
+        cells = [self._cell(t, seed, rounds) for (_, seed), t in missing.items()]
+        run_cells(cells, self.jobs, replace(self.custom, federation=self.federation), tell)
         return [self.done[_key(t, seed, rounds)] for t, seed in jobs]
 
     def most_rounds(self, rungs: Sequence[Rung], trials: int) -> int:
@@ -110,6 +114,8 @@ class Trainer:
 
     def _played(self, trial: Trial, seed: int, rounds: int, outcome: Outcome) -> Played:
         seconds = sum(r.seconds for r in outcome.rounds)
+        if outcome.status == "failed":
+            self.failed.add(_key(trial, seed, rounds))
         if outcome.error:
             return Played(trial, seed, rounds, None, seconds=seconds, error=outcome.error)
         name = f"{outcome.headline}/val"
@@ -122,7 +128,7 @@ class Trainer:
     def _write(self) -> None:
         with clear_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            stored = {key: played.to_dict() for key, played in self.done.items()}
+            stored = {key: played.to_dict() for key, played in self.done.items() if key not in self.failed}
             write_atomic(self.folder / FILE, (json.dumps(stored, indent=1) + "\n").encode())
 
 

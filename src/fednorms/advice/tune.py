@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from fednorms.advice.arms import default_rates
+from fednorms.advice.plan import recorded
 from fednorms.advice.remarks import remarks
 from fednorms.advice.setting import Setting
 from fednorms.advice.tournament import Rungs, Trial, ladder, tournament
@@ -29,7 +30,7 @@ from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
 from fednorms.runs.progress import CellWatch, Reporter, is_wanted
 from fednorms.runs.recipe import Recipe
-from fednorms.runs.store.atomic import clear_errors, write_atomic
+from fednorms.runs.store.atomic import write_atomic
 
 FILE = "tuned.json"
 
@@ -144,6 +145,8 @@ def tune(
     keep = out is not None
     with nullcontext(str(out)) if keep else tempfile.TemporaryDirectory(prefix="fednorms-tune-") as name:
         folder = Path(name)
+        asked = {"recipe": setting.recipe.to_dict(), "data": setting.held.fingerprint(), "grid": search, "seeds": seeds}
+        recorded(folder, asked, dict)
         every = max(1, rungs[0].rounds // 4)
         trainer = Trainer(setting.trials, setting.held, setting.custom, folder, every, jobs)
         with Reporter(f"tune {label}", trainer.most_rounds(rungs, len(trials)), silent=not is_wanted(progress)) as told:
@@ -158,8 +161,6 @@ def tune(
         if trainer.restarted:
             tuned.notes.append(f"{label} depends on the number of rounds, so every rung started anew.")
         if keep:
-            with clear_errors(folder):
-                folder.mkdir(parents=True, exist_ok=True)
             write_atomic(folder / FILE, (json.dumps(tuned.to_dict(), indent=2) + "\n").encode())
         return tuned
 
