@@ -96,7 +96,7 @@ def page(results: Mapping[str, Any]) -> str:
         "may have another rate than the one that validation prefers after a full search.",
         "- All federations are small (30 to 120 training images per site, 8 or 12 pixels, a few thousand weights) and "
         "of one task. They say how well the search searches, not which method is best in a hospital.",
-        f"- To repeat it ({results['hours']:.1f} hours on a busy core): `python benchmarks/advise.py run --state FOLDER`.",
+        f"- It took {results['hours']:.1f} hours on a busy core: `python benchmarks/advise.py run --state FOLDER`.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fednorms.data.folders import from_folders
     from fednorms.data.partition import partition
     from fednorms.data.registry import federation
+    from fednorms.evaluation.judgement import Judgement
     from fednorms.explain.describe import describe
     from fednorms.methods.registry import method, part
     from fednorms.papers.analysis.analyze import analyze
@@ -43,13 +44,15 @@ if TYPE_CHECKING:
     from fednorms.papers.tables.reproduce import Reproduction, reproduce
     from fednorms.runs.compare import compare
     from fednorms.runs.comparison import Comparison
-    from fednorms.runs.driver import RoundEvent, resume, run
+    from fednorms.runs.driver import resume, run
     from fednorms.runs.recipe import Recipe
     from fednorms.runs.result import Result
+    from fednorms.runs.rounds import RoundEvent
     from fednorms.runs.stopping import STOP, EarlyStopping
     from fednorms.runs.use.adapt import adapt
     from fednorms.runs.use.evaluate import evaluate_run
     from fednorms.runs.use.export import export
+    from fednorms.runs.use.judge import judge
     from fednorms.runs.use.load import load_model
     from fednorms.runs.use.open import open_run
     from fednorms.runs.use.predict import predict
@@ -66,6 +69,7 @@ __all__ = [
     "Federation",
     "FednormsError",
     "Findings",
+    "Judgement",
     "Mechanism",
     "Method",
     "Part",
@@ -97,6 +101,7 @@ __all__ = [
     "from_arrays",
     "from_datasets",
     "from_folders",
+    "judge",
     "layers",
     "load_model",
     "method",
@@ -131,6 +136,7 @@ _DEFINED_IN = {
     "data.folders": ("from_folders",),
     "data.partition": ("partition",),
     "data.registry": ("federation",),
+    "evaluation.judgement": ("Judgement",),
     "explain.describe": ("describe",),
     "methods.registry": ("method", "part"),  # the decorator from there: a new part must not take a published name
     "papers.analysis.analyze": ("analyze",),
@@ -138,13 +144,15 @@ _DEFINED_IN = {
     "papers.tables.reproduce": ("Reproduction", "reproduce"),
     "runs.compare": ("compare",),
     "runs.comparison": ("Comparison",),
-    "runs.driver": ("RoundEvent", "resume", "run"),
+    "runs.driver": ("resume", "run"),
     "runs.recipe": ("Recipe",),
     "runs.result": ("Result",),
+    "runs.rounds": ("RoundEvent",),
     "runs.stopping": ("STOP", "EarlyStopping"),
     "runs.use.adapt": ("adapt",),
     "runs.use.evaluate": ("evaluate_run",),
     "runs.use.export": ("export",),
+    "runs.use.judge": ("judge",),
     "runs.use.load": ("load_model",),
     "runs.use.open": ("open_run",),
     "runs.use.predict": ("predict",),

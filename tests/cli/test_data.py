@@ -128,3 +128,29 @@ def test_the_command_group(capsys):
     assert main(["data"]) == 2
     assert main(["data", "chek"]) == 2
     assert 'did you mean "check"' in capsys.readouterr().err
+
+
+def test_images_of_several_sizes_are_shown_at_one_size(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for site, (width, height) in {"bern": (8, 6), "graz": (10, 12)}.items():
+        for label in ("cat", "dog"):
+            (tmp_path / "pets" / site / label).mkdir(parents=True)
+            for i in range(5):
+                Image.new("RGB", (width + i % 2, height), (i * 40, 0, 0)).save(
+                    tmp_path / "pets" / site / label / f"{i}.png"
+                )
+    picture = tmp_path / "pets.png"
+    assert main(["data", "show", str(tmp_path / "pets"), "--out", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert "6x8 to 6x9" in out
+    assert "12x10 to 12x11" in out
+    assert "--size 10" in out  # the median of the shorter sides, 6 and 10
+    with Image.open(picture) as drawn:
+        assert drawn.width > 100
+    assert main(["data", "show", str(tmp_path / "pets"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["pixels"]["bern"] == {"6x8": 6, "6x9": 4}
+    assert main(["data", "show", str(tmp_path / "pets"), "--size", "8"]) == 0
+    assert "pixels" not in capsys.readouterr().out.splitlines()[1]
+    assert main(["run", "--federation", str(tmp_path / "pets"), "--out", str(tmp_path / "run")]) == 2
+    assert "resize them all with --size 6." in capsys.readouterr().err

@@ -96,7 +96,35 @@ def test_describe(capsys):
         (["run", "--lr", "-1", "--batch-size", "0"], ["lr", "batch_size"]),
         (["run", "--federation", "digit-shift"], ["digits-shift"]),
         (["run", "--model", "cnn-smal"], ["cnn-small"]),
-        (["run", "missing.toml"], ["missing.toml"]),
+        (["run", "missing.toml"], ['"missing.toml"', "No such file"]),
+        (["run", "fedbn"], ['"fedbn" is a method', "`fednorms run --method fedbn`"]),
+        (["run", "scaffold + fedbn"], ['`fednorms run --method "scaffold + fedbn"`']),
+        (["run", "--method", "scaffold", "+", "fedbn"], ["in quotes", '--method "scaffold + fedbn"']),
+        (["run", "--method", "fedavg", "fedbn"], ["one method", "`fednorms compare --methods fedavg fedbn`"]),
+        (["run", "--method", "fedavg,fedbn"], ["at a comma", "joined by +"]),
+        (["run", "--method", "fedprox(0.1)"], ["an option needs its name", "greg(alpha=1.0)"]),
+        (["run", "digits-shift"], ["--federation digits-shift"]),
+        (["run", "elephant", "tiger"], ['cannot use "tiger"', "--help"]),
+        (["run", "--rounds", "ten"], ["--rounds must be a whole number", 'got "ten"']),
+        (["run", "--rounds=1.5"], ["--rounds must be a whole number", 'got "1.5"']),
+        (["run", "--rounds"], ["--rounds needs a whole number", "rounds of federated training"]),
+        (["run", "--lr", "0,1"], ["--lr must be a number", "Write 0.1"]),
+        (["run", "--engine", "lop"], ["--engine must be one of", 'did you mean "loop"']),
+        (["run", "--epoch", "2"], ["has no option --epoch", 'did you mean "--epochs"']),
+        (["run", "-m", "fedbn"], ["has no option -m", 'did you mean "--method"']),
+        (["run", "--verbose"], ["has no option --verbose. `fednorms run --help`"]),
+        (["run", "--seeds", "3"], ["one seed", "--seeds 3"]),
+        (["run", "--device", "gpu"], ['Device "gpu"', "cuda", "--device"]),
+        (["run", "--model", "resnet18"], ["resnet18", "torchvision:NAME"]),
+        (["run", "--federation", "photo/site"], ['no folder "site"']),
+        (["compare", "fedavg", "fedbn"], ["`fednorms compare --methods fedavg fedbn`"]),
+        (["compare", "--method", "fedavg"], ["It is called --methods"]),
+        (["compare"], ["needs --methods METHOD"]),
+        (["resume"], ["needs RUN (the run's directory)"]),
+        (["list"], ["needs one of methods, models"]),
+        (["list", "datasets"], ['did you mean "federations"']),
+        (["fedbn"], ["`fednorms run --method "]),
+        (["--rounds", "3"], ["`fednorms run --rounds 3`"]),
         (["run", "a.toml", "--recipe", "b.toml"], ["a.toml", "b.toml"]),
         (["run", "--participation", "most"], ["participation", "fixed:10"]),
         (["describe", "fedbn(x=1)"], ["no option", "x"]),
@@ -117,6 +145,25 @@ def test_bad_input_is_one_message_and_exit_code_2(capsys, tmp_path, monkeypatch,
     assert "Traceback" not in err
     assert all(word in err for word in words), err
     assert not any(tmp_path.iterdir())  # nothing was written
+
+
+def test_a_folder_in_the_wrong_place_or_misspelt(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos" / "bern" / "cat").mkdir(parents=True)
+    (tmp_path / "photos" / "bern" / "cat" / "a.png").touch()
+    for args, words in {
+        ("run", "photos"): '"photos" is a federation. Write --federation photos.',
+        ("run", "--federation", "photo"): 'No federation "photo"; did you mean "photos"?',
+        ("run", "--federation", "photo/"): 'did you mean "photos"?',
+        ("run", "--federation", "photos/bren"): 'did you mean "photos/bern"?',
+        ("run", "--federation", "photos/bern"): 'or use the folder above: "photos"',
+        ("run", "--federation", "photos/bern/cat/a.png"): "is a file",
+    }.items():
+        code, _, err = ask(capsys, *args)
+        assert code == 2
+        assert words in err
+    (tmp_path / "photos" / "recipe.toml").touch()
+    assert "`fednorms resume photos`" in ask(capsys, "run", "photos")[2]
 
 
 def test_options_that_do_not_exist_or_do_not_parse_are_bad_input(capsys):

@@ -51,6 +51,22 @@ def ask(capsys, *args):
     return code, said.out, said.err
 
 
+def test_a_run_from_python_on_folders_is_continued_by_the_command_line(sites, capsys, tmp_path):
+    federation = from_folders(sites, size=8, channels=1, test=0.4, group=r"(patient\d+)")
+    settings = {"batch_size": 4, "lr": 0.1}
+    whole = fn.run("fedbn", federation, rounds=3, out=tmp_path / "whole", **settings)
+    fn.run("fedbn", federation, rounds=2, out=tmp_path / "run", **settings)
+    assert ask(capsys, "resume", tmp_path / "run", "--rounds", 3, "--quiet")[0] == 0
+    rows = [RunDirectory(tmp_path / name).metrics() for name in ("whole", "run")]
+    assert [[row["train_loss"], row["scores"]] for row in rows[0]] == [[r["train_loss"], r["scores"]] for r in rows[1]]
+    code, out, _ = ask(capsys, "evaluate", tmp_path / "run", "--json")
+    assert code == 0
+    assert f"{whole.accuracy}" in out
+    put(tmp_path / "new" / "ill" / "a.png", 40)
+    put(tmp_path / "new" / "well" / "b.png", 90)
+    assert ask(capsys, "adapt", tmp_path / "run", tmp_path / "new", "--test", 0)[0] == 0
+
+
 # -- folders ---------------------------------------------------------------------------------------------------------
 
 

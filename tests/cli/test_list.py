@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -35,6 +36,21 @@ def test_every_method_is_listed_with_idea_and_paper(capsys):
     assert {row["name"] for row in rows} == {name for name in names() if index.is_ours(name)}
     assert all(row["idea"] and row["paper"] for row in rows)
     assert next(row for row in rows if row["name"] == "fedprox")["options"].startswith("mu=0.001")
+
+
+def test_all_methods_fit_one_screen_in_groups(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert main(["list", "methods"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    shown = re.findall(r"[a-z]\w*", " ".join(lines[1:-4]))
+    ours = [name for name in names() if index.is_ours(name)]
+    assert all(shown.count(name) == 1 for name in ours)
+    assert "Add mu/2" not in " ".join(lines)
+    assert main(["list", "methods", "--ideas"]) == 0
+    assert "Add mu/2" in capsys.readouterr().out
 
 
 def test_a_pattern_chooses_rows_by_text_or_by_name(capsys):

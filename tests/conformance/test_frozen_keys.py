@@ -242,6 +242,7 @@ def test_splits_are_the_same_rows():
 HASHED_WORDS = [
     "adapt",
     "bootstrap",
+    "bootstrap of seeds",
     "client tests",
     "clients",
     "cohort",
@@ -278,6 +279,7 @@ HASHED_WORDS = [
     "stream",
     "synth-digits",
     "tenth",
+    "test",
     "test order",
     "top",
     "torch",
@@ -326,6 +328,7 @@ RECIPE = {
         "val": None,
         "test": None,
         "group": "",
+        "channels": None,
         "hold_out": [],
         "augment": "auto",
         "partition": "",
@@ -802,7 +805,8 @@ FILES_OF_A_RUN = """
     checkpoints/clients/south-2a93409585@000001.safetensors
     checkpoints/clients/south-2a93409585@000002.safetensors checkpoints/round-000001/manifest.json
     checkpoints/round-000001/server.safetensors checkpoints/round-000002/manifest.json
-    checkpoints/round-000002/server.safetensors federation.json metrics.jsonl recipe.toml summary.json
+    checkpoints/round-000002/server.safetensors federation.json metrics.jsonl
+    predictions/round-000002/personal-own-test.safetensors recipe.toml summary.json
 """
 
 
@@ -1313,7 +1317,7 @@ def test_columns_of_a_comparison(tmp_path):
     assert fields(told, "methods accuracy seeds curves about") == words("""
         methods.* seeds[] columns[] best rows[].method rows[].mode rows[].lr rows[].accuracy.*.mean
         rows[].accuracy.*.std rows[].seeds.*.north rows[].seeds.*.south rows[].seeds.*.mean rows[].failed
-        curves.*[].round curves.*[].mean curves.*[].std about.* path files[]
+        rows[].unseen rows[].to_best curves.*[].round curves.*[].mean curves.*[].std about.* path files[]
     """)
     assert sorted(p.name for p in (tmp_path / "compared").iterdir()) == words(
         "comparison.csv comparison.json comparison.md curves.png fedavg-0"
@@ -1384,33 +1388,36 @@ def test_fields_of_descriptions():
 COMMANDS = {
     "run": "--recipe --out --method --federation --model --rounds --seed --participation --weighting --loss "
     "--class-weights --metric --head --pretrained --weights --evaluate --evaluate-every --validate-every --patience "
-    "--checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device --precision "
+    "--checkpoint-every --keep-checkpoints --keep-predictions --on-divergence --engine --workers --device --precision "
     "--deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
     "--optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
-    "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition --quiet --json --track",
+    "--allow-pickle --size --data-seed --val --test --group --channels --hold-out --augment "
+    "--partition --quiet --json --track",
     "compare": "--methods --seeds --lrs --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
-    "--validate-every --patience --checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device "
+    "--validate-every --patience --checkpoint-every --keep-checkpoints --keep-predictions --on-divergence --engine "
+    "--workers --device "
     "--precision --deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule "
     "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
-    "--complete --allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition "
+    "--complete --allow-pickle --size --data-seed --val --test --group --channels --hold-out --augment --partition "
     "--quiet --json --track",
     "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
     "--incomplete --quiet --json --dry-run --quick --rounds",
-    "evaluate": "--modes --which --split --clients --device --json",
-    "predict": "--site --which --out --skip-broken --device --json",
-    "export": "--out --site --which --onnx --json",
+    "evaluate": "--data --modes --which --split --site --group --sensitivity --positive --clients --full --out "
+    "--device --json",
+    "predict": "--site --averaged --which --out --skip-broken --device --json",
+    "export": "--out --site --averaged --which --onnx --json",
     "adapt": "--epochs --lr --test --size --group --which --out --device --json",
     "analyze": "--out --device --json",
     "data check": "--protocol --allow-pickle --json",
     "data pack": "--protocol --size --quality --codec --seed --val --test --group --complete --allow-pickle --quiet",
     "data show": "--out --images --json --root --protocol --complete --allow-pickle --size --data-seed --val --test "
-    "--group --hold-out --augment --partition",
+    "--group --channels --hold-out --augment --partition",
     "deploy init": "--sites --classes --host --port --channels --minimum --deadline --recipe --json --method "
     "--federation --model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
     "--pretrained --weights --evaluate --evaluate-every --validate-every --patience --checkpoint-every "
-    "--keep-checkpoints --on-divergence --engine --workers --device --precision --deterministic "
+    "--keep-checkpoints --keep-predictions --on-divergence --engine --workers --device --precision --deterministic "
     "--threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
     "--momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition",
@@ -1423,7 +1430,7 @@ COMMANDS = {
     "deploy node": "--site --ca --key --data --policy --server --state --audit --device --config",
     "deploy audit": "--json",
     "deploy export": "--site --out --state --json",
-    "list": "--paper --costs --json",
+    "list": "--paper --ideas --costs --json",
     "describe": "--model --classes --privacy --json",
     "verify": "--json",
 }

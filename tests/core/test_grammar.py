@@ -119,7 +119,7 @@ def test_a_typo_of_one_letter_gets_the_right_name_suggested(name, data):
     with pytest.raises(BadInput) as error:
         method(typo)
     assert f'Unknown method "{typo}"' in str(error.value)
-    assert all(known in str(error.value) for known in names())
+    assert f"lists all {len(names())}" in str(error.value)
     assert "did you mean" in str(error.value)
 
 
@@ -127,7 +127,7 @@ def test_a_typo_of_one_letter_gets_the_right_name_suggested(name, data):
     ("text", "words"),
     [
         ("fedprocs", 'Unknown method "fedprocs": did you mean "fedprox"?'),
-        ("zzzzzzzz", 'Unknown method "zzzzzzzz": Known: ' + names()[0]),
+        ("zzzzzzzz", 'Unknown method "zzzzzzzz": `fednorms list methods` lists all ' + str(len(names()))),
         ("fedprox(my=1)", 'fedprox has no option "my": did you mean "mu"?'),
         ("fednn(taw=1)", 'fednn has no option "taw": did you mean "tau"?'),
         ("nonorm(x=1)", 'nonorm has no option "x": it has no options'),

@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 from fednorms.core.errors import BadInput
 from fednorms.data import Preprocessing, federations
 from fednorms.data.digits_shift import digits_shift, division
+from fednorms.data.folders import from_folders
 from fednorms.data.partition import partition
 from fednorms.data.registry import federation
 
@@ -126,11 +127,9 @@ def test_by_path(tmp_path):
 
 
 def test_the_error_for_an_unknown_name_has_the_nearest_one_and_the_list():
-    with pytest.raises(
-        BadInput, match=r"No federation .digit-shft.; did you mean \"digits-shift\"\? There are .*folder:PATH"
-    ):
+    with pytest.raises(BadInput, match=r"No federation .digit-shft.; did you mean \"digits-shift\"\? .fednorms list"):
         federation("digit-shft")
-    with pytest.raises(BadInput, match="There are digits-shift"):
+    with pytest.raises(BadInput, match="`fednorms list federations` lists all names"):
         federation("zzz")
     with pytest.raises(BadInput, match="not a folder"):
         federation("folder:/no/such/place")
@@ -166,7 +165,7 @@ def test_a_folder_that_is_something_else_is_shown(tmp_path):
     for label in ("cat", "dog"):
         (tmp_path / "classes" / label).mkdir(parents=True)
         Image.new("RGB", (4, 4)).save(tmp_path / "classes" / label / "0.png")
-    with pytest.raises(BadInput, match="put it into the folder of its site"):
+    with pytest.raises(BadInput, match="put them into the folder of their site"):
         federation(tmp_path / "classes")
 
 
@@ -183,3 +182,27 @@ def test_a_federation_remembers_its_name_and_settings_until_it_is_changed(digits
         digits,
     ]
     assert [made.asked_for for made in others] == [None] * len(others)
+
+
+def test_a_federation_of_folders_remembers_what_a_recipe_can_say(tmp_path):
+    for site in ("berlin", "oslo"):
+        for label in ("cat", "dog"):
+            (tmp_path / "pets" / site / label).mkdir(parents=True)
+            for i in range(5):
+                Image.new("RGB", (6 + i % 2, 4)).save(tmp_path / "pets" / site / label / f"p{i}.png")
+    root, name = tmp_path / "pets", f"folder:{tmp_path / 'pets'}"
+    options = {"size": 8, "channels": 1, "val": 0.0, "test": 0.4, "seed": 3, "group": r"(p\d)"}
+    made = from_folders(root, **options)
+    assert made.asked_for == (name, options)
+    assert federation(name, **options).fingerprint() == made.fingerprint()
+    assert from_folders(root, size=8).asked_for == (name, {"size": 8})
+    for extra in (
+        {"size": (8, 6)},
+        {"size": 8, "classes": ["dog", "cat"]},
+        {"size": 8, "name": "animals"},
+        {"size": 8, "preprocessing": Preprocessing()},
+        {"size": 8, "group": lambda path: path.name},
+    ):
+        assert from_folders(root, **extra).asked_for is None
+    with pytest.raises(BadInput, match="the option channels is for folders"):
+        federation("digits-shift", channels=1)

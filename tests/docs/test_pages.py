@@ -120,7 +120,7 @@ def test_the_code_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     names = {}
     exec(code.replace("rounds=20", "rounds=1").replace("seeds=3", "seeds=1"), names)
     assert names["result"].rounds == 1
-    assert "scaffold + fedfn" in capsys.readouterr().out
+    assert "scaffold + fedbn" in capsys.readouterr().out
 
 
 def test_the_arrays_of_the_page_on_own_data_train(tmp_path, monkeypatch):

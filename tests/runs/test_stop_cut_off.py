@@ -9,14 +9,14 @@ from contextlib import suppress
 import pytest
 
 import fednorms as fn
-from fednorms.runs import driver
+from fednorms.runs import rounds
 from fednorms.runs.driver import execute
 from fednorms.runs.store import checkpoint
 from tests.support.after import federation, recipe
 from tests.support.system_calls import Calls, Killed
 
 pytestmark = pytest.mark.slow
-STOP = driver._Run.stop
+STOP = rounds._Run.stop
 
 
 def stored(run) -> dict[str, object]:
@@ -57,7 +57,7 @@ def cut_at_every_operation(before, sites, monkeypatch, callback=None):
                     made[0] = calls.count
 
         with monkeypatch.context() as patch:
-            patch.setattr(driver._Run, "stop", killed)
+            patch.setattr(rounds._Run, "stop", killed)
             checkpoint._trusted.clear()  # a new process
             with suppress(Killed):
                 fn.resume(run, federation=sites, callback=callback)

@@ -14,8 +14,8 @@ from fednorms.engines.devices import numerics, repeatable
 from fednorms.flower.roster import Roster
 from fednorms.flower.server import open_session
 from fednorms.flower.settings import read
-from fednorms.runs.driver import play
 from fednorms.runs.result import Result
+from fednorms.runs.rounds import play
 from tests.support.flower_in_process import config_of, nodes_for, run, travelled
 
 SITES = "clean,faint,foggy"

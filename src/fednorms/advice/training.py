@@ -102,7 +102,7 @@ class Trainer:
         if directory.recipe.exists() and not self._bound(trial):
             stored = recipe_to_resume(directory, self.custom.model, self.custom.loss, self.custom.training)
             if stored.rounds < rounds:
-                return Cell(label, with_rounds(stored, directory, rounds), path, {"rounds": rounds})
+                return Cell(label, with_rounds(stored, directory, rounds), path, changed={"rounds": rounds})
         return Cell(label, self.recipe_of(trial, seed, rounds), path)
 
     def _bound(self, trial: Trial) -> bool:

@@ -134,7 +134,15 @@ def _dispatch(args: list[str]) -> int:
         print(f"fednorms {__version__}")
         return 0
     command = "analyze" if args[0] == "analyse" else args[0]  # the spelling of version 0.1
+    if command.startswith("-"):
+        _say(f"A command comes first, as in `fednorms run {' '.join(args)}`. See `fednorms --help`.")
+        return 2
     if command not in names:
+        from fednorms.cli.mistakes import is_method
+
+        if is_method(" ".join(args)):
+            _say(f'"{" ".join(args)}" is a method. Train it with `fednorms run --method "{" ".join(args)}"`.')
+            return 2
         _say(f'Unknown command "{command}": {nearest(command, names)}. See `fednorms --help`.')
         return 2
     name = "list_" if command == "list" else command  # a module `list` would hide Python's own in this file

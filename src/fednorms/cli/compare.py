@@ -114,14 +114,12 @@ def compare(args: Sequence[str]) -> int:
 
 def show(comparison: Comparison) -> None:
     """Print the table, what it is about, and where it was written."""
-    from fednorms.runs.comparison import BEST
-
     console = stdout()
     header, *rows = comparison.cells()
     fixed = len(header) - len(comparison.columns)
     shown = [[_styled(cell) for cell in row] for row in rows]
     console.print(grid(header, shown, numbers_from=fixed))
-    console.print(f"{BEST}\n")
+    console.print("\n".join([*comparison.legend(), ""]), markup=False)
     for remark in comparison.remarks():
         console.print(remark, markup=False)
     if comparison.files:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +16,9 @@ from fednorms.core.counted import counted
 from fednorms.runs.recipe import Recipe
 
 if TYPE_CHECKING:
+    from collections import Counter
+
+    from fednorms.data.folders.sizes import Size
     from fednorms.data.show import View
 
 _SHOWN = 40
@@ -41,21 +44,30 @@ def show(args: Sequence[str]) -> int:
     """Run `fednorms data show`."""
     given = parse(Show, "data show", args)
     from fednorms.data.duplicates import duplicates
+    from fednorms.data.folders.sizes import shown
     from fednorms.data.show import picture, view
     from fednorms.runs.session import data_notes, open_federation
 
     recipe = merged(Recipe(federation=given.federation), given.data)
+    recipe, sizes = _at_one_size(recipe)
     federation = open_federation(recipe)
     found = view(federation)
     drawn = picture(federation, given.out, max(1, given.images), found) if given.out else None
     notes = data_notes(federation) + duplicates(federation)
+    if sizes:
+        notes.append(
+            f"images differ in size; they are shown here at {recipe.data.size}x{recipe.data.size}. To train on them, "
+            f"choose a size: --size {recipe.data.size}"
+        )
     if given.json:
-        print_json({**found.to_dict(), "notes": notes, "picture": None if drawn is None else str(drawn)})
+        pixels = {"pixels": {name: {shown({k: n}): n for k, n in c.items()} for name, c in sizes.items()}}
+        more = {"notes": notes, "picture": None if drawn is None else str(drawn)}
+        print_json({**found.to_dict(), **(pixels if sizes else {}), **more})
         return 0
     console = stdout()
     clients, classes = counted(len(federation.clients), "client"), counted(len(found.classes), "class", "classes")
     console.print(f"{found.name}: {clients}, {classes}", markup=False)
-    console.print(table(found))
+    console.print(table(found, {name: shown(counts) for name, counts in sizes.items()}))
     if len(found.sites) > _SHOWN:
         console.print(f"... and {counted(len(found.sites) - _SHOWN, 'more site')}")
     console.print(
@@ -70,8 +82,22 @@ def show(args: Sequence[str]) -> int:
     return 0
 
 
-def table(found: View) -> Grid:
-    """One row per site."""
+def _at_one_size(recipe: Recipe) -> tuple[Recipe, dict[str, Counter[Size]]]:
+    """A recipe that opens a folder of images of several sizes, and these sizes by site; none if one size was asked for.
+
+    Training asks the user for a size. What is only shown need not.
+    """
+    from fednorms.data.folders.sizes import common_side, differ, sizes_in
+    from fednorms.data.registry import folder_of
+
+    folder = folder_of(recipe.federation, recipe.data.root or None)
+    if folder is None or recipe.data.size is not None or not differ(sizes := sizes_in(folder)):
+        return recipe, {}
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"size": common_side(sizes)})}), sizes
+
+
+def table(found: View, pixels: Mapping[str, str]) -> Grid:
+    """One row per site; `pixels` are the sizes of its images, where they differ."""
     channels = range(len(found.sites[0].mean))
     rows = [
         [
@@ -79,13 +105,15 @@ def table(found: View) -> Grid:
             site.domain,
             bars(site.labels),
             *(str(n or "-") for n in (site.train, site.val, site.test)),
+            *([pixels.get(site.name, "-")] if pixels else []),
             f"{site.label_shift:.3f}",
             f"{site.feature_shift:.3f}",
             " ".join(f"{site.mean[c]:.2f}±{site.std[c]:.2f}" for c in channels),
         ]
         for site in found.sites[:_SHOWN]
     ]
-    header = ["site", "domain", "labels", "train", "val", "test", "label shift", "feature shift", "channels"]
+    header = ["site", "domain", "labels", "train", "val", "test"] + ["pixels"] * bool(pixels)
+    header += ["label shift", "feature shift", "channels"]
     return grid(header, rows, numbers_from=3, optional=["channels", "domain"])
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 from fednorms.cli.output import grid, print_json, print_result, stdout
-from fednorms.cli.parsing import DataOptions, RecipeOptions, TrainingOptions, merged, parse
+from fednorms.cli.parsing import DataOptionsButChannels, RecipeOptions, TrainingOptions, merged, parse
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
 from fednorms.flower.project import read_project
@@ -65,7 +65,7 @@ class Init:
     """A recipe in TOML."""
     run: RecipeOptions = field(default_factory=RecipeOptions)
     training: TrainingOptions = field(default_factory=TrainingOptions)
-    data: DataOptions = field(default_factory=DataOptions)
+    data: DataOptionsButChannels = field(default_factory=DataOptionsButChannels)
     json: bool = False
     """Print one JSON object and nothing else."""
 

@@ -23,6 +23,7 @@ class List:
     """List all methods, models, federations, partition rules, transform chains or analyses.
 
     For example:
+      fednorms list methods
       fednorms list methods prox
       fednorms list methods --paper fedwon
       fednorms list methods "fed*" --costs
@@ -34,6 +35,8 @@ class List:
     """Only rows that contain this text; with * or ?, rows whose name matches: "fed*"."""
     paper: Annotated[str, tyro.conf.arg(help_behavior_hint="")] = ""
     """Only methods in the tables of this paper, such as fedwon."""
+    ideas: Flag = False
+    """Show the idea and the paper of every method, not only names; a pattern does so for the rows that it chooses."""
     costs: Flag = False
     """Show what methods cost and where they work, instead of their ideas."""
     json: Flag = False
@@ -43,8 +46,8 @@ class List:
 def list_(args: Sequence[str]) -> int:
     """The command."""
     given = parse(List, "list", args)
-    if given.what != "methods" and (given.paper or given.costs):
-        option = "--paper" if given.paper else "--costs"
+    if given.what != "methods" and (given.paper or given.costs or given.ideas):
+        option = "--paper" if given.paper else "--costs" if given.costs else "--ideas"
         raise BadInput(f"{option} is for methods: `fednorms list methods {option}{' NAME' if given.paper else ''}`.")
     every = index()[given.what] + _MORE.get(given.what, list)()
     rows = _matching(_of_paper(every, given.paper), given.pattern)
@@ -53,6 +56,9 @@ def list_(args: Sequence[str]) -> int:
         return 0
     if not rows:
         raise BadInput(f"{_none(given)} `fednorms list {given.what}` lists all {len(every)}.")
+    if given.what == "methods" and not (given.pattern or given.paper or given.ideas or given.costs):
+        _by_change(rows)
+        return 0
     columns = list(index()["columns"])
     header = [name for name in rows[0] if name not in columns]
     if given.costs:
@@ -90,6 +96,39 @@ _USE = {
     "analyses": "Use: `fednorms analyze RUN four-factors`. Curves have one point per kept round "
     '(keep_checkpoints="all"); test-gap needs a run tested with global and batch statistics.',
 }
+
+
+# What methods change, and what of the column "acts on" it covers. A method is listed under what it acts on first.
+_CHANGES = {
+    "nothing (the baseline)": ("nothing",),
+    "layers": ("layers",),
+    "what is shared": ("routes",),
+    "loss": ("loss",),
+    "gradient": ("gradient",),
+    "server's step": ("server step",),
+    "averaging": ("client weights", "aggregation", "received updates"),
+    "what clients send": ("sent update",),
+    "data": ("images", "sites"),
+    "course and tests": (),  # everything else
+}
+
+
+def _by_change(rows: Rows) -> None:
+    """Print the names of methods in groups, on one screen."""
+    groups: dict[str, list[str]] = {title: [] for title in _CHANGES}
+    for row in rows:
+        first = row["acts on"].partition(",")[0]
+        title = next((title for title, covered in _CHANGES.items() if first in covered), "course and tests")
+        groups[title].append(row["name"])
+    console = stdout()
+    cells = [[title, ", ".join(names)] for title, names in groups.items() if names]
+    console.print(grid(["changes", f"{len(rows)} methods"], cells))
+    console.print(
+        '\nMethods combine with +: --method "scaffold + greg(alpha=1.0) + fedfn".\n'
+        "`fednorms list methods NAME` shows idea and paper; --ideas shows all of them.\n"
+        "--costs shows what methods cost, `fednorms describe METHOD` all details of one.",
+        markup=False,
+    )
 
 
 def _none(given: List) -> str:

@@ -14,9 +14,9 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 import tyro
 
+from fednorms.cli.mistakes import Argument, explain
 from fednorms.core.errors import BadInput
 from fednorms.core.training import Training
-from fednorms.runs.option_names import ELSEWHERE
 from fednorms.runs.recipe import Data, Recipe
 
 C = TypeVar("C")
@@ -38,9 +38,10 @@ class Output:
 
 def parse(cls: type[C], command: str, args: Sequence[str]) -> C:
     """Read a command's options; a mistake ends with a message and exit code 2."""
-    known = dict(_known(cls))
+    arguments = list(_arguments(cls))
+    known = {argument.name: argument.kind for argument in arguments if not argument.by_place}
     asked = [re.sub(r"^--optimiser\b", "--optimizer", arg) for arg in args]  # version 0.1 had the British one
-    _point_out(asked, known, command)
+    explain(asked, arguments, command)
     settings = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
     return tyro.cli(
         cls,
@@ -51,16 +52,33 @@ def parse(cls: type[C], command: str, args: Sequence[str]) -> C:
     )
 
 
-def _known(cls: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
-    """The options of a command: their names, and the types of their values."""
+def _arguments(cls: Any) -> Iterator[Argument]:  # noqa: ANN401
+    """The arguments of a command: their names, and the types of their values."""
+    docs = {name: doc for kind in reversed(cls.__mro__) for name, doc in _docs_below(kind).items()}
+    hints = get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
-        hint = get_type_hints(cls, include_extras=True)[field.name]
+        hint = hints[field.name]
         kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
         if dataclasses.is_dataclass(kind):
-            yield from _known(kind)
+            yield from _arguments(kind)
             continue
-        named = [extra.name for extra in get_args(hint)[1:] if getattr(extra, "name", None)]
-        yield f"--{(named or [field.name])[0].replace('_', '-')}", _without_none(kind)
+        extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        named, metavar, about = (
+            next((value for extra in extras if (value := getattr(extra, key, None))), "")
+            for key in ("name", "metavar", "help")
+        )
+        by_place = tyro.conf.Positional in extras
+        name = metavar or field.name.upper() if by_place else f"--{(named or field.name).replace('_', '-')}"
+        required = field.default is field.default_factory is dataclasses.MISSING
+        yield Argument(name, _without_none(kind), by_place, required, metavar or "VALUE", docs.get(field.name, about))
+
+
+def _docs_below(cls: type) -> dict[str, str]:
+    """The docstrings below the fields of a class; those of a class that was made while running are in its hints."""
+    try:
+        return attribute_docs(cls) if dataclasses.is_dataclass(cls) else {}
+    except (OSError, TypeError):
+        return {}
 
 
 def _switched(args: Sequence[str], known: Mapping[str, Any]) -> list[str]:
@@ -93,36 +111,6 @@ def _switched(args: Sequence[str], known: Mapping[str, Any]) -> list[str]:
 
 
 _TRUTH = {"true": True, "false": False}
-
-
-def _point_out(args: Sequence[str], known: Mapping[str, Any], command: str) -> None:
-    """Explain an option that is not the command's: a parameter of a method, or another library's word."""
-    for i, arg in enumerate(args):
-        name, _, value = arg.partition("=")
-        word = name[2:].replace("-", "_")
-        if arg == "--" or not arg.startswith("--") or name in known:
-            continue
-        value = value or next((a for a in args[i + 1 : i + 2] if not a.startswith("--")), "")
-        called = f"--{ELSEWHERE.get(word, '').replace('_', '-')}"
-        if called in known:
-            raise BadInput(f"`fednorms {command}` has no option {name}. It is called {called}.")
-        option = next((o for o in ("--method", "--methods") if o in known), "")
-        if option and (having := _having(word, args)):
-            others = f" (also of {', '.join(having[1:])})" if having[1:] else ""
-            raise BadInput(
-                f"{name} is not an option of `fednorms {command}`, but a parameter of the method {having[0]}{others}. "
-                f'Write it into the method: {option} "{having[0]}({word}={value or "..."})".'
-            )
-
-
-def _having(parameter: str, args: Sequence[str]) -> list[str]:
-    """The methods that have a parameter; first those that were asked for, then those that most papers compare with."""
-    from fednorms.cli.index import index
-
-    asked = set(re.findall(r"[a-z]\w*", " ".join(args)))
-    papers = index()["papers"].values()
-    found: list[str] = index()["parameters"].get(parameter, [])
-    return sorted(found, key=lambda m: (m not in asked, -sum(m in methods for methods in papers), m))
 
 
 def _wrapped(doc: str) -> str:
@@ -162,6 +150,11 @@ class _Key:
     kind: Any
     doc: str
     default: object
+
+    @property
+    def path(self) -> str:
+        """Where a recipe has it: rounds, or training.lr."""
+        return f"{self.section}.{self.key}".lstrip(".")
 
     def option(self, name: str) -> tuple[str, Any, Any]:
         """A field of a dataclass without a value: an option that was not given keeps the recipe's value."""
@@ -233,6 +226,10 @@ def _options(name: str, doc: str, keys: Iterable[str]) -> Any:  # noqa: ANN401
 RecipeOptions: Any = _options("RecipeOptions", "What to train, on which data, and how to test it.", _OF_RECIPE)
 TrainingOptions: Any = _options("TrainingOptions", "How a client trains in a round.", _OF_TRAINING)
 DataOptions: Any = _options("DataOptions", "How images become sites and splits.", _OF_DATA)
+# For commands that have their own --channels.
+DataOptionsButChannels: Any = _options(
+    "DataOptions", "How images become sites and splits.", [key for key in _OF_DATA if key != "channels"]
+)
 
 _COMMON = ("method", "federation", "model", "rounds", "lr", "epochs", "batch_size", "seed", "device")
 # Headings of the other options in a long help: title, what it is about, and options.
@@ -302,7 +299,7 @@ def merged(base: Recipe, *options: object) -> Recipe:
         (values[key.section] if key.section else values)[key.key] = value
     if "federation" in given or any(_KEYS[name].section == "data" for name in given):
         values["fingerprint"] = ""  # the data may differ from those of the recipe's run
-    return Recipe.make(values, "the options")
+    return Recipe.make(values, as_options={key.path: f"--{name.replace('_', '-')}" for name, key in _KEYS.items()})
 
 
 def _given(options: object) -> Iterator[tuple[str, Any]]:

@@ -17,8 +17,8 @@ from fednorms.runs.recipe import Recipe
 from fednorms.runs.run_names import default_name
 
 if TYPE_CHECKING:
-    from fednorms.runs.driver import RoundEvent
     from fednorms.runs.result import Result
+    from fednorms.runs.rounds import RoundEvent
 
 
 _Options: Any = recipe_options("RunOptions")

@@ -36,7 +36,11 @@ def read_sum(text: str, what: str, example: str) -> list[Call]:
     def term(node: ast.expr) -> Call:
         call = node if isinstance(node, ast.Call) else None
         head = call.func if call else node
-        if not isinstance(head, ast.Name) or (call and call.args):
+        if isinstance(head, ast.Name) and call and call.args:
+            raise unreadable(f'at "{ast.unparse(node)}": an option needs its name')
+        if isinstance(head, ast.Tuple):
+            raise unreadable("at a comma: names are joined by +")
+        if not isinstance(head, ast.Name):
             raise unreadable(f'at "{ast.unparse(node)}"')
         name, options = head.id.lower(), dict[str, object]()
         for given in call.keywords if call else []:

@@ -30,6 +30,7 @@ _DESCRIPTIONS = {
 
 _SPELLINGS = {"centers": "centres"}  # recipes and results of all versions have the British spelling
 _NUMBER = (int, float)
+_FOR_FOLDERS = ("size", "val", "test", "seed", "group", "channels")
 # The functions of the embedded federations, and the options in parentheses with their types.
 _EMBEDDED: dict[str, tuple[Callable[..., Federation], dict[str, tuple[type, ...]]]] = {
     "digits-shift": (digits_shift.digits_shift, {}),
@@ -60,6 +61,7 @@ def federation(
     complete: bool | None = None,
     allow_pickle: bool | None = None,
     group: str | None = None,
+    channels: int | None = None,
 ) -> Federation:
     """Open the federation that `spec` names: "digits-shift", a data set, "folder:PATH" or "pack:FILE", or only a path.
 
@@ -76,6 +78,7 @@ def federation(
         allow_pickle: open pickled archives (False); only NumPy arrays are accepted.
         group: for folders, a regular expression that finds the patient in a file's name: the images of a patient stay
             in one split.
+        channels: for folders, 3 (RGB, the default), 1 (gray) or 4 (RGBA).
 
     >>> federation("digits-shift").shape
     (3, 16, 16)
@@ -84,7 +87,7 @@ def federation(
     fednorms.BadInput: No federation "digit-shift"; did you mean "digits-shift"? ...
     """
     options = {"size": size, "seed": seed, "val": val, "test": test, "group": group, "root": root}
-    options |= {"protocol": protocol, "complete": complete, "allow_pickle": allow_pickle}
+    options |= {"protocol": protocol, "complete": complete, "allow_pickle": allow_pickle, "channels": channels}
     _check_types(spec, options)
     asked = {option: value for option, value in options.items() if value is not None}
     if isinstance(spec, Federation):
@@ -99,13 +102,13 @@ def federation(
 
 def _dividing(asked: Mapping[str, Any]) -> list[str]:
     """The given options that decide which images there are and how they are split."""
-    return sorted(option for option in asked if option in ("size", "seed", "val", "test", "group"))
+    return sorted(option for option in asked if option in _FOR_FOLDERS)
 
 
 def _made(text: str, asked: Mapping[str, Any]) -> Federation:
     embedded = text.partition("(")[0].strip() in _EMBEDDED
-    if "group" in asked and (text in READERS or embedded):
-        raise BadInput(f'Federation "{text}": the option group is for folders of images only.')
+    if (text in READERS or embedded) and (given := [key for key in ("group", "channels") if key in asked]):
+        raise BadInput(f'Federation "{text}": the option {given[0]} is for folders of images only.')
     if text in READERS:
         return READERS[text].open(asked.get("root"), {k: v for k, v in asked.items() if k != "root"})
     if text in (others := plugins.found("federations")):
@@ -148,25 +151,49 @@ def _embedded(text: str, asked: Mapping[str, Any]) -> Federation:
     return make(**common, **options)
 
 
+def folder_of(text: str, root: str | Path | None = None) -> Path | None:
+    """The folder of images that a name means, or None if it names something else.
+
+    >>> folder_of("folder:data/pets"), folder_of("digits-shift")
+    (PosixPath('data/pets'), None)
+    """
+    path = Path(root or "", text.removeprefix("folder:")).expanduser()
+    if text.startswith("folder:"):
+        return path
+    named = text in READERS or text.partition("(")[0].strip() in _EMBEDDED or text in plugins.found("federations")
+    return path if path.is_dir() and not named else None
+
+
 def _folder(text: str, asked: Mapping[str, Any]) -> Federation:
     root = asked.get("root")
-    path = Path(root or "", text.removeprefix("folder:")).expanduser()
-    if text.startswith("folder:") or path.is_dir():
+    if path := folder_of(text, root):
         try:
-            return from_folders(path, **{k: asked[k] for k in ("size", "val", "test", "seed", "group") if k in asked})
+            return from_folders(path, **{k: asked[k] for k in _FOR_FOLDERS if k in asked})
         except BadInput as problem:
             if names := [reader.name for reader, _ in recognized(path)]:
                 hint = f'It looks like {names[0]}: use federation "{names[0]}" with root="{path}"'
                 raise BadInput(f"{problem} {hint}.") from None
             raise
-    where = f'in root "{root}"' if root else f'from "{Path.cwd()}"'
+    path = Path(root or "", text).expanduser()
+    where = f'"{path.parent.absolute()}" has no folder "{path.name}"'
+    near = did_you_mean(path.name, _folders_in(path.parent), prefix=text.rstrip("/").removesuffix(path.name))
+    if path.exists():
+        where = f'"{path}" is a file. A folder of site/class/image.png is expected, or a pack (FILE{SUFFIX})'
     if "/" in text:
-        raise BadInput(f'No federation "{text}": no such folder, looked for {where}.')
+        raise BadInput(f'No federation "{text}": {where}{f"; {near}" if near else ". "}'.rstrip())
     known = [*_DESCRIPTIONS, *plugins.found("federations")]
+    near = did_you_mean(text, known) or near
     raise BadInput(
-        f'No federation "{text}"; {did_you_mean(text, known)}There are {", ".join(known)}, and the '
-        f"path of a folder (looked for {where})."
+        f'No federation "{text}"{f"; {near}" if near else ". "}`fednorms list federations` lists all names; it is not '
+        f"a path either: {where}."
     )
+
+
+def _folders_in(parent: Path) -> list[str]:
+    try:
+        return [p.name for p in parent.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    except OSError:
+        return []
 
 
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
@@ -179,6 +206,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "complete": ((bool,), "True or False"),
     "allow_pickle": ((bool,), "True or False"),
     "group": ((str,), "a regular expression"),
+    "channels": ((int,), "1, 3 or 4"),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
@@ -135,9 +135,12 @@ class Engine(ABC):
 
     def average(self, state: ServerState, done: Trained) -> ServerState:
         """The server's next state from a round's uploads."""
-        for upload in done.uploads:
-            if wrong := border.misfit(self.task, upload):
-                raise BadInput(f'Client "{upload.client}" {wrong}. Check the hooks of custom parts.')
+        uploads = {u.client: u for u in done.uploads}
+        if self._readable and done.combined is None:
+            bad = border.unusable(self.task, state.model, uploads, self._images(uploads), lengths=False)
+        else:
+            bad = {name: wrong for name, u in uploads.items() if (wrong := border.misfit(self.task, u))}
+        _refuse(bad)
         return server_update(self.task, state, done.combined or done.uploads)
 
     def evaluate(
@@ -189,13 +192,25 @@ class Engine(ABC):
         return {p.name: self._run_pass(p, job, tested, cohort or self.clients, keep=False) for p, job in jobs}
 
     def _run_pass(self, p: Part, job: Pass, state: ServerState, names: Sequence[str], *, keep: bool) -> Tree:
-        uploads: dict[str, Tree] = {}
-        for name, (kept, up) in self.measure(p, job, broadcast(self.task, state), sorted(names)).items():
-            uploads[name] = up
+        found = self.measure(p, job, broadcast(self.task, state), sorted(names))
+        uploads = {name: up for name, (_, up) in found.items()}
+        if self._readable:
+            images = self._images(uploads)
+            _refuse(border.unusable_measures(self.task, p, job.reduce, uploads, images, lengths=False))
+        for name, (kept, _) in found.items():
             if keep:
                 old = self.store.get(name) or ClientState(0, Tree(), {})
                 self.store.put(name, replace(old, parts={**old.parts, p.name: kept}))
         return self._pooled(p, job, state, uploads)
+
+    @property
+    def _readable(self) -> bool:
+        """Whether reading values costs nothing: a GPU would have to wait for it."""
+        return self.task.like.device.type == "cpu"
+
+    def _images(self, names: Iterable[str]) -> dict[str, int]:
+        """The training images of clients, as registered."""
+        return {name: self.samples(name) for name in names}
 
     def _pooled(self, p: Part, job: Pass, state: ServerState, uploads: Mapping[str, Tree]) -> Tree:
         """The server's part of a pass: what clients uploaded, reduced, and what the part makes of it."""
@@ -203,6 +218,12 @@ class Engine(ABC):
         context = context_of(self.task, state.round, None)
         view = Round(state.model, reduced, state.parts[p.name], len(uploads), len(self.clients), context)
         return checks.tree(p, "server of a pass", job.server(reduced, view))
+
+
+def _refuse(bad: Mapping[str, str]) -> None:
+    """Stop at an upload that cannot be used: clients that are not other machines are the user's own code."""
+    for name, wrong in sorted(bad.items()):
+        raise BadInput(f'Client "{name}" {wrong}. Check the hooks of custom parts.')
 
 
 def _refuse_missing(task: Task, engine: str) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from fednorms.core.errors import BadInput
 from fednorms.core.noise import seed_of
+from fednorms.core.option_names import option
 from fednorms.core.precision import Precision
 
 # cuBLAS on several streams is deterministic only with workspaces of fixed size. The variable is read when CUDA starts.
@@ -25,7 +26,9 @@ def pick_device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name != "cpu" and not (name.split(":")[0] == "cuda" and torch.cuda.is_available()):
-        raise BadInput(f'Device "{name}" is not available on this machine. Use device="cpu" or "auto".')
+        called = " A GPU is called cuda." if name.lower() in ("gpu", "nvidia") else ""
+        where = option("device").rstrip("=")
+        raise BadInput(f'Device "{name}" is not available on this machine.{called} Use "cpu" or "auto" for {where}.')
     return name
 
 

@@ -58,6 +58,27 @@ def judge_predictions(
     return Judgement(mode, statistics, split, list(classes), made, pooled.judgement(classes), mean, metric, said)
 
 
+def accuracy_of(predictions: Mapping[str, Predictions]) -> Interval:
+    """The accuracy over all images, with the interval that `judge_predictions` gives it, in less time."""
+    n = sum(len(p) for p in predictions.values())
+    replicates, right, units = replicates_for(n), 0, 0
+    drawn_right, drawn_all = np.zeros(replicates), np.zeros(replicates)
+    for site, p in predictions.items():
+        hit, draws = p.probabilities.argmax(1) == p.labels, Draws(len(p), p.groups, site, len(p))
+        drawn = [draws.next(count) for count in _chunks(replicates, n)]
+        right += int(hit.sum())
+        drawn_right += np.concatenate([d @ hit for d in drawn])
+        drawn_all += np.concatenate([d.sum(1) for d in drawn])
+        units += draws.units
+    return share_interval(right / n, drawn_right / drawn_all, units)
+
+
+def _chunks(replicates: int, images: int) -> list[int]:
+    """How many replicates are drawn at a time."""
+    rows = max(1, _CHUNK // images)
+    return [min(rows, replicates - start) for start in range(0, replicates, rows)]
+
+
 def _check(predictions: Mapping[str, Predictions], classes: Sequence[str]) -> None:
     if not predictions:
         raise BadInput("There are no predictions to judge.")
@@ -110,11 +131,11 @@ def _replicate(sites: Mapping[str, _Site], pooled: _Site, draws: Mapping[str, Dr
     n = pooled.n
     replicates = replicates_for(n)
     ranked = int(np.clip(_RANKED // (n * pooled.classes), _LEAST_RANKED, replicates))
-    rows = max(1, _CHUNK // n)
-    for start in range(0, replicates, rows):
-        count = min(rows, replicates - start)
+    done = 0
+    for count in _chunks(replicates, n):
         drawn = {name: draw.next(count) for name, draw in draws.items()}
-        to_rank = max(0, min(count, ranked - start))
+        to_rank = max(0, min(count, ranked - done))
+        done += count
         for name, site in sites.items():
             site.add(drawn[name], to_rank)
         if len(sites) > 1:

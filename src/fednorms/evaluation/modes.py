@@ -106,7 +106,7 @@ class Mode:
         rule = asked.statistics or (asked.unseen if self.model == "unseen" else None)
         if rule and self.model in ("global", "personal", "unseen"):
             return rule
-        own = self.model in ("after_local", "adapted") or (self.model == "personal" and _keeps_statistics(task))
+        own = self.model in ("after_local", "adapted") or (self.model == "personal" and keeps_statistics(task))
         return "own" if own else "global"
 
     def _missing_statistics(self, task: Task) -> str:
@@ -118,7 +118,7 @@ class Mode:
             return f'model "{task.net.name}" has no layer with stored statistics. Write "{self.model}"'
         if self.statistics == "own" and self.model in ("unseen", "averaged"):
             return f'it belongs to no site that trained. Write "{self.model}" or "{self.model}/re-estimated"'
-        if self.statistics == "own" and self.model in ("global", "personal") and not _keeps_statistics(task):
+        if self.statistics == "own" and self.model in ("global", "personal") and not keeps_statistics(task):
             return f'its clients keep no statistics. Write "{self.model}" or "{self.model}/re-estimated"'
         never_sent = any(task.net.routes[n] is Route.LOCAL for n in names)
         if self.statistics == "global" and self.model not in ("unseen", "averaged") and never_sent:
@@ -137,7 +137,7 @@ def averages(task: Task) -> bool:
     return any(route is Route.LOCAL for route in task.net.routes.values())
 
 
-def _keeps_statistics(task: Task) -> bool:
+def keeps_statistics(task: Task) -> bool:
     """Whether clients have their own normalization statistics."""
     names = statistics_names(task.net)
     return bool(names) and (

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fednorms.evaluation.predictions import Predictions
+
 
 @dataclass
 class Tally:
@@ -70,6 +72,18 @@ class SiteScore:
     loss: float
     samples: int
     recall: list[float]
+
+    @classmethod
+    def of(cls, said: Predictions) -> SiteScore:
+        """The scores of predictions.
+
+        >>> import numpy as np
+        >>> SiteScore.of(Predictions(np.array([0, 1]), np.array([[0.5, 0.5], [0.75, 0.25]]))).recall
+        [1.0, 0.0]
+        """
+        tally = Tally(said.classes)
+        tally.add(torch.from_numpy(said.probabilities).double().clamp_min(1e-300).log(), torch.from_numpy(said.labels))
+        return tally.score()
 
     def to_dict(self) -> dict[str, object]:
         """Everything as plain values, None for a recall that is not defined."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from textwrap import fill
 
 from fednorms.core.counted import counted
 from fednorms.core.markup import html_page, html_table, markdown_table
 from fednorms.evaluation.intervals import Interval
-from fednorms.evaluation.judgement import Judgement
+from fednorms.evaluation.judgement import PER_CLASS, Judgement, SiteJudgement
 
 _NAME = 14  # characters of a name in text, so that a table fits 80 columns
 _MOST = 12  # lines of a table in text
@@ -29,10 +30,14 @@ def site_table(judgement: Judgement) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-def class_table(judgement: Judgement) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: a line per class over all sites."""
+def class_table(judgement: Judgement, most: int | None = None) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: a line per class over all sites; of more than `most`, those with the lowest recall."""
     header = ["class", "images", "recall", "specificity", "precision"]
-    classes = judgement.pooled.classes.items()
+    classes = list(judgement.pooled.classes.items())
+    if most is not None and len(classes) > most:
+        known = [item for item in classes if item[1].recall.defined]
+        classes = sorted(known, key=lambda item: item[1].recall.value)[:most]
+        header[0] = f"worst {len(classes)} classes of {len(judgement.classes)}"
     rows = [[n, f"{c.n:,}", *map(str, (c.recall, c.specificity, c.precision))] for n, c in classes]
     return header, rows
 
@@ -77,7 +82,7 @@ def decimal(number: Interval) -> str:
 def text(judgement: Judgement) -> str:
     """The tables as aligned text of at most 80 columns."""
     blocks = [summary(judgement)]
-    for header, rows in (site_table(judgement), class_table(judgement)):
+    for header, rows in (site_table(judgement), class_table(judgement, _MOST)):
         left = max(0, len(rows) - _MOST)
         kept = rows if not left else [*rows[: _MOST - 1], rows[-1]]
         blocks.append("\n".join(_aligned([header, *kept]) + ([f"... and {left} more"] if left else [])))
@@ -86,7 +91,10 @@ def text(judgement: Judgement) -> str:
 
 
 def _aligned(cells: list[list[str]]) -> list[str]:
-    short = [[c if len(c) <= _NAME or j else f"{c[: _NAME - 1]}…" for j, c in enumerate(row)] for row in cells]
+    short = [
+        [c if len(c) <= _NAME or j or not i else f"{c[: _NAME - 1]}…" for j, c in enumerate(row)]
+        for i, row in enumerate(cells)
+    ]
     widths = [max(len(row[j]) for row in short) for j in range(len(short[0]))]
     return [
         "  ".join(
@@ -107,3 +115,35 @@ def page(judgement: Judgement) -> str:
     """The tables as HTML."""
     tables = [html_table(*table) for table in (site_table(judgement), class_table(judgement))]
     return html_page(summary(judgement), *tables, notes=[*findings(judgement), legend(judgement)])
+
+
+def full_tables(judgement: Judgement) -> dict[str, tuple[list[str], list[list[str]]]]:
+    """All metrics by title: of all sites, of every class at every site, and the confusion matrices."""
+    every = {**judgement.sites, "pooled": judgement.pooled} if len(judgement.sites) > 1 else dict(judgement.sites)
+    header = ["site", "images", "accuracy", "balanced", "F1", "AUROC", "AUPRC", "ECE", "Brier", "cross-entropy"]
+    shares = ("accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "ece")
+    rows = [
+        [name, f"{s.n:,}", *(str(getattr(s, k)) for k in shares), decimal(s.brier), decimal(s.cross_entropy)]
+        for name, s in every.items()
+    ]
+    tables = {"sites": (header, rows)}
+    if judgement.pooled.operating_point:
+        tables["at the threshold"] = _operating_table(every)
+    columns = ["class", "images", "recall", "specificity", "precision", "F1", "AUROC", "AUPRC"]
+    for name, s in every.items():
+        tables[f"classes: {name}"] = (
+            columns,
+            [[c, f"{j.n:,}", *(str(getattr(j, k)) for k in PER_CLASS)] for c, j in s.classes.items()],
+        )
+        tables[f"confusion matrix: {name} (rows are true classes, columns predicted ones)"] = (
+            ["", *judgement.classes],
+            [[c, *map(str, row)] for c, row in zip(judgement.classes, s.confusion, strict=True)],
+        )
+    return tables
+
+
+def _operating_table(every: Mapping[str, SiteJudgement]) -> tuple[list[str], list[list[str]]]:
+    names = ("sensitivity", "specificity", "precision", "negative_predictive_value", "accuracy")
+    header = ["site", "sensitivity", "specificity", "precision", "negative predictive value", "accuracy"]
+    points = {site: s.operating_point for site, s in every.items()}
+    return header, [[site, *(str(getattr(p, k)) for k in names)] for site, p in points.items() if p is not None]

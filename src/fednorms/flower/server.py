@@ -21,13 +21,14 @@ from fednorms.flower import settings
 from fednorms.flower.agreement import Card, known_facts
 from fednorms.flower.engine import Remote
 from fednorms.flower.keys import Watched
+from fednorms.flower.lifeline import end_with_link
 from fednorms.flower.roster import Roster
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.assemble import assemble
-from fednorms.runs.driver import RoundEvent, play
 from fednorms.runs.losses import Loss
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
+from fednorms.runs.rounds import RoundEvent, play
 from fednorms.runs.session import Plan, Session
 from fednorms.runs.store.checkpoint import kept_rounds
 from fednorms.runs.store.directory import RunDirectory
@@ -39,6 +40,7 @@ def server_app(model: Callable[[], nn.Module] | None = None, loss: Loss | None =
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        end_with_link()
         try:
             serve(grid, context.run_config, model, loss)
         except FednormsError:
@@ -64,7 +66,7 @@ def serve(
         directory = RunDirectory(Path(deployment.out).expanduser())
         directory.create(recipe.to_toml(), resume=True)
         with directory.lock():
-            roster = Roster(grid, deployment, Watched.of_link())
+            roster = Roster(grid, deployment, Watched.of_link(), recipe.data.size)
             if (known := known_facts(directory)) is not None:  # a run that is continued has its sites, and its data
                 roster.names, roster.usual = list(known.clients) or roster.names, Card(known, {})
             _go_back(directory, deployment.restart)

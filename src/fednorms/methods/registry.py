@@ -8,7 +8,7 @@ from fednorms.core import checks, plugins
 from fednorms.core.errors import BadInput, refuse_class
 from fednorms.core.grammar import make_from, read_sum
 from fednorms.core.method import Method, nameless
-from fednorms.core.options import nearest, shortened
+from fednorms.core.options import did_you_mean, shortened
 from fednorms.core.part import REGISTRY, SUMS, Part
 from fednorms.core.part import part as part
 from fednorms.core.part import sum_of_parts as sum_of_parts
@@ -25,7 +25,7 @@ def method(text: str | Method | Part) -> Method:
     method('centralised')
     >>> method("fedprocs")
     Traceback (most recent call last):
-    fednorms.BadInput: Unknown method "fedprocs": did you mean "fedprox"? Known: ...
+    fednorms.BadInput: Unknown method "fedprocs": did you mean "fedprox"? `fednorms list methods` lists all ...
     """
     load_all()
     if isinstance(text, (Method, Part)):
@@ -50,8 +50,9 @@ def method(text: str | Method | Part) -> Method:
         make = _fedavg if name == "fedavg" else SUMS.get(name) or REGISTRY.get(name)
         if make is None:
             raise BadInput(
-                f'Unknown method "{shortened(name)}": {nearest(name, names())}. A custom method is found if '
-                "FEDNORMS_METHODS names the module that defines it (FEDNORMS_METHODS=mymodule)."
+                f'Unknown method "{shortened(name)}": {did_you_mean(name, names())}`fednorms list methods` lists all '
+                f"{len(names())}. A custom method is found if FEDNORMS_METHODS names the module that defines it "
+                "(FEDNORMS_METHODS=mymodule)."
             )
         found = make_from(name, make, options)
         parts += found if isinstance(found, tuple) else (found,)

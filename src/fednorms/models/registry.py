@@ -23,7 +23,7 @@ from fednorms.models.mobilenet_v1 import MobileNetV1
 from fednorms.models.resnet_cifar import CifarResNet
 from fednorms.models.vgg11 import VGG11
 from fednorms.models.weights import load_weights
-from fednorms.models.zoo import LIBRARIES, build_zoo
+from fednorms.models.zoo import LIBRARIES, build_zoo, zoo_names
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,9 @@ def build(
     ours = models()
     custom = None if name in ours else find(name)
     if name not in ours and custom is None and (library not in LIBRARIES or not rest):
-        question = did_you_mean(name, [*ours, *(f"{prefix}:" for prefix in LIBRARIES), *plugins.found("models")])
+        known = [*ours, *(f"{prefix}:" for prefix in LIBRARIES), *plugins.found("models")]
+        elsewhere = [f'"{prefix}:{name}"' for prefix in LIBRARIES if name in _names_of(prefix)]
+        question = f"did you mean {' or '.join(elsewhere)}? " if elsewhere else did_you_mean(name, known)
         raise BadInput(
             f'Unknown model "{name}"; {question}expected one of {", ".join(ours)}, torchvision:NAME, timm:NAME or '
             "a custom mymodule:Net."
@@ -165,3 +167,11 @@ def build(
         if weights is not None:
             model.loaded_weights = load_weights(model, weights)  # type: ignore[assignment]  # a report, for notes
     return model
+
+
+def _names_of(library: str) -> list[str]:
+    """The models of torchvision or timm; none if it is not installed."""
+    try:
+        return zoo_names(library)
+    except BadInput:
+        return []

@@ -20,10 +20,12 @@ from fednorms.core.error_origin import place
 from fednorms.core.errors import FednormsError, RunFailed
 from fednorms.data import Federation
 from fednorms.evaluation.scores import Scores
-from fednorms.runs.driver import RoundEvent, execute
+from fednorms.runs.differences import Tested
+from fednorms.runs.driver import execute
 from fednorms.runs.identity import Custom
 from fednorms.runs.recipe import Data, Recipe
 from fednorms.runs.result import Result
+from fednorms.runs.rounds import RoundEvent
 from fednorms.runs.sent_code import packed, unpack
 from fednorms.runs.session import open_federation
 from fednorms.runs.store.directory import RunDirectory
@@ -39,6 +41,7 @@ class Cell:
     label: str
     recipe: Recipe
     path: Path | None = None
+    answers: bool = False  # whether the outcome keeps what was predicted, to compare it with others
     changed: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -85,6 +88,7 @@ class Outcome:
     details: str = ""
     kind: str = ""  # the class of the error: "Diverged", "BadInput", ...
     best: dict[str, Any] | None = None  # round and score of the best validation
+    answers: Mapping[str, Tested] = field(default_factory=dict)  # of the last round, by mode ("personal/own")
 
     @classmethod
     def of(cls, label: str, result: Result) -> Outcome:
@@ -141,7 +145,8 @@ def run_cell(cell: Cell, custom: Custom, watch: Watch) -> Outcome:
             callback=after_round,
             changed=cell.changed,
         )
-        return Outcome.of(cell.label, result)
+        outcome = Outcome.of(cell.label, result)
+        return replace(outcome, answers=result.answers()) if cell.answers else outcome
     except FednormsError as error:
         kind = type(error).__name__
         return Outcome(cell.label, recipe.seed, recipe.training.lr, error=str(error), kind=kind)

@@ -33,7 +33,7 @@ from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
 from fednorms.runs.progress import CellWatch, Reporter, is_wanted
 from fednorms.runs.recipe import Recipe
-from fednorms.runs.run_names import slug
+from fednorms.runs.run_names import short, slug
 from fednorms.runs.session import Session, data_notes, open_federation
 from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.tracking.tracker import TrackedRun
@@ -123,7 +123,7 @@ def compare(
         own = with_changes(settings, lr=rates.get(label, settings.lr))
         for seed in numbers:
             made = Recipe.make(shared | {"method": text, "seed": seed, "training": own})
-            cells.append(Cell(label, made, root / f"{folder}-{seed}" if root else None))
+            cells.append(Cell(label, made, root / f"{folder}-{seed}" if root else None, answers=True))
     asked = cells[0].recipe.device
     device = device_of(asked, [RunDirectory(cell.path) for cell in cells if cell.path is not None])
     cells = [with_changes(c, recipe=c.recipe.model_copy(update={"device": device})) for c in cells]
@@ -260,7 +260,7 @@ def _about(cells: list[Cell], federation: Federation, seeds: list[int]) -> dict[
         each = f"{least} to {most} epochs, as each client has them"
     return {
         "data": (
-            f"{recipe.federation}, {counted(len(federation.clients), 'client')}"
+            f"{short(recipe.federation)}, {counted(len(federation.clients), 'client')}"
             + (f" and {len(federation.unseen)} unseen sites" if federation.unseen else "")
             + f", {' x '.join(map(str, federation.shape))} pixels, {federation.num_classes} classes, "
             + ", ".join(f"{n:,} {part}" for part, n in sizes.items() if n)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fednorms.core.optional import new_figure
 from fednorms.evaluation.scores import Scores
 from fednorms.runs.report import line_style
+from fednorms.runs.run_names import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +31,7 @@ def result_figure(result: Result) -> Figure:
         axis.locator_params(axis="x", integer=True)
         axis.grid(axis="y", color="#dddddd", linewidth=0.8)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{result.method} on {result.recipe.federation}", fontsize=11)
+    figure.suptitle(f"{result.method} on {short(result.recipe.federation)}", fontsize=11)
     return figure
 
 

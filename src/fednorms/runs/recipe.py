@@ -47,6 +47,8 @@ class Data(BaseModel):
     """Fraction of each site's images for testing."""
     group: str = ""
     """For folders: a regular expression that finds in a file name what stays together, such as "(patient[0-9]+)"."""
+    channels: int | None = None
+    """For folders: 3 (RGB, the default), 1 (gray) or 4 (RGBA)."""
     hold_out: list[str] = []
     """Sites or domains that do not train and are tested as unseen."""
     augment: str = "auto"
@@ -265,13 +267,19 @@ class Recipe(BaseModel):
         return cls.make(values, where)
 
     @classmethod
-    def make(cls, values: dict[str, object], where: str = "the recipe") -> Recipe:
-        """A recipe from plain values, with all problems in one message."""
+    def make(
+        cls, values: dict[str, object], where: str = "the recipe", as_options: Mapping[str, str] | None = None
+    ) -> Recipe:
+        """A recipe from plain values, with all problems in one message.
+
+        `as_options` are the names of its keys on the command line, for values that were given there.
+        """
         try:
             _refuse_unwritable(values, where)
             return cls.model_validate(values)
         except ValidationError as error:
-            raise BadInput(f"{where}: " + "; ".join(_problem(e) for e in error.errors())) from None
+            problems = "; ".join(_problem(e, as_options or {}) for e in error.errors())
+            raise BadInput(f"{problems.rstrip('.')}." if as_options else f"{where}: {problems}") from None
         except RecursionError:
             raise BadInput(f"{where} is nested too deeply.") from None
 
@@ -282,11 +290,12 @@ class Recipe(BaseModel):
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"Cannot read the recipe {path}: {error}.") from None
+            what = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise BadInput(f'Cannot read the recipe "{path}": {what}.') from None
         return cls.from_toml(text, str(path))
 
 
-_LATER = ("patience", "warmup", "client_epochs")
+_LATER = ("patience", "keep_predictions", "warmup", "client_epochs")
 
 
 def _method(text: str) -> Method:
@@ -310,9 +319,11 @@ def _refuse_unwritable(value: object, where: str, key: str = "") -> None:
         raise BadInput(f"{where}: {key} is an integer of {value.bit_length()} bits; at most 64 are allowed.")
 
 
-def _problem(error: object) -> str:
+def _problem(error: object, as_options: Mapping[str, str]) -> str:
     assert isinstance(error, dict)
     place = ".".join(map(str, error["loc"]))
+    if place in as_options:
+        place = as_options[place]
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         inside = {"training": [f.name for f in fields(Training)], "data": list(Data.model_fields)}
         known = inside.get(str(error["loc"][0]), []) if len(error["loc"]) > 1 else list(Recipe.model_fields)

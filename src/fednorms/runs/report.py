@@ -44,7 +44,7 @@ def markdown(comparison: Comparison) -> str:
     fixed = len(header) - len(comparison.columns)
     lines = [header, ["---"] * fixed + ["---:"] * len(comparison.columns)]
     lines += [[_cell(c) for c in row] for row in rows]
-    notes = [f"- {_escape(remark)}" for remark in comparison.remarks()]
+    notes = [f"- {_escape(remark)}" for remark in [*comparison.legend()[1:], *comparison.remarks()]]
     return "\n".join([*("| " + " | ".join(line) + " |" for line in lines), "", *notes]) + "\n"
 
 

@@ -13,9 +13,15 @@ from fednorms.core.errors import BadInput
 from fednorms.core.markup import html_page, html_table, latex_table, markdown_table
 from fednorms.core.optional import new_frame
 from fednorms.core.states import ServerState
+from fednorms.engines.devices import numerics
 from fednorms.evaluation.scores import Scores
+from fednorms.runs.differences import Answers, Tested
+from fednorms.runs.last_predictions import predict_now, predicted_modes
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.run_names import short
 from fednorms.runs.session import Session
+from fednorms.runs.store import predictions as store
+from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.use.choose import choose
 
 if TYPE_CHECKING:
@@ -115,14 +121,34 @@ class Result:
         name = f"{label or self.headline}/{split}"
         return [(r["round"], r["scores"][name]["mean"]) for r in self.history if name in r["scores"]]
 
-    def model(self, site: str | None = None) -> nn.Module:
+    def model(self, site: str | None = None, *, averaged: bool = False) -> nn.Module:
         """The trained model as a plain module in eval mode: the server's, or a site's own.
 
+        If clients keep tensors, as in FedBN, there is none for all sites; `averaged` takes the mean over clients.
         Input: images scaled to [0, 1] and normalized as the recipe and the federation say; output: logits.
         """
         if self._session is None or self._state is None:
             raise BadInput("This result was read from disk. Export its model with fednorms.export(path, out).")
-        return site_model(self._session, self._state, site)
+        return site_model(self._session, self._state, site, averaged)
+
+    def answers(self) -> dict[str, Tested]:
+        """What each test image was taken for in the last round, by mode; those that the run kept, if it has a folder.
+
+        Nothing across machines, or if the recipe keeps no predictions.
+        """
+        session, state = self._session, self._state
+        if session is None or state is None or session.data is None or self.recipe.keep_predictions is False:
+            return {}
+        found: dict[str, Tested] = {}
+        for mode in predicted_modes(session):
+            if self.path is not None:
+                said = store.read(RunDirectory(self.path), state.round, str(mode)) or {}
+            else:
+                with numerics(self.recipe.precision, self.recipe.deterministic):
+                    said = predict_now(session, state, mode)
+            if said:
+                found[str(mode)] = {site: Answers.of(p) for site, p in said.items()}
+        return found
 
     def to_dict(self) -> Row:
         """Everything but the models, as plain values."""
@@ -213,7 +239,7 @@ class Result:
 
     def _title(self) -> str:
         plural = "s" * (self.rounds != 1)
-        about = f"{self.method} on {self.recipe.federation}, {self.recipe.model}"
+        about = f"{self.method} on {short(self.recipe.federation)}, {short(self.recipe.model)}"
         return f"{about}, {self.rounds} round{plural}, seed {self.recipe.seed}"
 
     def _remarks(self) -> list[str]:
@@ -259,8 +285,8 @@ class Result:
         ]
 
 
-def site_model(session: Session, state: ServerState, site: str | None) -> nn.Module:
+def site_model(session: Session, state: ServerState, site: str | None, averaged: bool = False) -> nn.Module:
     """The server's model (site=None) or the model of one client, as a new module in eval mode."""
     task, engine = session.task, session.engine
     sent = engine.test_broadcast(state, session.cohort(max(state.round - 1, 0)))
-    return task.net.plain(choose(task, session.facts, sent, engine.store, site).tensors)
+    return task.net.plain(choose(task, session.facts, sent, engine.store, site, averaged=averaged).tensors)

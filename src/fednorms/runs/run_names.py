@@ -22,5 +22,15 @@ def default_name(method: str, recipe: Recipe) -> str:
     >>> default_name("scaffold + fedbn", Recipe(seed=3))
     'scaffold+fedbn-digits-shift-3'
     """
-    federation = recipe.federation.removeprefix("folder:").removeprefix("custom:").rstrip("/").rpartition("/")[2]
-    return f"{slug(method)}-{slug(federation)}-{recipe.seed}"
+    return f"{slug(method)}-{slug(short(recipe.federation))}-{recipe.seed}"
+
+
+def short(name: str) -> str:
+    """A recipe's federation or model for headlines: a folder without its path, a custom object without its hash.
+
+    >>> short("folder:/data/hospitals"), short("custom:Net@12ab.34cd"), short("digits-shift")
+    ('hospitals', 'Net', 'digits-shift')
+    """
+    if name.startswith("custom:"):
+        return name.removeprefix("custom:").partition("@")[0]
+    return name.removeprefix("folder:").rstrip("/").rpartition("/")[2]

@@ -164,6 +164,7 @@ def open_federation(recipe: Recipe) -> Federation:
         complete=None if options.complete else False,
         allow_pickle=options.allow_pickle or None,
         group=options.group or None,
+        channels=options.channels,
     )
     if options.hold_out:
         found = found.hold_out(*options.hold_out)

@@ -17,8 +17,8 @@ from fednorms.runs.tracking.tracker import TrackedRun
 from fednorms.runs.tracking.tracking import Tracking, asked_for
 
 if TYPE_CHECKING:
-    from fednorms.runs.driver import RoundEvent
     from fednorms.runs.result import Result
+    from fednorms.runs.rounds import RoundEvent
 
 
 @dataclass(frozen=True)

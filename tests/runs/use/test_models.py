@@ -18,6 +18,7 @@ import fednorms as fn
 from fednorms import adapt, evaluate_run, export, load_model, open_run, predict
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.data import Preprocessing, Split
+from fednorms.evaluation.modes import averages
 from fednorms.runs.driver import execute
 from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.use import export as exporting
@@ -175,9 +176,11 @@ def test_a_client_that_never_trained_has_no_model(tmp_path):
 def test_an_export_gives_the_runs_own_logits(method, runs, root):
     path = runs(method)
     x = federation().site("b").test.x
+    opened = open_run(path)
+    personal = averages(opened.task) and len(opened.facts.clients) > 1
     for site in (None, "b"):
         out = root / f"{path.name}-{site}"
-        done = export(path, out, site=site)
+        done = export(path, out, site=site, averaged=site is None and personal)
         assert [p.name for p in done.paths] == ["model.safetensors", "model.json", "README.txt"]
         assert len((out / "README.txt").read_text().splitlines()) == 5
         model = load_model(out)
@@ -192,7 +195,7 @@ def test_an_export_gives_the_runs_own_logits(method, runs, root):
 
 
 def test_without_a_site_the_mean_of_what_clients_keep_is_exported(runs, root):
-    out = export(runs("fedbn"), root / "mean")
+    out = export(runs("fedbn"), root / "mean", averaged=True)
     assert any("mean over 3 clients" in note for note in out.notes)
     states = open_run(runs("fedbn")).clients
     found = load_file(root / "mean" / "model.safetensors")["norm1.running_mean"]
@@ -362,8 +365,10 @@ def test_predictions_are_those_of_the_exported_model(method, runs, root, clinic,
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedwon", "fedrdn"])
 def test_an_exported_or_adapted_model_predicts_too(method, runs, clinic, tmp_path):
     for site in (None, "a"):
-        export(runs(method), tmp_path / f"{site}", site=site)
-        of_run, of_export = predict(runs(method), [clinic], site), predict(tmp_path / f"{site}", [clinic])
+        averaged = site is None and method == "fedbn"
+        export(runs(method), tmp_path / f"{site}", site=site, averaged=averaged)
+        of_run = predict(runs(method), [clinic], site, averaged=averaged)
+        of_export = predict(tmp_path / f"{site}", [clinic])
         assert [p.file for p in of_export] == [p.file for p in of_run]
         one, other = ([list(p.probabilities.values()) for p in found] for found in (of_run, of_export))
         torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=1e-6, rtol=1e-5)
@@ -389,9 +394,11 @@ def test_statistics_that_only_a_test_measures_are_reported(tmp_path, clinic):
 
 
 def test_predicting_without_a_site_says_what_it_did(runs, clinic):
-    assert "mean over 3 clients" in predict(runs("fedbn"), [clinic / "cat"])[0].note
+    assert "mean over 3 clients" in predict(runs("fedbn"), [clinic / "cat"], averaged=True)[0].note
     assert "statistics of these 6 images" in predict(runs("fedrdn"), [clinic / "cat"])[0].note
-    assert predict(runs("fedavg"), [clinic / "cat" / "0.png"])[0].note == ""
+    note = predict(runs("fedavg"), [clinic / "cat" / "0.png"])[0].note
+    assert note.startswith("Accuracy ")
+    assert '"global/global", round 2' in note
 
 
 def test_files_that_cannot_be_used_are_named(runs, clinic, tmp_path):
@@ -429,11 +436,16 @@ def test_a_new_site_gets_a_model(method, runs, clinic, tmp_path):
     assert done.fine_tuned.accuracy == right
     about = json.loads((tmp_path / "x" / "model.json").read_text())
     assert about["trained"]["site"] == "clinic"
-    assert about["adapted"] == {"images": 8, "epochs": 1}
+    assert (about["adapted"]["images"], about["adapted"]["epochs"]) == (8, 1)
+    assert about["adapted"]["before"] == done.before.to_dict()
+    assert about["adapted"]["after"] == done.fine_tuned.to_dict()
+    assert done.gain.value == pytest.approx(done.fine_tuned.accuracy - done.before.accuracy)
+    assert done.gain.low <= done.gain.value <= done.gain.high
+    assert " points [" in repr(done)
 
 
 def test_without_epochs_only_statistics_change(runs, clinic, tmp_path):
-    export(runs("fedbn"), tmp_path / "start")
+    export(runs("fedbn"), tmp_path / "start", averaged=True)
     done = adapt(runs("fedbn"), clinic, out=tmp_path / "x")
     start, after = (load_file(tmp_path / n / "model.safetensors") for n in ("start", "x"))
     changed = {n for n in start if not torch.equal(start[n], after[n])}

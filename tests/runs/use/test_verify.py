@@ -138,3 +138,15 @@ def test_the_command(made, tmp_path, capsys):
     assert main(["verify", str(tmp_path / "nowhere")]) == 2
     with pytest.raises(BadInput, match="has no content hash"):
         fn.verify(made / "notes.txt")
+
+
+def test_a_folder_without_anything_to_verify_is_said(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    for name, why in (("empty", "it is empty"), ("other", "no file in it has a content hash")):
+        for more in ([], ["--json"]):
+            assert main(["verify", str(tmp_path / name), *more]) == 2
+            said = capsys.readouterr()
+            assert f"Nothing to verify in {tmp_path / name}: {why}." in said.err.replace("\n", " ")
+            assert said.out == "" or more

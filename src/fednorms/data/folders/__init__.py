@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,9 @@ def from_folders(
 
     The classes are the sorted union over the sites; a site may lack some. A site may bring its own split,
     `root/site/{train,val,test}/class/image`, which is used as it is. Hidden files are ignored. EXIF rotation is
-    applied; 16-bit images are scaled to 8 bits.
+    applied; 16-bit images are scaled to 8 bits. A run on it records the folder and these options, so the command line
+    can continue and test it; with `classes`, `preprocessing`, `name`, a `size` of two numbers or a function as `group`,
+    only Python can.
 
     Args:
         root: the folder of the sites.
@@ -108,8 +111,17 @@ def from_folders(
     }
     if notes := [*other_files(root), *similar_names(names)]:
         source["notes"] = notes
-    preprocessing = preprocessing or Preprocessing.centered(channels)
-    return Federation(name or root.resolve().name, sites, names, preprocessing, source)
+    whole = name is None and classes is None and preprocessing is None  # a recipe cannot say these
+    made = Federation(
+        name or root.resolve().name, sites, names, preprocessing or Preprocessing.centered(channels), source
+    )
+    if whole and isinstance(size, int | None) and isinstance(group, str | None):
+        given = {"size": size, "channels": channels, "val": val, "test": test, "seed": seed, "group": group}
+        made.remember(source["spec"], {key: value for key, value in given.items() if value != _DEFAULTS[key]})
+    return made
+
+
+_DEFAULTS = {key: p.default for key, p in signature(from_folders).parameters.items()}
 
 
 def site_from_folder(

@@ -14,6 +14,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from fednorms.core.errors import BadInput
+from fednorms.core.option_names import option
 from fednorms.data.folders.scan import ImageFile
 from fednorms.data.problems import raise_problems
 
@@ -95,7 +96,8 @@ class Decoding:
         (height, width), other = wanted, found[others[0]].size
         return [
             f'images differ in size: "{self.files[same].path}" is {height}x{width} (height x width), '
-            f'"{self.files[others[0]].path}" is {other[0]}x{other[1]}; set size= to resize them'
+            f'"{self.files[others[0]].path}" is {other[0]}x{other[1]}; resize them all with '
+            f"{option('size')}{'' if option('size').endswith('=') else ' '}{min(*wanted, *other)}"
         ]
 
 
@@ -162,13 +164,19 @@ def read_image(path: str | Path, shape: tuple[int, int, int], prepared: Prepared
 def first_size(files: Sequence[ImageFile]) -> tuple[int, int]:
     """Height and width of the first image that can be opened; the others are reported when decoding."""
     for file in files:
-        try:
-            with open_image(file.path) as image:
-                upright = _upright(image)
-                return upright.height, upright.width
-        except Exception:  # Pillow's decoders raise almost anything on broken files
-            continue
+        if size := stored_size(file):
+            return size
     raise BadInput(f'None of the {len(files)} images can be read, the first is "{files[0].path}".')
+
+
+def stored_size(file: ImageFile) -> tuple[int, int] | None:
+    """Height and width of an image, without decoding it; None if it cannot be opened."""
+    try:
+        with open_image(file.path) as image:
+            turned = not file.of_data_set and _orientation(image) in (5, 6, 7, 8)  # by a quarter
+            return (image.width, image.height) if turned else (image.height, image.width)
+    except Exception:  # Pillow's decoders raise almost anything on broken files
+        return None
 
 
 _TURNS = {
@@ -191,11 +199,17 @@ def _single(image: Image.Image) -> Image.Image:
 
 def _upright(image: Image.Image) -> Image.Image:
     """Apply the rotation that a camera stored (EXIF)."""
-    try:
-        turn = _TURNS.get(image.getexif().get(0x0112, 1))
-    except Exception:  # the pixels may be fine where the EXIF data are damaged
-        return image
+    turn = _TURNS.get(_orientation(image))
     return image if turn is None else image.transpose(turn)
+
+
+def _orientation(image: Image.Image) -> int:
+    """How a camera was held (EXIF); 1 is upright."""
+    try:
+        found: int = image.getexif().get(0x0112, 1)
+    except Exception:  # the pixels may be fine where the EXIF data are damaged
+        return 1
+    return found
 
 
 def _converted(image: Image.Image, channels: int, size: tuple[int, int] | None) -> Image.Image:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fednorms.core.errors import BadInput
+from fednorms.core.options import few
 from fednorms.data.federation import Site
 from fednorms.data.problems import raise_problems
 from fednorms.data.splits import split
@@ -43,6 +44,12 @@ def scan(root: Path) -> list[ImageFile]:
     sites = _folders(root)
     if not sites:
         raise BadInput(f'Folder "{root}" has no site folders; {LAYOUT}.')
+    if all(not _folders(site) and _images_in(site) for site in sites):
+        raise BadInput(
+            f'Folder "{root}" is not a federation but looks like one site: its folders '
+            f"({few([site.name for site in sites])}) hold images, not class folders; {LAYOUT}. If they are classes, "
+            f'put them into the folder of their site, or use the folder above: "{root.parent}".'
+        )
     files: list[ImageFile] = []
     stray = _images_in(root)
     problems = [f"it has {len(stray)} images next to its site folders; {LAYOUT}"] if stray else []

@@ -15,8 +15,9 @@ from fednorms.core.errors import BadInput, FednormsError
 from fednorms.data import Federation
 from fednorms.papers.tables.plan import Job
 from fednorms.runs.cells import opened
-from fednorms.runs.driver import RoundEvent, execute
+from fednorms.runs.driver import execute
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.rounds import RoundEvent
 from fednorms.runs.session import Session
 
 _LONG = 20.0  # seconds after which one round is enough

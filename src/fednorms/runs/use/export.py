@@ -71,8 +71,11 @@ def export(
     which: Which = "last",
     onnx: bool = False,
     model: nn.Module | None = None,
+    averaged: bool = False,
 ) -> Exported:
     """Write a run's global model (or a site's own) to a directory that `load_model` reads.
+
+    A method whose clients keep tensors has no global model; `averaged` takes the mean over clients.
 
     The directory holds model.safetensors (a plain `state_dict`), model.json (classes, image shape, preprocessing,
     architecture, how to load) and README.txt; with `onnx` also model.onnx, which takes uint8 images. The export is
@@ -85,7 +88,7 @@ def export(
     opened = open_run(path, which, model=model, device="cpu")
     images = _images(opened.facts.stored_shape)
     data = Split(images, torch.zeros(len(images), dtype=torch.int64))
-    chosen = opened.choose(site, data)
+    chosen = opened.choose(site, data, averaged)
     notes = chosen.notes + averaged_statistics(opened.task, opened.facts, site)
     return write_model(opened, replace(chosen, notes=notes), Path(out), site, onnx, model)
 

@@ -144,9 +144,9 @@ class OpenRun:
                 f"({custom_name(self.lost_loss)}). Pass the same as loss=."
             )
 
-    def choose(self, site: str | None = None, data: Split | None = None) -> Chosen:
+    def choose(self, site: str | None = None, data: Split | None = None, averaged: bool = False) -> Chosen:
         """Choose the model of a site, or the one for all sites; see `fednorms.runs.use.choose`."""
-        return choose(self.task, self.facts, self.test_broadcast, self.clients, site, data)
+        return choose(self.task, self.facts, self.test_broadcast, self.clients, site, data, averaged)
 
     @cached_property
     def test_broadcast(self) -> Broadcast:

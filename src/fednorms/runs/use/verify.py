@@ -84,6 +84,9 @@ def verify(path: str | Path) -> Verified:
         if file not in found or state == "damaged" or found[file].state == "not covered":
             found[file] = FileState(file, state, why)
     files = [found[name] for name in sorted(found)]
+    if all(file.state == "not covered" for file in files) and path.is_dir():
+        there = "it is empty" if not files else "no file in it has a content hash"
+        raise BadInput(f"Nothing to verify in {path}: {there}. Name a run, an exported model, a comparison or a pack.")
     if not path.is_dir() and files[0].state == "not covered":
         raise BadInput(f"{path} has no content hash. Name a run, an exported model, a comparison or a pack.")
     return Verified(path, files)
