@@ -14,7 +14,7 @@ from torch import nn
 from fednorms.advice.advice import Advice, Finalist
 from fednorms.advice.arms import Arm, Proposal, Wanted, propose
 from fednorms.advice.budget import SEEDS, Budget, Schedule, schedule
-from fednorms.advice.certainty import Answers, answers, difference
+from fednorms.advice.certainty import Said, answers, difference
 from fednorms.advice.measures import Measure, measure
 from fednorms.advice.plan import recorded
 from fednorms.advice.priors import expected_loss, records
@@ -240,7 +240,7 @@ def _finalists(setting: Setting, trainer: Trainer, done: Rungs) -> list[Finalist
     for trial, _ in done.ranking:
         best.setdefault(trial.arm, trial)
     balanced = setting.trials.adopting(setting.held.protocol).metric == "balanced_accuracy"
-    seen: list[list[Answers]] = []
+    seen: list[list[Said]] = []
     found: list[Finalist] = []
     for trial in list(best.values())[:_SHOWN]:
         scores = [p.score for p in done.played if p.trial.name == trial.name and p.score is not None]

@@ -14,7 +14,9 @@ from fednorms.cli.parsing import Flag, Output, merged, parse, recipe_options
 from fednorms.runs.recipe import Recipe
 
 _OTHERS = ("method", "federation", "lr", "evaluate", "evaluate_every", "validate_every", "patience")
-_Options: Any = recipe_options("AdviseOptions", without=(*_OTHERS, "checkpoint_every", "keep_checkpoints"))
+_Options: Any = recipe_options(
+    "AdviseOptions", without=(*_OTHERS, "checkpoint_every", "keep_checkpoints", "keep_predictions")
+)
 
 
 @dataclass

@@ -15,7 +15,9 @@ from fednorms.core.errors import BadInput
 from fednorms.runs.recipe import Recipe
 
 _OTHERS = ("method", "lr", "evaluate", "evaluate_every", "validate_every", "patience")
-_Options: Any = recipe_options("TuneOptions", without=(*_OTHERS, "checkpoint_every", "keep_checkpoints"))
+_Options: Any = recipe_options(
+    "TuneOptions", without=(*_OTHERS, "checkpoint_every", "keep_checkpoints", "keep_predictions")
+)
 
 
 @dataclass
