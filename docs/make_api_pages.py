@@ -11,7 +11,11 @@ THEMES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "training": ("Train and compare", "Train one method, or compare several.", ("runs", "core.training", "engines")),
     "advice": ("Choose a method", "Find out which method to take, and tune one.", ("advice",)),
     "federations": ("Federations", "Open data as a federation of sites, and divide them.", ("data", "transforms")),
-    "models": ("Use a trained model", "Test, export, adapt and apply what a run has trained.", ("runs.use", "models", "evaluation")),
+    "models": (
+        "Use a trained model",
+        "Test, export, adapt and apply what a run has trained.",
+        ("runs.use", "models", "evaluation"),
+    ),
     "methods": ("Methods", "Read methods, define parts, and see what a method does.", ("core", "methods", "explain")),
     "parts": ("Every part", "The parts that fednorms has, with their formulas, papers and options.", ()),
     "layers": ("Layers", "The layers that methods put into a model, and your own.", ("layers", "core.norms")),

@@ -119,10 +119,8 @@ class Advice:
     def sentence(self) -> str:
         """The answer in one or two sentences."""
         if self.verdict == "untested":
-            return (
-                f"Nothing was trained, because there was no time. From the measures, {self.method} is expected to do "
-                "best. Give more minutes to be sure."
-            )
+            why = "Every run failed." if self.rungs else "Nothing was trained, because there was no time."
+            return f"{why} From the measures, {self.method} is expected to do best, but nothing has shown that."
         ahead = f", {self.difference} ahead of {self.runner_up}" if self.difference else ""
         on = f"on {counted(self.images, 'validation image')}"
         unfinished = "" if self.finished else " The tournament has not ended: this is the best so far."

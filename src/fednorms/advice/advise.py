@@ -224,7 +224,9 @@ def _played(
 
         def after(done: Rungs) -> None:
             advice.rungs.append(done)
-            advice.finalists = _finalists(setting, trainer, done)
+            if not trainer.fresh and not advice.finished:
+                return  # all of it ran before, and its runs may have continued since
+            advice.finalists = _finalists(setting, trainer, done) or advice.finalists
             reporter.say(_rung_line(advice, done))
             if keep:
                 advice.write(folder)

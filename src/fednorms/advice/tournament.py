@@ -156,8 +156,13 @@ def survivors(ranking: Sequence[tuple[Trial, float]], rung: Rung) -> list[Trial]
     return kept
 
 
+_SEMIFINAL = 9
+
+
 def ladder(rounds: int, arms: int, rates: int, seeds: Sequence[int], finalists: int = 3) -> list[Rung]:
     """The rungs of a tournament: all trials for a third of the rounds, the best third in full, the best with all seeds.
+
+    If methods compete, at least nine trials pass the first rung, since a third of few trials would be too early a cut.
 
     Two rates of an arm may pass the first rung, because a high rate often starts better than it ends. One reaches the
     last rung, whose first seed is that of the others, so these runs are there already.
@@ -168,7 +173,8 @@ def ladder(rounds: int, arms: int, rates: int, seeds: Sequence[int], finalists: 
     trials, several, first = arms * rates, tuple(seeds), (seeds[0],)
     short, last = math.ceil(rounds / 3), min(finalists, arms) if arms > 1 else min(2, rates)
     out = [Rung(short, trials, rates, first)] if short < rounds and trials > last else []
-    most = max(last, math.ceil(trials / 3)) if out else trials
+    least = last if arms == 1 else _SEMIFINAL
+    most = min(trials, max(least, math.ceil(trials / 3))) if out else trials
     out.append(Rung(rounds, most, min(2, rates) if arms > 1 and out else rates, first))
     if len(several) > 1:
         out.append(Rung(rounds, last, 1 if arms > 1 else rates, several))

@@ -44,6 +44,7 @@ class Trainer:
     watch: Watch = lambda event: None
     restarted: set[str] = field(default_factory=set)
     done: dict[str, Played] = field(default_factory=dict)
+    fresh: bool = False  # whether the last `play` trained anything
     failed: set[str] = field(default_factory=set)  # not stored, so the same call tries them again
 
     def __post_init__(self) -> None:
@@ -66,6 +67,7 @@ class Trainer:
                 self.done[_key(trial, event.seed, rounds)] = self._played(trial, event.seed, rounds, event.outcome)
                 self._write()
 
+        self.fresh = bool(missing)
         cells = [self._cell(t, seed, rounds) for (_, seed), t in missing.items()]
         run_cells(cells, self.jobs, replace(self.custom, federation=self.federation), tell)
         return [self.done[_key(t, seed, rounds)] for t, seed in jobs]
