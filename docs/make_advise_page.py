@@ -89,7 +89,7 @@ def page(results: Mapping[str, Any]) -> str:
         "more than the tournament. Only `advise` has to find its rate.",
         '- Priors leave out the data set that is judged: for a federation of "cameras", they know only the others. '
         "Both kinds of handwritten dials count as one data set.",
-        "- The shape of the tournament (how many rounds and trials in each rung) was chosen after a look at eight other "
+        "- The shape of the tournament (rounds and trials of each rung) was chosen after a look at eight other "
         "federations of the same data sets and at the first 31 of these, so its regret is somewhat too good.",
         f"- Test accuracies are means over the seeds that ran ({_seeds(seeds)}). The best of nine methods on few test "
         "images looks better than it is, so a part of every regret is noise. Regrets below 0 are possible: the answer "
