@@ -8,7 +8,11 @@ from fednorms.flower import __all__ as apps
 # The pages in the order of the menu, with the packages and modules whose public names they show. The longest match
 # counts; a name that none matches is on the last page.
 THEMES: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "training": ("Train and compare", "Train one method, or compare several.", ("runs", "core.training", "engines")),
+    "training": (
+        "Train and compare",
+        "Train one method, or compare several.",
+        ("runs", "reports", "core.training", "engines"),
+    ),
     "advice": ("Choose a method", "Find out which method to take, and tune one.", ("advice",)),
     "federations": ("Federations", "Open data as a federation of sites, and divide them.", ("data", "transforms")),
     "models": (

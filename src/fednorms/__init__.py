@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fednorms.core.tree import Tree
     from fednorms.core.views import Mechanism, Privacy
     from fednorms.data.arrays import from_arrays, from_datasets
+    from fednorms.data.check import Checked, check
     from fednorms.data.federation import Federation, Site, Split
     from fednorms.data.folders import from_folders
     from fednorms.data.partition import partition
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from fednorms.papers.analysis.analyze import analyze
     from fednorms.papers.analysis.findings import Findings
     from fednorms.papers.tables.reproduce import Reproduction, reproduce
+    from fednorms.reports.report import report
     from fednorms.runs.compare import compare
     from fednorms.runs.comparison import Comparison
     from fednorms.runs.driver import resume, run
@@ -62,6 +64,7 @@ __all__ = [
     "STOP",
     "Advice",
     "BadInput",
+    "Checked",
     "Comparison",
     "Diverged",
     "EarlyStopping",
@@ -93,6 +96,7 @@ __all__ = [
     "adapt",
     "advise",
     "analyze",
+    "check",
     "compare",
     "describe",
     "evaluate_run",
@@ -112,6 +116,7 @@ __all__ = [
     "part",
     "partition",
     "predict",
+    "report",
     "reproduce",
     "resume",
     "run",
@@ -132,6 +137,7 @@ _DEFINED_IN = {
     "core.tree": ("Tree",),
     "core.views": ("Mechanism", "Privacy"),
     "data.arrays": ("from_arrays", "from_datasets"),
+    "data.check": ("Checked", "check"),
     "data.federation": ("Federation", "Site", "Split"),
     "data.folders": ("from_folders",),
     "data.partition": ("partition",),
@@ -142,6 +148,7 @@ _DEFINED_IN = {
     "papers.analysis.analyze": ("analyze",),
     "papers.analysis.findings": ("Findings",),
     "papers.tables.reproduce": ("Reproduction", "reproduce"),
+    "reports.report": ("report",),
     "runs.compare": ("compare",),
     "runs.comparison": ("Comparison",),
     "runs.driver": ("resume", "run"),

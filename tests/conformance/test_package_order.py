@@ -24,6 +24,7 @@ ORDER = (
     "explain",
     "papers",
     "advice",
+    "reports",
     "flower",
     "cli",
 )

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import Output, Track, merged, parse, recipe_options
+from fednorms.cli.report import final_report
 from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
 from fednorms.runs.progress import CellWatch, Reporter
@@ -55,7 +56,7 @@ class Compare(_Options, _Methods):
     out: Annotated[
         Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/compare-FEDERATION)")
     ] = None
-    """Directory for the table, the picture and all runs."""
+    """Directory for the table, the picture, the report and all runs."""
     track: Track = field(default_factory=list)
     """Trackers that log every round of every run: tensorboard, wandb, mlflow."""
     jobs: int = 1
@@ -105,6 +106,8 @@ def compare(args: Sequence[str]) -> int:
 
         comparison.notes += notes
         write(comparison, out)
+    if report := final_report(comparison):
+        comparison.files.append(report)
     if given.output.json:
         print_json(comparison.to_dict())
     else:

@@ -48,6 +48,8 @@ class Evaluate:
     """Test the personal model of this site on all of --data."""
     group: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: as in the run; '' for none)")] = None
     """A regular expression that finds the patient in a file name of --data; intervals then draw whole patients."""
+    skip_broken: Flag = False
+    """Leave out files of --data that cannot be read, and name them, instead of stopping."""
     sensitivity: Annotated[float | None, tyro.conf.arg(help_behavior_hint="(default: Youden's J)")] = None
     """For two classes: choose the threshold that reaches this sensitivity on validation images."""
     positive: Annotated[str | None, tyro.conf.arg(metavar="CLASS", help_behavior_hint="(default: the last)")] = None
@@ -79,6 +81,7 @@ def evaluate(args: Sequence[str]) -> int:
         given.split,
         given.site,
         given.group,
+        given.skip_broken,
         Operating(given.sensitivity, given.positive),
         device=given.device,
         progress=False if given.json else None,

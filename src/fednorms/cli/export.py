@@ -30,7 +30,9 @@ class Export:
     which: Which = "last"
     """The last round, or the round with the best validation accuracy."""
     onnx: Flag = False
-    """Also write it as ONNX."""
+    """Also write it as ONNX (model.onnx), which takes images as bytes."""
+    torch_export: Flag = False
+    """Also write it as a program of torch.export (model.pt2), which needs only torch."""
     json: Flag = False
     """Print one JSON object and nothing else."""
 
@@ -41,7 +43,13 @@ def export(args: Sequence[str]) -> int:
     from fednorms.runs.use.export import export as export_run
 
     done = export_run(
-        given.run, given.out, site=given.site, which=given.which, onnx=given.onnx, averaged=given.averaged
+        given.run,
+        given.out,
+        site=given.site,
+        averaged=given.averaged,
+        which=given.which,
+        onnx=given.onnx,
+        torch_export=given.torch_export,
     )
     print_result(done, as_json=given.json)
     return 0

@@ -352,6 +352,15 @@ class Federation:
         return f'no {what} "{name}"; {did_you_mean(name, known)}it has {some(list(dict.fromkeys(known)))}'
 
 
+def with_splits(site: Site, splits: Mapping[str, Split]) -> Site:
+    """The same site with other data.
+
+    >>> with_splits(Site("a", "b"), {"test": Split(torch.zeros(2, 1, 4, 4), torch.tensor([0, 1]))})
+    Site('a', domain='b', test=2)
+    """
+    return replace(site, train=splits.get("train"), val=splits.get("val"), test=splits.get("test"))
+
+
 def _test_only(site: Site) -> Site:
     whole = site.test or join_splits(list(site.splits.values()))
     return replace(site, train=None, val=None, test=whole)

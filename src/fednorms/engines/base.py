@@ -46,6 +46,8 @@ class EngineSettings:
     """Whether a client whose update or loss is not finite stops the run or is left out of the average."""
     workers: int = 0
     """Worker processes (0: one per core or GPU)."""
+    memory: float = 0.0
+    """GPU memory to take: a share (up to 1) or bytes (0: what is free). It changes no result."""
 
 
 DEFAULTS = EngineSettings()

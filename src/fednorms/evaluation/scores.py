@@ -175,6 +175,20 @@ class Scores:
         """The number that a recipe's metric ("accuracy" or "balanced_accuracy") compares rounds and runs by."""
         return self.balanced_accuracy if metric == "balanced_accuracy" else self.mean
 
+    def judged_domains(self, metric: str) -> dict[str, float]:
+        """The same number for each domain; its balanced accuracy is the mean over its sites.
+
+        >>> site = SiteScore(0.9, 0.5, 1.0, 10, [1.0, 0.0])
+        >>> Scores("global", "global", "test", {"a": site}, {"a": "a"}).judged_domains("balanced_accuracy")
+        {'a': 0.5}
+        """
+        if metric != "balanced_accuracy":
+            return self.domains
+        groups: dict[str, list[float]] = {}
+        for site, score in self.sites.items():
+            groups.setdefault(self.domain_of[site], []).append(score.balanced_accuracy)
+        return {domain: fmean(found) for domain, found in groups.items()}
+
     def to_dict(self) -> dict[str, object]:
         """Everything as plain values."""
         domain, accuracy = self.worst

@@ -154,6 +154,7 @@ _NOT_RESULTS = (
     "threads",
     "engine",
     "workers",
+    "memory",
     "checkpoint_every",
     "keep_checkpoints",
     "keep_predictions",

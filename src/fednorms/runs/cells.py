@@ -120,6 +120,7 @@ class CellEvent:
     row: dict[str, Any] = field(default_factory=dict)
     scores: Mapping[str, Scores] = field(default_factory=dict)
     outcome: Outcome | None = None
+    metric: str = "accuracy"
 
 
 Watch = Callable[[CellEvent], None]
@@ -130,7 +131,8 @@ def run_cell(cell: Cell, custom: Custom, watch: Watch) -> Outcome:
     recipe, before = cell.recipe, torch.get_num_threads()
 
     def after_round(event: RoundEvent) -> None:
-        watch(CellEvent(cell.label, recipe.seed, event.round, event.rounds, event.row, event.scores))
+        metric = event.recipe.metric
+        watch(CellEvent(cell.label, recipe.seed, event.round, event.rounds, event.row, event.scores, metric=metric))
 
     torch.set_num_threads(recipe.threads or before)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace as with_changes
 from datetime import datetime
 from pathlib import Path
@@ -33,7 +33,7 @@ from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
 from fednorms.runs.progress import CellWatch, Reporter, is_wanted
 from fednorms.runs.recipe import Recipe
-from fednorms.runs.run_names import short, slug
+from fednorms.runs.run_names import folders_of, short
 from fednorms.runs.session import Session, data_notes, open_federation
 from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.tracking.tracker import TrackedRun
@@ -119,7 +119,7 @@ def compare(
     if root is not None and (root / "recipe.toml").exists():
         raise BadInput(f"compare: {root} holds a run. Choose another directory for the comparison ({option('out')}).")
     cells = []
-    for (label, text), folder in zip(chosen.items(), _folders(chosen), strict=True):
+    for (label, text), folder in zip(chosen.items(), folders_of(chosen), strict=True):
         own = with_changes(settings, lr=rates.get(label, settings.lr))
         for seed in numbers:
             made = Recipe.make(shared | {"method": text, "seed": seed, "training": own})
@@ -146,7 +146,7 @@ def compare(
     comparison = Comparison(chosen, numbers, outcomes, about, root, notes=notes, metric=cells[0].recipe.metric)
     if root is not None:
         comparison.notes += _replaced(root, chosen)
-        from fednorms.runs.report import write
+        from fednorms.runs.comparison_files import write
 
         write(comparison, root)
     return comparison
@@ -154,7 +154,7 @@ def compare(
 
 def _tracked(tracking: Tracking, cells: Sequence[Cell], root: Path | None) -> Watch:
     """Log the rounds of all runs, each under the name of its directory."""
-    folders = _folders(dict.fromkeys(cell.label for cell in cells))
+    folders = folders_of(dict.fromkeys(cell.label for cell in cells))
     names = dict(zip(dict.fromkeys(cell.label for cell in cells), folders, strict=True))
     runs = {
         (cell.label, seed): TrackedRun(f"{names[cell.label]}-{seed}", cell.recipe, cell.path, root)
@@ -180,17 +180,6 @@ def _replaced(root: Path, chosen: Mapping[str, str]) -> list[str]:
         return []
     others = [m for m in before if m not in chosen]
     return [f"replaced an earlier table, which also had {', '.join(others)}; its runs are kept"] if others else []
-
-
-def _folders(labels: Iterable[str]) -> list[str]:
-    """A folder name for each label; labels with the same slug are numbered."""
-    names: list[str] = []
-    for label in labels:
-        name, number = slug(label), 2
-        while name in names:
-            name, number = f"{slug(label)}-v{number}", number + 1
-        names.append(name)
-    return names
 
 
 def _check_request(methods: Sequence[str], chosen: Mapping[str, str], seeds: Sequence[int], jobs: int) -> None:

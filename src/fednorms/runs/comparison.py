@@ -287,7 +287,7 @@ class Comparison:
         With `federation`, images of every site come first. A notebook shows the figure; elsewhere,
         `comparison.plot().savefig("methods.png")`. Needs the extra "report".
         """
-        from fednorms.runs.report import figure
+        from fednorms.runs.comparison_files import figure
 
         return figure(self, federation)
 
@@ -296,7 +296,7 @@ class Comparison:
 
         Accuracies are fractions. Columns are those of comparison.csv. Needs the extra "frame".
         """
-        from fednorms.runs.report import plain_name, records
+        from fednorms.runs.comparison_files import plain_name, records
 
         if by not in ("method", "seed"):
             raise BadInput(f'to_frame: by= must be "method" or "seed", got "{by}".')
@@ -313,7 +313,7 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """The table as Markdown, with the best of each column in bold, and below it what was compared."""
-        from fednorms.runs.report import markdown
+        from fednorms.runs.comparison_files import markdown
 
         return markdown(self)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fednorms.core.option_names import command_line as command_line
 from fednorms.core.option_names import flag as flag
 from fednorms.core.option_names import option as option
+from fednorms.core.option_names import setting as setting
 
 # What other libraries call our options.
 ELSEWHERE = {

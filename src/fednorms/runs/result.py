@@ -228,12 +228,15 @@ class Result:
         """The last round in percent: a line per mode, a column per domain."""
         tested = {name: self.scores(name.rpartition("/")[0], split=name.rpartition("/")[2]) for name in self._shown()}
         domains = list(dict.fromkeys(d for s in tested.values() for d in s.domains))
-        balanced = self.recipe.metric == "balanced_accuracy"
-        header = ["model/statistics", "split", *domains, "mean", "std over sites", *(["balanced"] if balanced else [])]
+        metric = self.recipe.metric
+        balanced = metric == "balanced_accuracy"
+        over_sites = ["mean", "accuracy"] if balanced else ["mean", "std over sites"]
+        header = ["model/statistics", "split", *domains, *over_sites]
         rows = []
         for s in tested.values():
-            per_domain = [f"{100 * s.domains[d]:.1f}" if d in s.domains else "-" for d in domains]
-            over = [100 * s.mean, 100 * s.std, *([100 * s.balanced_accuracy] if balanced else [])]
+            by_domain = s.judged_domains(metric)
+            per_domain = [f"{100 * by_domain[d]:.1f}" if d in by_domain else "-" for d in domains]
+            over = [100 * s.judged(metric), 100 * (s.mean if balanced else s.std)]
             rows.append([s.label, s.split, *per_domain, *(f"{x:.1f}" for x in over)])
         return header, rows
 
@@ -262,7 +265,8 @@ class Result:
     def _repr_html_(self) -> str:
         if not self.history:
             return html_page(repr(self))
-        remarks = ["Accuracy in percent, last round.", *self._remarks(), *(f"Note: {note}" for note in self.notes)]
+        what = "Balanced accuracy" if self.recipe.metric == "balanced_accuracy" else "Accuracy"
+        remarks = [f"{what} in percent, last round.", *self._remarks(), *(f"Note: {note}" for note in self.notes)]
         return html_page(self._title(), html_table(*self._table(), numbers_from=2), notes=remarks)
 
     def _shown(self) -> list[str]:
@@ -274,14 +278,16 @@ class Result:
     def _lines(self, name: str) -> list[str]:
         label, _, split = name.rpartition("/")
         s = self.scores(label, split=split)
-        what = f"{'test' if split == 'test' else 'validation'} accuracy"
-        domain, worst = s.worst
-        plain = f"{100 * s.mean:.1f} % (std over sites {100 * s.std:.1f}, worst {domain} {100 * worst:.1f})"
-        balanced = self.recipe.metric == "balanced_accuracy"
-        first = f"balanced accuracy {100 * s.balanced_accuracy:.1f} %, " if balanced else ""
+        where = "test" if split == "test" else "validation"
+        domains = s.judged_domains(self.recipe.metric)
+        domain, worst = min(domains.items(), key=lambda item: item[1])
+        found = f"(std over sites {100 * s.std:.1f}, worst {domain} {100 * worst:.1f})"
+        if self.recipe.metric == "balanced_accuracy":
+            found = f"(worst {domain} {100 * worst:.1f}), accuracy {100 * s.mean:.1f} %"
+            where = f"{where} balanced"
         return [
-            f"  {label} {first}{what} {plain}",
-            "  " + "  ".join(f"{d} {100 * a:.1f}" for d, a in s.domains.items()),
+            f"  {label} {where} accuracy {100 * s.judged(self.recipe.metric):.1f} % {found}",
+            "  " + "  ".join(f"{d} {100 * a:.1f}" for d, a in domains.items()),
         ]
 
 

@@ -112,6 +112,11 @@ def test_a_corrupt_image_is_named(clinics, tmp_path):
     (data / "benign" / "broken.png").write_bytes(b"not an image")
     with pytest.raises(fn.BadInput, match=r"broken\.png"):
         fn.judge(clinics / "fedavg", data)
+    found = fn.judge(clinics / "fedavg", data, skip_broken=True)["global/global/test"]
+    assert found.pooled.n == 4
+    assert any("broken.png" in note for note in found.notes)
+    with pytest.raises(fn.BadInput, match="skip_broken=True is for other data"):
+        fn.judge(clinics / "fedavg", skip_broken=True)
 
 
 def test_a_new_site_gets_the_averaged_model_by_default_and_a_clients_if_named(clinics, fresh):

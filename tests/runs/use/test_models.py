@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import shutil
 
@@ -17,11 +16,11 @@ from torch import nn
 import fednorms as fn
 from fednorms import adapt, evaluate_run, export, load_model, open_run, predict
 from fednorms.core.errors import BadInput, RunFailed
-from fednorms.data import Preprocessing, Split
 from fednorms.evaluation.modes import averages
 from fednorms.runs.driver import execute
 from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.use import export as exporting
+from fednorms.runs.use import graphs
 from fednorms.runs.use.predict import image_files
 from tests.support.after import CLASSES, federation, recipe, write_images
 from tests.support.tiny import TinyNet, same
@@ -181,7 +180,9 @@ def test_an_export_gives_the_runs_own_logits(method, runs, root):
     for site in (None, "b"):
         out = root / f"{path.name}-{site}"
         done = export(path, out, site=site, averaged=site is None and personal)
-        assert [p.name for p in done.paths] == ["model.safetensors", "model.json", "README.txt"]
+        one = "model.pt2" if "fednn" in method else "load.py"
+        assert {p.name for p in done.paths} == {"model.safetensors", "model.json", "README.txt", "MODEL_CARD.md", one}
+        assert {p.name for p in done.paths} == {p.name for p in out.iterdir()}
         assert len((out / "README.txt").read_text().splitlines()) == 5
         model = load_model(out)
         assert model.classes == tuple(CLASSES)
@@ -223,41 +224,15 @@ def test_fedrdn_bakes_in_the_sites_statistics_or_measures_them(runs, root):
 def test_needs_says_which_layers_are_ours(runs, root):
     for method, layers in (
         ("fedavg", []),
-        ("fednn", ["fednorms.layers.AdaptiveGroupNorm", "fednorms.layers.WNConv2d"]),
+        ("fednn", ["fednorms.layers.AdaptiveGroupNorm"]),
     ):
         out = root / f"needs-{method}"
         export(runs(method), out)
         needs = json.loads((out / "model.json").read_text())["needs"]
         assert needs["layers"] == layers
-        assert needs["fednorms"]
-        assert needs["why"]
-
-
-def test_a_torchvision_model_loads_without_fednorms(tmp_path):
-    vision = pytest.importorskip("torchvision")
-    run(tmp_path / "r", "fedprox", model="torchvision:shufflenet_v2_x0_5", sites=_larger(), rounds=1)
-    export(tmp_path / "r", tmp_path / "x")
-    names: dict[str, object] = {}
-    code = json.loads((tmp_path / "x" / "model.json").read_text())["needs"]["load_without_fednorms"]
-    here = os.getcwd()
-    os.chdir(tmp_path / "x")
-    try:
-        exec(code, names)
-    finally:
-        os.chdir(here)
-    assert isinstance(names["model"], vision.models.ShuffleNetV2)
-    x = _larger().site("a").test.x[:2]
-    with torch.no_grad():
-        expected = names["model"](x.float() / 255)
-    assert torch.equal(load_model(tmp_path / "x").logits(x), expected)
-
-
-def _larger():
-    made = federation(unseen=False)
-    sites = [
-        fn.Site(s.name, s.domain, *(Split(p.x.repeat(1, 1, 4, 4), p.y) for p in s.splits.values())) for s in made.sites
-    ]
-    return fn.Federation("large", sites, CLASSES, Preprocessing())
+        assert not needs["fednorms"]
+        assert bool(needs["why"]) == bool(layers)
+        assert "import fednorms" not in needs["load_without_fednorms"]
 
 
 def test_export_refuses_a_directory_that_holds_something(runs, tmp_path):
@@ -272,7 +247,7 @@ def test_export_refuses_a_directory_that_holds_something(runs, tmp_path):
     assert [p.name for p in (tmp_path / "full").iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.parametrize("step", ["save_file", "_readme", "_verify"])
+@pytest.mark.parametrize("step", ["save_file", "readme", "card", "_verify"])
 def test_nothing_is_left_behind_when_writing_fails(step, runs, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -296,7 +271,7 @@ def test_a_model_that_cannot_be_reproduced_is_not_written(tmp_path):
 
 
 def test_onnx_says_what_to_install(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "find_spec", lambda name: None)
+    monkeypatch.setattr(graphs, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"pip install 'fednorms\[onnx\]'"):
         export(runs("fedavg"), tmp_path / "x", onnx=True)
 

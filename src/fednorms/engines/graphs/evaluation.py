@@ -88,7 +88,7 @@ class Evaluator:
             p.evaluation().predict for p in task.method.having("evaluation")
         )
         self.images_on_device: dict[tuple[int, ...], SiteImages] = {}
-        self.stream, self.pool = device.stream(), device.pool()
+        self.stream, self.pool = device.stream(0), device.pool()  # training waits while sites are tested
         self.block = layout.block(task.like)
         self.model = Tree()
         self.parts: tuple[dict[str, Tree], dict[str, Tree]] = {}, {}  # what parts broadcast, and have at the site
@@ -138,6 +138,13 @@ class Evaluator:
             self.device.join([self.stream])
         return self._scores(images, right, loss)
 
+    def close(self) -> None:
+        """Free all graphs and images."""
+        for recorded in self.graphs.values():
+            self.device.forget(recorded.run)
+        self.graphs.clear()
+        self.images_on_device.clear()
+
     def _grouped(self, models: Iterable[SiteModel], images: SiteImages) -> Iterator[tuple[SiteModel, int, int]]:
         """Models with their first and last (exclusive) rows; consecutive ones with the same tensors become one."""
         current: SiteModel | None = None
@@ -166,6 +173,8 @@ class Evaluator:
             self.model = Tree({**self.layout.views(self.block), **integers})
             down, mine = ({name: tree.clone() for name, tree in group.items()} for group in given)
             self.parts = down, mine
+            for recorded in self.graphs.values():
+                self.device.forget(recorded.run)
             self.graphs.clear()
         for names in (self.layout.names, self.layout.integers):
             copy_tree(self.model.pick(names), tested.model)

@@ -13,10 +13,12 @@ from torch import nn
 from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
 from fednorms.core.part import Phase
+from fednorms.core.passes import depends_on_batch
 from fednorms.core.round import carry_of, load, train
 from fednorms.core.states import Broadcast, Client, context_of
 from fednorms.core.tree import Tree
 from fednorms.data import Site, Split, site_from_folder
+from fednorms.data.folders.broken import Broken, left_out_note
 from fednorms.data.folders.preparations import preparation
 from fednorms.engines.devices import repeatable
 from fednorms.evaluation.intervals import Interval
@@ -28,8 +30,9 @@ from fednorms.runs.differences import MEAN, Answers, PairedBootstrap, Replicated
 from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
 from fednorms.runs.use.choose import Chosen, unknown_preparation
-from fednorms.runs.use.export import check_target, write_model
+from fednorms.runs.use.export import Graphs, check_target, write_model
 from fednorms.runs.use.open import OpenRun, Which, open_run
+from fednorms.runs.use.scored import Scored
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ def adapt(
     model: nn.Module | None = None,
     loss: Loss | None = None,
     device: str = "auto",
+    skip_broken: bool = False,
 ) -> Adapted:
     """Adapt a run's model to a new site with images in folder/class/image, and test it on a held-out part.
 
@@ -119,7 +123,8 @@ def adapt(
 
     `test` is the fraction held out; a folder may have its own train/ and test/ instead. `group` is a regular expression
     that finds in a file's name what stays together, such as a patient, so no patient is both adapted to and tested. By
-    default it is the run's own; "" is none. With `out`, the final model is saved as by `export`. `device` is cpu, cuda
+    default it is the run's own; "" is none. `skip_broken` leaves out files that cannot be read and notes them. With
+    `out`, the final model is saved as by `export`. `device` is cpu, cuda
     or auto (the run's own, or the CPU if that is not here).
 
     >>> adapt("nowhere", "folder")
@@ -135,12 +140,13 @@ def adapt(
     stored = shape if size else facts.stored_shape
     if size:
         task.net.probe(shape, facts.num_classes)
-    site = _site(folder, opened, stored, test, group)
+    broken: list[Broken] = []
+    site = _site(folder, opened, stored, test, group, broken if skip_broken else None)
     if site.train is None:
         raise BadInput(f"{folder} has no training images to adapt to. Put some in folder/class or folder/train/class.")
     start_from = opened.choose(averaged=averages(opened.task))
     sent, client = start_from.sent, Client(site.name, site.train)
-    notes = opened.notes + start_from.notes + _notes(opened, epochs)
+    notes = opened.notes + start_from.notes + _notes(opened, epochs) + left_out_note(broken)
     with repeatable(opened.recipe.threads or 1, "adapt", task.seed, site.name):
         mine = site_state(task, sent, client)
         start, estimated, tuned = _models(opened, sent, client, mine, epochs, lr)
@@ -165,9 +171,21 @@ def adapt(
         told |= {
             k: None if v is None else v.to_dict() for k, v in {"before": before, "after": last, "gain": gain}.items()
         }
-        saved = _save(opened, final, Path(out), stored, model, told)
+        tested = _tested(opened, final, said[1] if tuned is None else said[2])
+        saved = _save(opened, final, Path(out), stored, model, told, tested)
     counts = {k: len(s) for k, s in site.splits.items()}
     return Adapted(site.name, before, after, fine_tuned, counts, saved, notes, gain)
+
+
+def _tested(opened: OpenRun, final: Chosen, said: Predictions | None) -> Scored:
+    """The scores of the model that is saved, for its card."""
+    if depends_on_batch(opened.task):
+        never = "its normalization statistics were measured when it was saved; the test used those of each batch."
+    else:
+        never = "" if said is not None else "no image was held out when it was adapted."
+    found = None if never or said is None else {final.client.name: said}
+    site, t = final.client.name, opened.state.round
+    return Scored(final.mode, site, t, predictions=found, classes=opened.facts.classes, never=never)
 
 
 def _gain(site: str, before: Predictions | None, after: Predictions | None) -> Interval | None:
@@ -179,8 +197,18 @@ def _gain(site: str, before: Predictions | None, after: Predictions | None) -> I
     return difference(*(Replicated([0], np.array([value]), drawn[None]) for value, drawn in columns))
 
 
-def _site(folder: str | Path, opened: OpenRun, stored: tuple[int, int, int], test: float, group: str | None) -> Site:
-    """The new site, split as the run's own folders were unless `group` says otherwise, or it is split already."""
+def _site(
+    folder: str | Path,
+    opened: OpenRun,
+    stored: tuple[int, int, int],
+    test: float,
+    group: str | None,
+    broken: list[Broken] | None,
+) -> Site:
+    """The new site, split as the run's own folders were unless `group` says otherwise, or it is split already.
+
+    Files that cannot be read are added to the list `broken` if there is one.
+    """
     divided = not test or Path(folder, "train").is_dir()
     whose = ("" if divided else opened.recipe.data.group) if group is None else group
     try:
@@ -193,6 +221,8 @@ def _site(folder: str | Path, opened: OpenRun, stored: tuple[int, int, int], tes
             seed=opened.recipe.seed,
             group=whose or None,
             prepared=preparation(opened.facts.prepared),
+            skip_broken=broken is not None,
+            left_out=broken,
         )
     except BadInput as problem:
         if group is None and whose and "group" in str(problem):
@@ -246,6 +276,7 @@ def _save(
     stored: tuple[int, int, int],
     model: nn.Module | None,
     adapted: dict[str, Any],
+    tested: Scored,
 ) -> Path:
     here = opened
     if opened.recipe.device != "cpu":  # exported models are loaded and compared on the CPU
@@ -258,5 +289,6 @@ def _save(
             sent=here.test_broadcast,
             client=replace(final.client, data=data),
         )
-    write_model(here, final, out, final.client.name, model=model, stored=stored, extra={"adapted": adapted})
+    clients = [final.client] if depends_on_batch(here.task) else []  # their images measure what the model keeps none of
+    write_model(here, final, out, final.client.name, tested, Graphs(), model, stored, {"adapted": adapted}, clients)
     return out

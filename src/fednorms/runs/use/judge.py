@@ -15,6 +15,7 @@ from torch import nn
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.core.states import Client
 from fednorms.data import Federation, Site
+from fednorms.data.folders.broken import Broken, left_out_note
 from fednorms.engines.base import SplitName
 from fednorms.engines.devices import repeatable
 from fednorms.evaluation.judge import judge_predictions
@@ -24,7 +25,7 @@ from fednorms.evaluation.predictions import Predictions
 from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.evaluation.threshold import Threshold, choose_threshold
 from fednorms.runs.losses import Loss
-from fednorms.runs.option_names import option
+from fednorms.runs.option_names import flag, option
 from fednorms.runs.progress import Reporter, is_wanted, per_cent
 from fednorms.runs.store import predictions as store
 from fednorms.runs.use.evaluate import nothing_to_test, recorded_scores, refuse_lost_loss
@@ -68,6 +69,7 @@ def judge(
     *,
     site: str | None = None,
     group: str | None = None,
+    skip_broken: bool = False,
     sensitivity: float | None = None,
     positive: str | None = None,
     model: nn.Module | None = None,
@@ -88,6 +90,7 @@ def judge(
         site: test the personal model of this client on all of `data`.
         group: a regular expression that finds the patient in a file name of `data`; intervals then draw patients. By
             default that of the run.
+        skip_broken: leave out files of `data` that cannot be read, and note them.
         sensitivity: for two classes, choose the threshold that reaches it on validation images. By default, the
             threshold has the highest Youden's J there.
         positive: the class that a threshold is for, by default the last one.
@@ -105,7 +108,9 @@ def judge(
     (['personal/own/test', 'averaged/global/test'], 0.0)
     """
     operating = Operating(sensitivity, positive)
-    return judge_run(path, data, modes, which, split, site, group, operating, model, loss, device, progress).judgements
+    return judge_run(
+        path, data, modes, which, split, site, group, skip_broken, operating, model, loss, device, progress
+    ).judgements
 
 
 def judge_run(
@@ -116,6 +121,7 @@ def judge_run(
     split: SplitName = "test",
     site: str | None = None,
     group: str | None = None,
+    skip_broken: bool = False,
     operating: Operating = Operating(),  # noqa: B008  it is frozen
     model: nn.Module | None = None,
     loss: Loss | None = None,
@@ -129,10 +135,10 @@ def judge_run(
     for note in opened.notes:
         warnings.warn(note, stacklevel=3)
     _check_operating(opened, operating, split)
-    if data is None and (site is not None or group is not None):
-        given = "site" if site is not None else "group"
-        raise BadInput(f"{option(given)} is for other data. Name them with {option('data')}.")
-    there: _Own | _Other = _Own(opened) if data is None else _Other.of(opened, data, split, site, group)
+    if data is None and (site is not None or group is not None or skip_broken):
+        given = option("site" if site is not None else "group") if not skip_broken else flag("skip_broken")
+        raise BadInput(f"{given} is for other data. Name them with {option('data')}.")
+    there: _Own | _Other = _Own(opened) if data is None else _Other.of(opened, data, split, site, group, skip_broken)
     asked = list(dict.fromkeys(there.modes(modes)))
     found = JudgedRun({}, {})
     empty: list[Mode] = []
@@ -254,17 +260,25 @@ class _Other:
     sites: list[Site]
     source: str
     model_of: Mapping[str, str] = field(default_factory=dict)  # the client of each site, if it has one
+    left_out: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, opened: OpenRun, data: str | Path | Federation, split: str, site: str | None, group: str | None
+        cls,
+        opened: OpenRun,
+        data: str | Path | Federation,
+        split: str,
+        site: str | None,
+        group: str | None,
+        skip_broken: bool,
     ) -> _Other:
         facts, known = opened.facts, opened.recipe.data
         if site is not None and site not in facts.clients:
             raise BadInput(f'Site "{site}" is not a client of the run. Its clients are {_some(facts.clients)}.')
         pattern = (known.group if folder_of(data) else "") if group is None else group
+        broken: list[Broken] | None = [] if skip_broken else None
         try:
-            sites = labelled_sites(data, facts, split, known.size, pattern or None)
+            sites = labelled_sites(data, facts, split, known.size, pattern or None, broken)
         except BadInput as problem:
             if group is None and pattern and "group" in str(problem):
                 raise BadInput(
@@ -273,7 +287,8 @@ class _Other:
                 ) from None
             raise
         whose = {s.name: site or s.name for s in sites if site is not None or s.name in facts.clients}
-        return cls(opened, sites, data.name if isinstance(data, Federation) else str(data), whose)
+        named = data.name if isinstance(data, Federation) else str(data)
+        return cls(opened, sites, named, whose, left_out_note(broken or []))
 
     def modes(self, asked: Sequence[str] | None) -> list[Mode]:
         task = self.opened.task
@@ -290,8 +305,8 @@ class _Other:
     def notes(self, mode: Mode) -> list[str]:
         left = [s.name for s in self.sites if s.name not in self.model_of]
         if mode.model != "personal" or not left:
-            return []
-        return [f"Sites that did not train have no personal model and are left out: {_some(left)}."]
+            return self.left_out
+        return [*self.left_out, f"Sites that did not train have no personal model and are left out: {_some(left)}."]
 
     def recorded(self, mode: Mode, split: str) -> Scores | None:
         raise BadInput('"after_local" models are gone after a run. Evaluate "personal", "global" or "averaged".')

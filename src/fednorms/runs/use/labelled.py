@@ -10,28 +10,36 @@ import torch
 from fednorms.core.errors import BadInput
 from fednorms.data import Federation, Site, Split, site_from_folder
 from fednorms.data.facts import Facts
+from fednorms.data.folders.broken import Broken
 from fednorms.data.folders.preparations import preparation
 from fednorms.data.registry import federation as read_federation
-from fednorms.runs.option_names import option
+from fednorms.runs.option_names import flag, option
 
 _PARTS = {"train", "val", "test"}
 
 
 def labelled_sites(
-    data: str | Path | Federation, facts: Facts, split: str = "test", size: int | None = None, group: str | None = None
+    data: str | Path | Federation,
+    facts: Facts,
+    split: str = "test",
+    size: int | tuple[int, int] | None = None,
+    group: str | None = None,
+    broken: list[Broken] | None = None,
 ) -> list[Site]:
     """The sites of labelled data, each with its images in `split`.
 
     A folder holds class/image or site/class/image, and all of its images are used unless it has folders train, val and
     test. Classes may be in another order or some may be missing. `size` is that of a named federation, and `group` a
-    regular expression that finds the patient in a file name.
+    regular expression that finds the patient in a file name. Files of a folder that cannot be read are an error, or are
+    left out and added to the list `broken` if there is one.
     """
     if (folder := folder_of(data)) is not None:
-        sites = _in_folder(folder, facts, group)
+        sites = _in_folder(folder, facts, group, broken)
         found = [_only(site, split, everything="train" if set(site.splits) == {"train"} else split) for site in sites]
     else:
-        if group:
-            raise BadInput(f"{_name(data)}: {option('group')} is for folders of images.")
+        if group or broken is not None:
+            given = option("group") if group else flag("skip_broken")
+            raise BadInput(f"{_name(data)}: {given} is for folders of images.")
         packed = isinstance(data, Federation) or str(data).startswith("pack:") or str(data).endswith(".fnpack")
         opened = read_federation(data, size=None if packed else size)
         sites = [_renumbered(site, opened, facts) for site in opened.sites]
@@ -58,7 +66,7 @@ def _name(data: str | Path | Federation) -> str:
     return f'Federation "{data.name}"' if isinstance(data, Federation) else str(data)
 
 
-def _in_folder(folder: Path, facts: Facts, group: str | None) -> list[Site]:
+def _in_folder(folder: Path, facts: Facts, group: str | None, broken: list[Broken] | None) -> list[Site]:
     """The sites of class/image (one site) or site/class/image."""
     inner = [p for p in sorted(folder.iterdir()) if p.is_dir() and not p.name.startswith((".", "__MACOSX", "@eaDir"))]
     names = {p.name for p in inner}
@@ -72,7 +80,14 @@ def _in_folder(folder: Path, facts: Facts, group: str | None) -> list[Site]:
     channels, height, width = facts.stored_shape
     return [
         site_from_folder(
-            place, facts.classes, (height, width), channels, group=group, prepared=preparation(facts.prepared)
+            place,
+            facts.classes,
+            (height, width),
+            channels,
+            group=group,
+            prepared=preparation(facts.prepared),
+            skip_broken=broken is not None,
+            left_out=broken,
         )
         for place in ([folder] if one_site else inner)
     ]
