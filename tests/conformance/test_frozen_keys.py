@@ -1413,11 +1413,12 @@ def test_fields_of_descriptions():
 
 # -- commands -------------------------------------------------------------------------------------------------------
 SEARCHED = (  # options of a recipe that a search does not decide itself
-    "--recipe --out --jobs --model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
-    "--pretrained --weights --on-divergence --engine --workers --device --precision --deterministic --threads --memory "
-    "--state-limit-mb --epochs --steps --batch-size --schedule --decay --optimizer --momentum --weight-decay --clip "
-    "--last --keep-momentum --warmup --root --protocol --complete --allow-pickle --size --data-seed --val --test "
-    "--group --group-across --copies --skip-broken --subset --normalize --channels --hold-out --augment --partition --quiet --json"
+    "--recipe --out --jobs --model --rounds --seed --participation --weighting --loss --class-weights --metric "
+    "--head --pretrained --weights --on-divergence --engine --workers --device --precision --deterministic "
+    "--threads --memory --state-limit-mb --epochs --steps --batch-size --schedule --decay --optimizer --momentum "
+    "--weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete --allow-pickle --size "
+    "--data-seed --val --test --group --group-across --copies --skip-broken --subset --normalize --channels "
+    "--hold-out --augment --partition --quiet --json"
 )
 COMMANDS = {
     "advise": "--minutes --budget --one-model --personal --methods --rates --seeds --epsilon --retrain " + SEARCHED,

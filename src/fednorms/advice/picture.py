@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fednorms.core.optional import new_figure
-from fednorms.runs.report import line_style
+from fednorms.runs.comparison_files import line_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

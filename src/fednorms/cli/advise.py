@@ -11,6 +11,7 @@ import tyro
 
 from fednorms.cli.output import print_json, print_text
 from fednorms.cli.parsing import Flag, Output, merged, parse, recipe_options
+from fednorms.cli.report import final_report
 from fednorms.runs.recipe import Recipe
 
 _OTHERS = ("method", "federation", "lr", "evaluate", "evaluate_every", "validate_every", "patience")
@@ -100,6 +101,8 @@ def advise(args: Sequence[str]) -> int:
     except KeyboardInterrupt:
         so_far = f" The best so far is in {out / 'advice.md'}." if (out / "advice.md").exists() else ""
         raise KeyboardInterrupt(f"Interrupted. Continue with the same command.{so_far}") from None
+    if report := final_report(advice):
+        advice.files.append(report)
     if given.output.json:
         print_json(advice.to_dict())
         return 0

@@ -102,7 +102,7 @@ def compare(args: Sequence[str]) -> int:
             done = f"{watch.finished} of {counted(len(given.methods) * given.seeds, 'run')}"
             raise KeyboardInterrupt(f"Interrupted with {done} finished. Continue with the same command.") from None
     if notes:
-        from fednorms.runs.report import write
+        from fednorms.runs.comparison_files import write
 
         comparison.notes += notes
         write(comparison, out)
