@@ -69,7 +69,8 @@ class Trainer:
 
         self.fresh = bool(missing)
         cells = [self._cell(t, seed, rounds) for (_, seed), t in missing.items()]
-        run_cells(cells, self.jobs, replace(self.custom, federation=self.federation), tell)
+        if cells:
+            run_cells(cells, self.jobs, replace(self.custom, federation=self.federation), tell)
         return [self.done[_key(t, seed, rounds)] for t, seed in jobs]
 
     def most_rounds(self, rungs: Sequence[Rung], trials: int) -> int:
