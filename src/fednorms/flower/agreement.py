@@ -13,6 +13,7 @@ from typing import Any
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.data import Federation
 from fednorms.data.facts import Facts
+from fednorms.data.sizes import Size, sides
 from fednorms.flower import schema
 from fednorms.runs.store.directory import RunDirectory
 
@@ -73,7 +74,7 @@ class Card:
         return ""
 
 
-def majority(cards: Mapping[str, Card], classes: Sequence[str] = (), size: int | None = None) -> list[Card]:
+def majority(cards: Mapping[str, Card], classes: Sequence[str] = (), size: Size | None = None) -> list[Card]:
     """The card whose data most sites have: it decides what fits, whoever was first and whatever the names.
 
     A tie is decided by `classes` and `size`, those that the project names. If it stays a tie, there is one card for
@@ -86,7 +87,7 @@ def majority(cards: Mapping[str, Card], classes: Sequence[str] = (), size: int |
     def rank(names: list[str]) -> tuple[int, bool, bool]:
         facts = cards[names[0]].facts
         named = bool(classes) and list(facts.classes) == list(classes)
-        return len(names), named, size is not None and facts.shape[1:] == (size, size)
+        return len(names), named, size is not None and facts.shape[1:] == sides(size)
 
     best = max(map(rank, forms.values()), default=None)
     return [cards[names[0]] for names in forms.values() if rank(names) == best]

@@ -20,6 +20,7 @@ from httpx import HTTPError
 
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.data.facts import Facts
+from fednorms.data.sizes import Size
 from fednorms.flower import messages
 from fednorms.flower.agreement import Card, capped, majority
 from fednorms.flower.keys import Watched
@@ -44,7 +45,7 @@ class Roster:
     """The sites of a run and the nodes behind them; `keys` says which key belongs to which site."""
 
     def __init__(
-        self, grid: Grid, deployment: Deployment, keys: Watched | None = None, size: int | None = None
+        self, grid: Grid, deployment: Deployment, keys: Watched | None = None, size: Size | None = None
     ) -> None:
         self.grid, self.deployment, self.keys, self.size = grid, deployment, keys, size
         self.names: list[str] = deployment.site_names  # in the order of the run; fixed once the run has begun

@@ -13,6 +13,7 @@ from fednorms.data.facts import Facts
 from fednorms.data.folders.broken import Broken
 from fednorms.data.folders.preparations import preparation
 from fednorms.data.registry import federation as read_federation
+from fednorms.data.sizes import Size
 from fednorms.runs.option_names import flag, option
 
 _PARTS = {"train", "val", "test"}
@@ -22,7 +23,7 @@ def labelled_sites(
     data: str | Path | Federation,
     facts: Facts,
     split: str = "test",
-    size: int | tuple[int, int] | None = None,
+    size: Size | None = None,
     group: str | None = None,
     broken: list[Broken] | None = None,
 ) -> list[Site]:
