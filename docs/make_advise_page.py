@@ -88,7 +88,7 @@ def page(results: Mapping[str, Any]) -> str:
         "- Fixed choices and the measures get the rate with the best validation accuracy of a full search, which costs "
         "more than the tournament. Only `advise` has to find its rate.",
         "- The measures alone, without training, lose more than the best fixed choice: what wins on three data sets "
-        "does not tell enough about a fourth. `advise` uses them to order and to cut the field, and the tournament decides.",
+        "does not tell enough about a fourth. They order and cut the field; the tournament decides.",
         '- Priors leave out the data set that is judged: for a federation of "cameras", they know only the others. '
         "Both kinds of handwritten dials count as one data set.",
         "- The shape of the tournament (rounds and trials of each rung) was chosen after a look at eight other "
