@@ -259,6 +259,7 @@ HASHED_WORDS = [
     "model",
     "noise",
     "noise of a pass",
+    "noise of counts",
     "noise of layer inputs",
     "order",
     "order of a pass",
@@ -1424,7 +1425,16 @@ def test_fields_of_descriptions():
 
 
 # -- commands -------------------------------------------------------------------------------------------------------
+SEARCHED = (  # options of a recipe that a search does not decide itself
+    "--recipe --out --jobs --model --rounds --seed --participation --weighting --loss --class-weights --metric "
+    "--head --pretrained --weights --on-divergence --engine --workers --device --precision --deterministic "
+    "--threads --memory --state-limit-mb --epochs --steps --batch-size --schedule --decay --optimizer --momentum "
+    "--weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete --allow-pickle --size "
+    "--data-seed --val --test --group --group-across --copies --skip-broken --subset --normalize --channels "
+    "--hold-out --augment --partition --quiet --json"
+)
 COMMANDS = {
+    "advise": "--minutes --budget --one-model --personal --methods --rates --seeds --epsilon --retrain " + SEARCHED,
     "run": "--recipe --out --method --federation --model --rounds --seed --participation --weighting --loss "
     "--class-weights --metric --head --pretrained --weights --evaluate --evaluate-every --validate-every --patience "
     "--checkpoint-every --keep-checkpoints --keep-predictions --on-divergence --engine --workers --device --precision "
@@ -1432,7 +1442,7 @@ COMMANDS = {
     "--optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken --subset --normalize "
     "--channels --hold-out --augment --partition --quiet --json --track",
-    "compare": "--methods --seeds --lrs --recipe --out --jobs --federation --model --rounds --participation "
+    "compare": "--methods --seeds --lrs --search --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
     "--validate-every --patience --checkpoint-every --keep-checkpoints --keep-predictions --on-divergence --engine "
     "--workers --device "
@@ -1440,6 +1450,7 @@ COMMANDS = {
     "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
     "--complete --allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken "
     "--subset --normalize --channels --hold-out --augment --partition --quiet --json --track",
+    "tune": "--grid --seeds --federation " + SEARCHED,
     "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
     "--incomplete --quiet --json --dry-run --quick --rounds --minutes --weights",
