@@ -202,6 +202,8 @@ class Pack:
     """Whose split of a data set (default: its first; see `fednorms data check ROOT`)."""
     size: int = 0
     """Resize images to this many pixels (default: the protocol's)."""
+    channels: int = 0
+    """For folders: 3 (RGB, the default), 1 (gray) or 4 (RGBA)."""
     quality: int = 0
     """Compress with this quality, 1 to 100, as jpeg unless --codec says otherwise (default: keep every pixel)."""
     codec: Literal["auto", "raw", "png", "webp", "jpeg"] = "auto"
@@ -249,6 +251,7 @@ def pack(args: Sequence[str]) -> int:
         complete=None if given.complete or not known else False,
         allow_pickle=given.allow_pickle or None,
         group=given.group or None,
+        channels=given.channels or None,
     )
     console = stderr()
     with console.status(f"packing {found.name}") as status:
