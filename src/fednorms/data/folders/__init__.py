@@ -95,6 +95,8 @@ def from_folders(
     berlin  berlin      8    -     2  2/2
     oslo    oslo        8    -     2  2/2
     """
+    if not isinstance(root, str | Path):
+        raise BadInput(f"from_folders: root must be a folder, got {root!r}.")
     root = Path(root).expanduser()
     _check_options(size, channels, val, test, memory_limit)
     files = scan(root)
