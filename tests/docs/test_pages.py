@@ -107,6 +107,18 @@ def test_the_readme_counts_as_the_pages_do():
     assert f"{sum(int(a) for a, _ in orders)} of {sum(int(b) for _, b in orders)} pairs" in README
 
 
+def test_the_readme_compares_speed_and_bytes_as_the_page_of_performance_does():
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    faster = [
+        float(row.split("|")[7].strip(" *").partition("x")[0]) for row in re.findall(r"^\| \([a-e]\).*", page, re.M)
+    ]
+    assert len(faster) == 5
+    assert f"[{min(faster):.0f} to {max(faster):.0f} times as fast](docs/performance.md)" in README
+    sent = [re.findall(r"[\d,]{7,}", row)[:2] for row in re.findall(r"^\| bytes (?:up|down) .*", page, re.M)]
+    ratios = [int(ours.replace(",", "")) / int(theirs.replace(",", "")) for ours, theirs in sent]
+    assert f"at most {100 * (max(ratios) - 1):.0f} % more" in README
+
+
 def test_the_readme_fits_two_screens():
     assert len(README.splitlines()) <= 100
     assert len(README.split()) <= 900
