@@ -268,7 +268,7 @@ class Recipe(BaseModel):
         return dumps(self.to_dict())
 
     @classmethod
-    def from_toml(cls, text: str, where: str = "the recipe") -> Recipe:
+    def from_toml(cls, text: str, where: str = "The recipe") -> Recipe:
         """Read a recipe; every problem is reported at once, with the nearest known name for unknown ones."""
         values = loads(text, where)
         if "version" in values:  # recorded by a run; without a device by one of version 0.1, on the CPU
