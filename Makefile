@@ -14,7 +14,7 @@ READY := $(VENV)/.fednorms-installed
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all campaign check format docs docs-pages tutorials index bench clean
+.PHONY: help demo test test-all campaign check format docs docs-pages results tutorials index bench clean
 
 help:  ## list all targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -43,11 +43,15 @@ format: $(READY)  ## format the code and fix what the linter can fix
 docs: $(READY)  ## build the documentation site into site/; open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
-docs-pages: index  ## write the generated pages of docs/: methods, data, results, commuting pairs
+docs-pages: index  ## write the generated pages of docs/: methods, privacy, data, results, commuting pairs
 	$(PY) docs/make_methods_page.py
+	$(PY) docs/make_privacy_table.py
 	$(PY) docs/make_data_page.py
 	$(PY) docs/make_results_page.py
 	PYTHONPATH=. $(PY) docs/make_commuting_page.py
+
+results: $(READY)  ## write every results page again, from the stored runs of recipes/results
+	$(PY) docs/make_results_page.py --all
 
 tutorials: $(READY)  ## execute the notebooks of docs/tutorials and save them with their outputs
 	$(PY) docs/make_tutorials.py

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from fednorms.core.net import Net
-from fednorms.core.round import broadcast, initial_state, server_update
+from fednorms.core.round import broadcast, initial_state
 from fednorms.core.states import Task
 from fednorms.core.training import Training
 from fednorms.data import Federation, Preprocessing, Site, Split
@@ -61,7 +61,7 @@ def our_round(federation: Federation, name: str, batch: int, threads: int):
 
     def one_round():
         nonlocal state
-        state = server_update(task, state, engine.train(broadcast(task, state), engine.clients).uploads)
+        state = engine.average(state, engine.train(broadcast(task, state), engine.clients))
 
     return one_round, task.net.module
 

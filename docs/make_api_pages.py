@@ -8,9 +8,17 @@ from fednorms.flower import __all__ as apps
 # The pages in the order of the menu, with the packages and modules whose public names they show. The longest match
 # counts; a name that none matches is on the last page.
 THEMES: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "training": ("Train and compare", "Train one method, or compare several.", ("runs", "core.training", "engines")),
+    "training": (
+        "Train and compare",
+        "Train one method, or compare several.",
+        ("runs", "reports", "core.training", "engines"),
+    ),
     "federations": ("Federations", "Open data as a federation of sites, and divide them.", ("data", "transforms")),
-    "models": ("Use a trained model", "Test, export, adapt and apply what a run has trained.", ("runs.use", "models")),
+    "models": (
+        "Use a trained model",
+        "Test, export, adapt and apply what a run has trained.",
+        ("runs.use", "models", "evaluation"),
+    ),
     "methods": ("Methods", "Read methods, define parts, and see what a method does.", ("core", "methods", "explain")),
     "parts": ("Every part", "The parts that fednorms has, with their formulas, papers and options.", ()),
     "layers": ("Layers", "The layers that methods put into a model, and your own.", ("layers", "core.norms")),

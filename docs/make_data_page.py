@@ -25,8 +25,9 @@ Some federations come with the package, so the first run needs no download:
 {embedded}
 
 Every other data set is yours to get: **nothing is downloaded**. Give its folder as `root=FOLDER` in Python or `--root
-FOLDER` on the command line. `fednorms data check FOLDER` says which data set a folder holds, whether it is complete,
-and which published tables use it. [Use your own images](own-data.md) shows how to bring your own.
+FOLDER` on the command line. `fednorms data check FOLDER` opens every image and says which data set a folder holds,
+whether it is complete, what must be fixed, and which published tables use it. [Use your own images](own-data.md) shows
+how to bring your own.
 
 Licenses are given as far as we know them. The page of the publisher decides: read it before you use the data.
 

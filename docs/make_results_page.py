@@ -1,20 +1,22 @@
 """Write the tables of docs/results/index.md from the stored runs in recipes/results.
 
-python docs/make_results_page.py
+python docs/make_results_page.py          # the page
+python docs/make_results_page.py --all    # also the report of every table with stored runs
 """
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from fednorms.papers.tables.catalog import Listed, listing, open_table
-from fednorms.papers.tables.plan import found_in, pairs
-from fednorms.papers.tables.search import open_search
+from fednorms.papers.tables.report import write
 from fednorms.papers.tables.sources import needs
-from fednorms.papers.tables.store import ResultStore
-from fednorms.papers.tables.summary import Summary, summarize
-from fednorms.papers.tables.table import as_recipe
+from fednorms.papers.tables.stored_summary import stored_summary
+from fednorms.papers.tables.summary import Summary
 
 PAGE = Path(__file__).with_name("results") / "index.md"
 OURS = "beyond"  # tables that no paper has
@@ -24,23 +26,21 @@ def summary(name: str) -> Summary:
     """A table with its stored runs."""
     table = open_table(name)
     assert table.results is not None
-    store = ResultStore(table.results)
-    searches = {(s.name, r.name): open_search(store, table, s, r) for s, r in pairs(table) if r.search}
-    chosen = {key: as_recipe(search.chosen) for key, search in searches.items() if search.chosen is not None}
-    return summarize(table, found_in(store, table, chosen))
+    return stored_summary(table, table.results)
 
 
 def reproduced(tables: Sequence[Listed]) -> str:
     """The table over all tables that have run."""
     lines = [
-        "| table | cells within tolerance | order of rows | runs | not run |",
-        "| --- | ---: | ---: | ---: | --- |",
+        "| table | within tolerance | difference: mean, largest | order of rows | tau | swapped | runs | not run |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for entry in sorted((entry for entry in tables if stored(entry)), key=lambda entry: entry.name.startswith(OURS)):
         found = summary(entry.name)
         report = f"[{found.table.label}](../../recipes/results/{entry.name}/RESULTS.md)"
         title = report if entry.name.startswith(OURS) else f"{entry.paper} {report}"
-        row = [title, _score(found), _order(found), f"{entry.done} of {entry.runs}", _left(found)]
+        runs = f"{entry.done} of {entry.runs}"
+        row = [title, _score(found), _difference(found), *_order(found), runs, _left(found)]
         lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 
@@ -80,10 +80,19 @@ def _score(found: Summary) -> str:
     return f"{good} of {judged}" if judged else "not judged"
 
 
-def _order(found: Summary) -> str:
-    """Pairs of rows in the published order, over all settings."""
-    pairs = [section.order for section in found.sections if section.order]
-    return f"{sum(same for same, _ in pairs)} of {sum(every for _, every in pairs)}" if pairs else ""
+def _difference(found: Summary) -> str:
+    """The mean and the largest difference from the paper."""
+    return f"{d.mean:+.1f}, {d.largest:+.1f}" if (d := found.differences) else ""
+
+
+def _order(found: Summary) -> list[str]:
+    """Pairs of rows in the published order, the mean rank correlation, and swaps outside noise, over all settings."""
+    orders = [section.order for section in found.sections if section.order]
+    if not orders:
+        return ["", "", ""]
+    pairs = f"{sum(o.same for o in orders)} of {sum(o.pairs for o in orders)}"
+    taus = [o.tau for o in orders if not math.isnan(o.tau)]
+    return [pairs, f"{fmean(taus):.2f}" if taus else "", str(sum(len(o.swapped) for o in orders))]
 
 
 def _left(found: Summary) -> str:
@@ -92,5 +101,16 @@ def _left(found: Summary) -> str:
     return ", ".join(dict.fromkeys(name for name in data if name))
 
 
+def reports(tables: Sequence[Listed]) -> None:
+    """Write the report of every table with stored runs again."""
+    for entry in tables:
+        if stored(entry):
+            found = summary(entry.name)
+            assert found.table.results is not None
+            write(found, found.table.results)
+
+
 if __name__ == "__main__":
+    if "--all" in sys.argv[1:]:
+        reports(listing())
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

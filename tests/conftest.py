@@ -57,6 +57,7 @@ def pytest_configure(config):
     # For the whole session and not as fixtures: the doctests in src/ run under it too.
     torch.set_num_threads(1)
     socket.socket.connect = _connect_here
+    os.environ.pop("FEDNORMS_CACHE", None)
     os.environ.update(
         XDG_CACHE_HOME=_scratch.name,
         TORCH_HOME=_scratch.name,

@@ -29,16 +29,20 @@ if TYPE_CHECKING:
     from fednorms.core.tree import Tree
     from fednorms.core.views import Mechanism, Privacy
     from fednorms.data.arrays import from_arrays, from_datasets
+    from fednorms.data.check import Checked, check
     from fednorms.data.federation import Federation, Site, Split
     from fednorms.data.folders import from_folders
     from fednorms.data.partition import partition
     from fednorms.data.registry import federation
+    from fednorms.evaluation.judgement import Judgement
     from fednorms.explain.describe import describe
     from fednorms.methods.registry import method, part
     from fednorms.papers.analysis.analyze import analyze
     from fednorms.papers.analysis.findings import Findings
     from fednorms.papers.tables.reproduce import Reproduction, reproduce
-    from fednorms.runs.compare import Comparison, compare
+    from fednorms.reports.report import report
+    from fednorms.runs.compare import compare
+    from fednorms.runs.comparison import Comparison
     from fednorms.runs.driver import resume, run
     from fednorms.runs.recipe import Recipe
     from fednorms.runs.result import Result
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from fednorms.runs.use.adapt import adapt
     from fednorms.runs.use.evaluate import evaluate_run
     from fednorms.runs.use.export import export
+    from fednorms.runs.use.judge import judge
     from fednorms.runs.use.load import load_model
     from fednorms.runs.use.open import open_run
     from fednorms.runs.use.predict import predict
@@ -55,6 +60,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STOP",
     "BadInput",
+    "Checked",
     "Comparison",
     "Diverged",
     "EarlyStopping",
@@ -62,6 +68,7 @@ __all__ = [
     "Federation",
     "FednormsError",
     "Findings",
+    "Judgement",
     "Mechanism",
     "Method",
     "Part",
@@ -83,6 +90,7 @@ __all__ = [
     "__version__",
     "adapt",
     "analyze",
+    "check",
     "compare",
     "describe",
     "evaluate_run",
@@ -91,6 +99,7 @@ __all__ = [
     "from_arrays",
     "from_datasets",
     "from_folders",
+    "judge",
     "layers",
     "load_model",
     "method",
@@ -101,6 +110,7 @@ __all__ = [
     "part",
     "partition",
     "predict",
+    "report",
     "reproduce",
     "resume",
     "run",
@@ -117,16 +127,20 @@ _DEFINED_IN = {
     "core.tree": ("Tree",),
     "core.views": ("Mechanism", "Privacy"),
     "data.arrays": ("from_arrays", "from_datasets"),
+    "data.check": ("Checked", "check"),
     "data.federation": ("Federation", "Site", "Split"),
     "data.folders": ("from_folders",),
     "data.partition": ("partition",),
     "data.registry": ("federation",),
+    "evaluation.judgement": ("Judgement",),
     "explain.describe": ("describe",),
     "methods.registry": ("method", "part"),  # the decorator from there: a new part must not take a published name
     "papers.analysis.analyze": ("analyze",),
     "papers.analysis.findings": ("Findings",),
     "papers.tables.reproduce": ("Reproduction", "reproduce"),
-    "runs.compare": ("Comparison", "compare"),
+    "reports.report": ("report",),
+    "runs.compare": ("compare",),
+    "runs.comparison": ("Comparison",),
     "runs.driver": ("resume", "run"),
     "runs.recipe": ("Recipe",),
     "runs.result": ("Result",),
@@ -135,6 +149,7 @@ _DEFINED_IN = {
     "runs.use.adapt": ("adapt",),
     "runs.use.evaluate": ("evaluate_run",),
     "runs.use.export": ("export",),
+    "runs.use.judge": ("judge",),
     "runs.use.load": ("load_model",),
     "runs.use.open": ("open_run",),
     "runs.use.predict": ("predict",),

@@ -28,7 +28,7 @@ def campaign(seconds: float, seed: int) -> Outcome:
     found, draw = Outcome("corruption"), random.Random(seed)
     with scene() as root:
         assert command(root, "run", *options(root, *RUN), "--out", root / "run").code == 0
-        fn.export(root / "run", root / "model")
+        fn.export(root / "run", root / "model", averaged=True)
         site = fn.from_folders(root / "images", cache=root / "decoded")
         (root / "packs").mkdir()
         pack(site, root / "packs" / "raw.fnpack")

@@ -62,6 +62,7 @@ def campaign(seconds: float, seed: int) -> Outcome:
             _pack,
             _compare,
             _reproduce,
+            # A new command that writes files gets its scenario here: kill it at file operation `n`, say what is wrong.
         ]
         for number in Budget(seconds):
             stop, scenario = draw.randrange(1, 41), scenarios[number % len(scenarios)]

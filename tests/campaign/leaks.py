@@ -27,7 +27,7 @@ def campaign(seconds: float, seed: int) -> Outcome:
             for number in Budget(seconds, most=RUNS):
                 engine = "workers" if number % 50 == 1 else "loop"
                 fn.run("fedbn", root / "images", rounds=1, engine=engine, out=root / "run", batch_size=4)
-                fn.export(root / "run", root / "model")
+                fn.export(root / "run", root / "model", averaged=True)
                 for made in (root / "run", root / "model"):
                     shutil.rmtree(made)
                 tries, now = number + 1, _held()

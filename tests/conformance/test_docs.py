@@ -1,12 +1,13 @@
 """The pages of docs/ say what the code does."""
 
 import doctest
+import math
 import re
 from pathlib import Path
 
 import pytest
 
-from docs import make_commuting_page, make_methods_page
+from docs import make_commuting_page, make_methods_page, make_privacy_table
 from fednorms.core.citations import papers
 from fednorms.core.part import REGISTRY
 from fednorms.papers.analysis.measures import ANALYSES
@@ -19,6 +20,21 @@ WALK = DOCS / "add-a-method.md"
 def test_the_methods_page_is_current():
     written = make_methods_page.PAGE.read_text(encoding="utf-8")
     assert make_methods_page.page() == written, "run: python docs/make_methods_page.py"
+
+
+def test_the_table_of_the_privacy_page_is_current():
+    text = make_privacy_table.PAGE.read_text(encoding="utf-8")
+    assert make_privacy_table.page(text) == text, "run: python docs/make_privacy_table.py"
+    failed, tried = doctest.testmod(make_privacy_table)
+    assert tried
+    assert not failed
+
+
+def test_the_privacy_page_computes_its_bound():
+    rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) % \|$", make_privacy_table.PAGE.read_text("utf-8"), re.MULTILINE)
+    assert len(rows) == 4
+    for epsilon, said in rows:
+        assert abs(math.exp(float(epsilon)) - float(said)) < 0.5 * 10 ** -len(said.partition(".")[2]) + 1e-9
 
 
 def test_the_page_of_analyses_names_all_with_their_figures():

@@ -45,7 +45,7 @@ from fednorms.evaluation.modes import MEASURED, Mode
 from fednorms.evaluation.modes import Model as MODELS_TESTED
 from fednorms.evaluation.modes import Statistics as STATISTICS
 from fednorms.explain.leaves import what_leaves
-from fednorms.flower import keys
+from fednorms.flower import lifeline
 from fednorms.flower import settings as flower_settings
 from fednorms.flower.generations import Generations
 from fednorms.flower.project import write_project
@@ -241,6 +241,8 @@ def test_splits_are_the_same_rows():
 
 HASHED_WORDS = [
     "adapt",
+    "bootstrap",
+    "bootstrap of seeds",
     "client tests",
     "clients",
     "cohort",
@@ -277,6 +279,7 @@ HASHED_WORDS = [
     "stream",
     "synth-digits",
     "tenth",
+    "test",
     "test order",
     "top",
     "torch",
@@ -326,6 +329,11 @@ RECIPE = {
         "test": None,
         "group": "",
         "channels": None,
+        "group_across": False,
+        "copies": "keep",
+        "skip_broken": False,
+        "subset": None,
+        "normalize": "",
         "hold_out": [],
         "augment": "auto",
         "partition": "",
@@ -342,6 +350,7 @@ RECIPE = {
     "patience": None,
     "checkpoint_every": 1,
     "keep_checkpoints": "newest",
+    "keep_predictions": None,
     "on_divergence": "stop",
     "engine": "auto",
     "workers": 0,
@@ -349,12 +358,14 @@ RECIPE = {
     "precision": "float32",
     "deterministic": True,
     "threads": 1,
+    "memory": None,
     "state_limit_mb": 1024,
     "version": "VERSION",
     "fingerprint": "",
     "own_parts": {},
 }
-STORED = [key for key in RECIPE if key != "patience"]  # added after 0.1: only where it is set, as in [training]
+# Added after 0.1, and only stored where they are set, as in [training].
+STORED = [key for key in RECIPE if key not in ("patience", "memory", "keep_predictions")]
 TRAINING_CHOICES = {"last": ["keep", "drop", "fill"]}
 RECIPE_CHOICES = {
     "weighting": ["auto", "size", "uniform"],
@@ -455,11 +466,12 @@ EVALUATED = [
     "personal/own",
     "unseen/re-estimated",
     "global/global",
+    "averaged/global",
 ]
 
 
 def test_evaluation_modes_and_participation():
-    assert list(get_args(MODELS_TESTED)) == ["global", "personal", "after_local", "adapted", "unseen"]
+    assert list(get_args(MODELS_TESTED)) == ["global", "personal", "after_local", "adapted", "unseen", "averaged"]
     assert list(get_args(STATISTICS)) == ["auto", "global", "own", "batch", "re-estimated"]
     assert MEASURED == "@test"
     assert [str(Mode.read(text)) for text in EVALUATED] == EVALUATED
@@ -584,7 +596,7 @@ PROTOCOLS = {
     "cifar-100": "feddc fedbabu",
     "cifar-10-c": "fednn severity-1 severity-2 severity-3 severity-5",
     "camelyon17": "greg full",
-    "fed-isic2019": "flamby",
+    "fed-isic2019": "flamby lesions",
     "fairface": "fednn",
     "centres": "own",
     "medmnist": "official",
@@ -610,8 +622,8 @@ def test_names_of_models_federations_chains_losses_and_analyses():
     """)
     assert list(LOSSES) == words("cross_entropy focal")
     assert sorted(ANALYSES) == words("""
-        bn-statistics bn-variance divergence drift-embedding embedding feature-maps four-factors norms
-        smallest-probability test-gap training-gap
+        bn-statistics bn-variance divergence drift-embedding embedding feature-maps filter-drift four-factors
+        loss-bound norms smallest-probability test-gap training-gap
     """)
     assert list(CORRUPTIONS) == words("""
         gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow frost fog
@@ -627,11 +639,11 @@ READER_OPTIONS = {
     "pacs": "root protocol size seed complete imagenet_norm cache memory_limit",
     "vlcs": "root protocol size seed complete imagenet_norm cache memory_limit",
     "domainnet": "root protocol size seed complete allow_pickle cache memory_limit",
-    "cifar-10": "root protocol size complete allow_pickle",
-    "cifar-100": "root protocol size complete allow_pickle",
+    "cifar-10": "root protocol size complete allow_pickle cache memory_limit",
+    "cifar-100": "root protocol size complete allow_pickle cache memory_limit",
     "cifar-10-c": "root protocol size seed complete",
     "camelyon17": "root protocol size seed complete cache memory_limit",
-    "fed-isic2019": "root protocol size seed complete cache memory_limit",
+    "fed-isic2019": "root protocol size seed complete cache memory_limit val",
     "fairface": "root protocol size complete cache memory_limit",
     "centres": "root protocol size seed val test cache memory_limit",
     "medmnist": "root protocol size channels",
@@ -716,17 +728,21 @@ PUBLIC = {
     "Training": "",
     "Tree": "",
     "__version__": "",
-    "adapt": "path folder out epochs lr which test size group model loss device",
+    "adapt": "path folder out epochs lr which test size group model loss device skip_broken",
+    "check": "federation protocol val test seed group group_across copies skip_broken allow_pickle complete cache "
+    "progress",
     "analyze": "path name federation model loss device",
     "compare": "methods federation model rounds loss seeds lr epochs batch_size participation training evaluate "
     "device recipe out jobs watch",
     "describe": "method model classes shape head",
     "evaluate_run": "path modes which split federation model loss device",
     "export": "path out site which onnx model",
-    "federation": "spec size seed val test root protocol complete allow_pickle group",
+    "federation": "spec size seed val test root protocol complete allow_pickle group channels group_across copies "
+    "skip_broken subset normalize",
     "from_arrays": "sites classes val test seed layout channels groups domains attributes preprocessing name",
     "from_datasets": "sites classes val test seed channels groups domains attributes preprocessing name",
-    "from_folders": "root size channels val test seed group cache memory_limit classes preprocessing name",
+    "from_folders": "root size channels val test seed group cache memory_limit classes preprocessing name "
+    "group_across copies skip_broken",
     "load_model": "folder model",
     "method": "text",
     "open_run": "path which federation model loss device",
@@ -734,8 +750,9 @@ PUBLIC = {
     "part": "name",
     "partition": "federation by seed",
     "predict": "path inputs site which model skip_broken device",
+    "report": "what out images federation",
     "reproduce": "name data seeds only settings out jobs device search report allow_pickle incomplete observer rounds "
-    "quick dry_run",
+    "quick dry_run weights",
     "resume": "path federation model loss callback",
     "run": "method federation model rounds seed lr epochs batch_size participation training loss evaluate device "
     "engine head on_divergence weighting recipe out callback",
@@ -799,7 +816,8 @@ FILES_OF_A_RUN = """
     checkpoints/clients/south-2a93409585@000001.safetensors
     checkpoints/clients/south-2a93409585@000002.safetensors checkpoints/round-000001/manifest.json
     checkpoints/round-000001/server.safetensors checkpoints/round-000002/manifest.json
-    checkpoints/round-000002/server.safetensors federation.json metrics.jsonl recipe.toml summary.json
+    checkpoints/round-000002/server.safetensors federation.json metrics.jsonl
+    predictions/round-000002/personal-own-test.safetensors recipe.toml summary.json
 """
 
 
@@ -963,16 +981,29 @@ EXPORTED = """
     architecture.model architecture.custom architecture.size architecture.method architecture.head[]
     architecture.precision architecture.changes trained.federation trained.site trained.round trained.rounds
     trained.which trained.seed needs.fednorms needs.why needs.layers needs.load needs.load_without_fednorms
-    notes files.README.txt files.model.safetensors hash
+    notes files.README.txt files.load.py files.model.safetensors hash
+    architecture.folded card.model card.data.federation card.data.fingerprint card.data.license card.data.published
+    card.data.sites[].site card.data.sites[].domain card.data.sites[].trained card.data.sites[].images.train
+    card.data.sites[].images.val card.data.sites[].images.test card.privacy.sent_tensors card.privacy.sent_bytes
+    card.privacy.sent_statistics card.privacy.kept_tensors card.privacy.also_sent_by card.privacy.epsilon
+    card.privacy.delta card.privacy.neighbours card.versions.fednorms card.versions.trained_with card.versions.torch
+    card.versions.python card.recipe
 """
 
 
 def test_an_exported_model(run, tmp_path):
     fn.export(run, tmp_path / "out", site="north")
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["README.txt", "model.json", "model.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "MODEL_CARD.md",
+        "README.txt",
+        "load.py",
+        "model.json",
+        "model.safetensors",
+    ]
     about = read(tmp_path / "out" / "model.json")
-    assert fields(about) == words(EXPORTED)
-    assert about["format"] == 1
+    # The test's scores are a Scored, with a Judgement.
+    assert sorted(key for key in fields(about) if not key.startswith("card.tested.")) == sorted(words(EXPORTED))
+    assert about["format"] == 2
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as tensors:
         assert sorted(tensors.keys()) == words("""
             conv1.bias conv1.weight conv2.bias conv2.weight conv3.bias conv3.weight head.bias head.weight norm1.bias
@@ -985,10 +1016,10 @@ def test_an_exported_model(run, tmp_path):
 def test_an_export_names_the_layers_it_needs(tmp_path):
     fn.run("fedwon + fedfn", tiny(), recipe=recipe(rounds=1), out=tmp_path / "run")
     fn.export(tmp_path / "run", tmp_path / "out")
-    assert read(tmp_path / "out" / "model.json")["needs"]["layers"] == [
-        "fednorms.layers.UnitNormLinear",
-        "fednorms.layers.WSConv2d",
-    ]
+    assert read(tmp_path / "out" / "model.json")["needs"]["layers"] == []  # folded into those of torch
+    fn.run("sn", tiny(), recipe=recipe(rounds=1), out=tmp_path / "sn")
+    fn.export(tmp_path / "sn", tmp_path / "other")
+    assert read(tmp_path / "other" / "model.json")["needs"]["layers"] == ["fednorms.layers.SwitchableNorm"]
 
 
 # -- packs and partitions -------------------------------------------------------------------------------------------
@@ -1021,7 +1052,7 @@ def test_a_saved_partition(tmp_path):
 
 # -- across machines ------------------------------------------------------------------------------------------------
 DEPLOYMENT = {"sites": "", "minimum": 1, "wait": 600.0, "deadline": 3600.0, "out": "run", "classes": "", "channels": 3}
-DEPLOYMENT |= {"max_weight": 0.9, "norm_bound": 50.0, "restart": 0}  # added after 0.1
+DEPLOYMENT |= {"max_weight": 0.9, "max_images": 1_000_000, "norm_bound": 50.0, "restart": 0}  # added after 0.1
 
 
 def test_settings_of_a_deployment():
@@ -1133,7 +1164,7 @@ def test_files_and_keys_of_a_project(tmp_path):
         training.schedule training.decay training.optimizer training.momentum training.weight_decay training.last
         training.keep_momentum data.root data.protocol data.complete data.allow_pickle data.hold_out data.augment
         data.partition deploy.sites deploy.minimum deploy.wait deploy.deadline deploy.out deploy.classes
-        deploy.channels deploy.max_weight deploy.norm_bound deploy.restart
+        deploy.channels deploy.max_weight deploy.max_images deploy.norm_bound deploy.restart
     """)
     assert "from fednorms.flower import client_app, server_app" in (tmp_path / "p" / "fednorms_app.py").read_text()
 
@@ -1265,7 +1296,8 @@ def test_a_stored_result(reproduced):
         best.scores.*.sites.*.balanced best.scores.*.sites.*.images bytes seconds.total seconds.round
     """)
     assert list(kept) == STORED
-    assert [k for k in RECIPE["data"] if k not in kept["data"]] == ["root"]
+    later = ["group_across", "copies", "skip_broken", "subset", "normalize"]  # recorded where they are set
+    assert [k for k in RECIPE["data"] if k not in kept["data"]] == ["root", *later]
 
 
 def test_a_stored_search(reproduced):
@@ -1310,7 +1342,7 @@ def test_columns_of_a_comparison(tmp_path):
     assert fields(told, "methods accuracy seeds curves about") == words("""
         methods.* seeds[] columns[] best rows[].method rows[].mode rows[].lr rows[].accuracy.*.mean
         rows[].accuracy.*.std rows[].seeds.*.north rows[].seeds.*.south rows[].seeds.*.mean rows[].failed
-        curves.*[].round curves.*[].mean curves.*[].std about.* path files[]
+        rows[].unseen rows[].to_best curves.*[].round curves.*[].mean curves.*[].std about.* path files[]
     """)
     assert sorted(p.name for p in (tmp_path / "compared").iterdir()) == words(
         "comparison.csv comparison.json comparison.md curves.png fedavg-0"
@@ -1367,8 +1399,9 @@ def test_fields_of_descriptions():
     """)
     assert fields(what_leaves("scaffold + fedbn").to_dict()) == words("""
         method model leaves[].when leaves[].sender leaves[].what leaves[].names[] leaves[].nbytes
-        leaves[].statistics leaves[].averaged told[].when told[].what told[].keys[] class_counts stays[] stays_bytes
-        secure_aggregation deployable obstacle differential_privacy
+        leaves[].statistics leaves[].averaged told[].when told[].what told[].keys[] class_counts
+        received[].sender received[].names[] received[].single stays[] stays_bytes secure_aggregation
+        deployable obstacle differential_privacy
     """)
     assert fields(view_federation(tiny()).to_dict()) == words("""
         name classes[] sites[].name sites[].domain sites[].train sites[].val sites[].test sites[].labels[]
@@ -1381,39 +1414,46 @@ def test_fields_of_descriptions():
 COMMANDS = {
     "run": "--recipe --out --method --federation --model --rounds --seed --participation --weighting --loss "
     "--class-weights --metric --head --pretrained --weights --evaluate --evaluate-every --validate-every --patience "
-    "--checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device --precision "
-    "--deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
+    "--checkpoint-every --keep-checkpoints --keep-predictions --on-divergence --engine --workers --device --precision "
+    "--deterministic --threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
     "--optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
-    "--allow-pickle --size --data-seed --val --test --group --channels --hold-out --augment "
-    "--partition --quiet --json --track",
+    "--allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken --subset --normalize "
+    "--channels --hold-out --augment --partition --quiet --json --track",
     "compare": "--methods --seeds --lrs --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
-    "--validate-every --patience --checkpoint-every --keep-checkpoints --on-divergence --engine --workers --device "
-    "--precision --deterministic --threads --state-limit-mb --epochs --steps --batch-size --lr --schedule "
+    "--validate-every --patience --checkpoint-every --keep-checkpoints --keep-predictions --on-divergence --engine "
+    "--workers --device "
+    "--precision --deterministic --threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule "
     "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
-    "--complete --allow-pickle --size --data-seed --val --test --group --channels --hold-out --augment --partition "
-    "--quiet --json --track",
+    "--complete --allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken "
+    "--subset --normalize --channels --hold-out --augment --partition --quiet --json --track",
     "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
-    "--incomplete --quiet --json --dry-run --quick --rounds",
-    "evaluate": "--modes --which --split --clients --device --json",
-    "predict": "--site --which --out --skip-broken --device --json",
-    "export": "--out --site --which --onnx --json",
-    "adapt": "--epochs --lr --test --size --group --which --out --device --json",
-    "analyze": "--out --device --json",
-    "data check": "--protocol --allow-pickle --json",
-    "data pack": "--protocol --size --quality --codec --seed --val --test --group --complete --allow-pickle --quiet",
+    "--incomplete --quiet --json --dry-run --quick --rounds --minutes --weights",
+    "evaluate": "--data --modes --which --split --site --group --sensitivity --positive --clients --full --out "
+    "--device --json",
+    "report": "--out --images --json",
+    "predict": "--site --averaged --which --out --skip-broken --device --json",
+    "export": "--out --site --averaged --which --onnx --torch-export --json",
+    "adapt": "--epochs --lr --test --size --group --skip-broken --which --out --device --json",
+    "analyze": "--out --round --client --dead --device --json",
+    "data check": "--protocol --group --group-across --copies --skip-broken --val --test --seed --allow-pickle "
+    "--complete --quiet --json",
+    "data pack": "--protocol --size --quality --codec --seed --val --test --group --group-across --copies "
+    "--skip-broken --subset --normalize --complete --allow-pickle --quiet",
     "data show": "--out --images --json --root --protocol --complete --allow-pickle --size --data-seed --val --test "
-    "--group --channels --hold-out --augment --partition",
+    "--group --group-across --copies --skip-broken --subset --normalize --channels --hold-out --augment --partition",
+    "cache": "--folder --json",
     "deploy init": "--sites --classes --host --port --channels --minimum --deadline --recipe --json --method "
     "--federation --model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
     "--pretrained --weights --evaluate --evaluate-every --validate-every --patience --checkpoint-every "
-    "--keep-checkpoints --on-divergence --engine --workers --device --precision --deterministic "
-    "--threads --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
+    "--keep-checkpoints --keep-predictions --on-divergence --engine --workers --device --precision --deterministic "
+    "--threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
     "--momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
-    "--allow-pickle --size --data-seed --val --test --group --hold-out --augment --partition",
+    "--allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken --subset "
+    "--normalize --hold-out --augment --partition",
     "deploy certificates": "--days --renew --json",
-    "deploy enroll": "--site --key",
+    "deploy enroll": "--site --key --images",
     "deploy revoke": "--site",
     "deploy link": "--host --port --link-port --database",
     "deploy probe": "--ca --site --key --json",
@@ -1467,8 +1507,9 @@ def test_environment_variables():
     for file in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and "environ" in ast.unparse(node.func) and node.args:
-                found.add(node.args[0].value if isinstance(node.args[0], ast.Constant) else keys.VARIABLE)
+                found.add(node.args[0].value if isinstance(node.args[0], ast.Constant) else lifeline.VARIABLE)
     assert sorted(found) == words("""
-        CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_METHODS FEDNORMS_MODELS FEDNORMS_POLICY FEDNORMS_ROSTER
-        FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME MLFLOW_EXPERIMENT_NAME WANDB_PROJECT XDG_CACHE_HOME XDG_STATE_HOME
+        CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_CACHE FEDNORMS_LINK FEDNORMS_METHODS FEDNORMS_MODELS
+        FEDNORMS_POLICY FEDNORMS_ROSTER FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME MLFLOW_EXPERIMENT_NAME WANDB_PROJECT
+        XDG_CACHE_HOME XDG_STATE_HOME
     """)

@@ -104,7 +104,7 @@ def test_a_finished_run_predicts_and_exports(here):
     assert sum(found[0].probabilities.values()) == pytest.approx(1)
     fn.export("finished", "again", site="north")
     old, new = (json.loads(Path(name, "model.json").read_text()) for name in ("exported", "again"))
-    assert new.keys() == old.keys() | {"files", "hash"}
+    assert new.keys() == old.keys() | {"files", "hash", "card"}
     images = torch.from_numpy(material.images(5, 1)[0])
     # Both are the same model on the same machine.
     assert torch.equal(fn.load_model("exported").logits(images), fn.load_model("again").logits(images))

@@ -23,6 +23,7 @@ ORDER = (
     "runs",
     "explain",
     "papers",
+    "reports",
     "flower",
     "cli",
 )

@@ -89,7 +89,7 @@ def test_size_brings_different_images_together(root):
     message = str(caught.value)
     assert 'p0-0.png" is 5x6 (height x width)' in message
     assert 'large.png" is 10x20' in message
-    assert "set size=" in message
+    assert "with size=5" in message
 
 
 def test_explicit_splits_are_taken_as_they_are(tmp_path):
@@ -137,7 +137,7 @@ def test_test_images_do_not_depend_on_the_fraction_for_validation(root, group):
 
 
 def test_a_pattern_that_does_not_distinguish_patients_is_refused(root):
-    with pytest.raises(BadInput, match="group makes 1 groups, too few"):
+    with pytest.raises(BadInput, match="group makes 1 group, too few"):
         load(root, group=r"^(p)")
 
 
@@ -162,7 +162,7 @@ def test_images_with_twelve_of_sixteen_bits_are_noted(tmp_path):
         load(tmp_path / "d", val=0, test=0)
 
 
-def test_classes_that_differ_only_in_encoding_are_noted(tmp_path):
+def test_classes_that_differ_only_in_encoding_are_one_and_noted(tmp_path):
     for site, label in (("a", "m\u00fcde"), ("b", "mu\u0308de")):
         picture(tmp_path / "d" / site / label / "0.png")
     (note,) = load(tmp_path / "d").source["notes"]
@@ -273,7 +273,9 @@ def test_a_broken_cache_file_is_made_again(root):
     for content in (b"", b"rubbish", cached.read_bytes()[:-5]):
         cached.write_bytes(content)
         assert load(root).fingerprint() == expected
-    assert [p.suffix for p in (root.parent / "cache").iterdir()] == [".npy"], "nothing else is left behind"
+    assert [p.suffix for p in (root.parent / "cache").iterdir() if p.suffix != ".json"] == [".npy"], (
+        "nothing else is left behind"
+    )
 
 
 @pytest.mark.parametrize("limit", [2**30, 100])

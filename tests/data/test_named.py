@@ -143,8 +143,8 @@ def test_settings_that_define_a_federation_are_refused_for_an_object(digits):
 @pytest.mark.parametrize(
     ("spec", "options", "said"),
     [
-        ("digits-shift", {"size": "big"}, "size must be a whole number of pixels, got 'big'"),
-        ("digits-shift", {"size": True}, "size must be a whole number of pixels, got True"),
+        ("digits-shift", {"size": "big"}, "size must be a positive number of pixels or .*, got 'big'"),
+        ("digits-shift", {"size": True}, "size must be a positive number of pixels or .*, got True"),
         ("digits-shift", {"seed": "x", "val": "y"}, "seed must be a whole number, got 'x'"),
         ("pacs", {"root": 3}, "root must be a folder, got 3"),
         ("pacs", {"root": ".", "complete": "no"}, "complete must be True or False, got 'no'"),
@@ -196,8 +196,8 @@ def test_a_federation_of_folders_remembers_what_a_recipe_can_say(tmp_path):
     assert made.asked_for == (name, options)
     assert federation(name, **options).fingerprint() == made.fingerprint()
     assert from_folders(root, size=8).asked_for == (name, {"size": 8})
+    assert from_folders(root, size=(8, 6)).asked_for == (name, {"size": (8, 6)})
     for extra in (
-        {"size": (8, 6)},
         {"size": 8, "classes": ["dog", "cat"]},
         {"size": 8, "name": "animals"},
         {"size": 8, "preprocessing": Preprocessing()},

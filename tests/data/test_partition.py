@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fednorms.core.errors import BadInput
-from fednorms.data import Federation, MappedImages, Preprocessing, Site, Split
+from fednorms.data import Federation, MappedImages, Preprocessing, Site, Split, from_arrays
 from fednorms.data.label_rules import DirichletClass
 from fednorms.data.partition import Partition, partition, plan
 from fednorms.data.rules import RULES, rule, rules
@@ -332,3 +332,14 @@ def test_images_on_disk_stay_there(tmp_path):
     rows = np.concatenate([s.train.x.rows for s in after.clients])
     assert (np.sort(rows) == np.arange(40)).all()
     assert all((s.train.x.rows % 4 == s.train.y.numpy()).all() for s in after.clients)
+
+
+def test_heterogeneity_of_data_sorted_by_class_is_noted():
+    x, y = np.zeros((60, 2, 2), np.uint8), np.repeat(np.arange(6), 10)
+    order = np.random.RandomState(0).permutation(60)
+    for labels, expected in ((y, 1), (y[order], 0)):
+        made = from_arrays({"a": {"train": (x, labels)}, "b": {"train": (x, labels)}})
+        notes = partition(made, "heterogeneity(level=6, parts=6)").source.get("notes", [])
+        assert sum("sorted by class" in note for note in notes) == expected
+    made = from_arrays({"a": {"train": (x, y)}})
+    assert not partition(made, "sharding(clients=6, shards=1)").source.get("notes", []), "one class is what it says"

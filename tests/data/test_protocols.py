@@ -169,7 +169,7 @@ def test_fed_isic2019_is_the_papers_federation_in_one_call(tmp_path):
     scores = fednorms.evaluate_run(tmp_path / "run")
     assert scores
     Image.new("RGB", (17, 17), (90, 60, 30)).save(tmp_path / "new.png")
-    [answer] = fednorms.predict(tmp_path / "run", [tmp_path / "new.png"])
+    [answer] = fednorms.predict(tmp_path / "run", [tmp_path / "new.png"], site="MSK")
     assert answer.label in isic.CLASSES
     assert "shades of grey" not in answer.note, "files are prepared as the training images were: nothing to say"
     fednorms.export(tmp_path / "run", tmp_path / "model", site="MSK")

@@ -117,3 +117,83 @@ def test_a_simulation_checks_the_form_of_uploads(change, words):
         done.uploads[1] = change(done.uploads[1])
         with pytest.raises(BadInput, match=f'Client "b" {words}'):
             engine.average(state, done)
+
+
+def _changed(upload, part, name, change):
+    tree = upload.parts[part]
+    return replace(upload, parts={**upload.parts, part: Tree({**tree, name: change(tree[name])})})
+
+
+def _variance(upload):
+    name = next(n for n in upload.model if n.endswith("running_var"))
+    return replace(upload, model=Tree({**upload.model, name: upload.model[name] - 100}))
+
+
+def _counter(upload):
+    name = next(n for n in upload.model if n.endswith("num_batches_tracked"))
+    return replace(upload, model=Tree({**upload.model, name: upload.model[name] - 100}))
+
+
+VALUES = {
+    "a negative variance": ("fedavg", _variance, r"sent .*running_var, a variance, with negative entries"),
+    "a negative counter": ("fedavg", _counter, r"sent .*num_batches_tracked, a counter, with negative entries"),
+    "a negative entry that a part declares": (
+        "fedproto",
+        lambda u: _changed(u, "fedproto", "count", lambda t: t - 100),
+        "sent fedproto/count with negative entries",
+    ),
+    "more images than there are": (
+        "fedproto",
+        lambda u: _changed(u, "fedproto", "count", lambda t: t + 100),
+        "sent fedproto/count for more than its 8 training images",
+    ),
+    "not finite": (
+        "scaffold",
+        lambda u: replace(u, parts={"scaffold": u.parts["scaffold"].map(lambda t: t * float("nan"))}),
+        "sent scaffold/.*, which is not finite",
+    ),
+    "another form than most": (
+        "scaffold",
+        lambda u: replace(u, parts={"scaffold": u.parts["scaffold"].map(lambda t: t.unsqueeze(0))}),
+        "sent .* of shape .*, most sites send ",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [Loop, Graphs, Workers])
+@pytest.mark.parametrize("case", VALUES)
+def test_a_simulation_checks_the_values_of_uploads_as_a_deployment_does(case, kind):
+    text, change, words = VALUES[case]
+    task, engine = setting(kind, text)
+    with closing(engine):
+        state = engine.setup(initial_state(task))
+        done = engine.train(broadcast(task, state), ["a", "b"])
+        done.uploads[1] = change(done.uploads[1])
+        with pytest.raises(BadInput, match=f'Client "b" {words}'):
+            engine.average(state, done)
+
+
+@pytest.mark.parametrize("kind", [Loop, Graphs, Workers])
+def test_a_simulation_checks_what_extra_passes_measure(kind, monkeypatch):
+    task, engine = setting(kind, "fedrdn")
+    measure = kind.measure
+
+    def negative(self, p, job, sent, names):
+        found = measure(self, p, job, sent, names)
+        kept, up = found["b"]
+        return {**found, "b": (kept, Tree({**up, "std": -up["std"]}))}
+
+    monkeypatch.setattr(kind, "measure", negative)
+    with closing(engine), pytest.raises(BadInput, match='Client "b" sent fedrdn/std with negative entries'):
+        engine.setup(initial_state(task))
+
+
+def test_a_simulation_lets_a_run_diverge():
+    """Lengths are not compared there: a run that diverges is a result."""
+    task, engine = setting(Loop, "fedavg")
+    with closing(engine):
+        state = initial_state(task)
+        done = engine.train(broadcast(task, state), ["a", "b"])
+        long = {n: t * 1e9 if t.is_floating_point() else t for n, t in done.uploads[1].model.items()}
+        done.uploads[1] = replace(done.uploads[1], model=Tree(long))
+        assert engine.average(state, done).round == 1

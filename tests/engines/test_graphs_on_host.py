@@ -182,8 +182,12 @@ def test_out_of_memory_halves_the_streams_and_continues():
     assert any("out of memory" in note for note in engine.notes)
 
 
-def test_a_device_without_room_for_one_client_says_so():
+def test_a_device_without_room_for_one_client_says_so(monkeypatch):
+    def no_room(*_, **__):
+        raise torch.OutOfMemoryError("no room")
+
     task, engine = setting(Graphs, "fedavg", streams=2, device=Full(0))
+    monkeypatch.setattr("fednorms.engines.loop.local_update", no_room)
     with pytest.raises(RunFailed, match="smaller batch_size"):
         play(task, engine)
 
@@ -352,3 +356,73 @@ def test_uploads_that_are_not_only_summed_stay_on_the_device(text):
         patch.setattr(graphs_engine, "PendingResults", Watched)
         play(task, engine, rounds=2)
     assert kept
+
+
+class Busy(Full):
+    """A device whose memory another process holds for a while."""
+
+    def __init__(self, refusals):
+        super().__init__(0)
+        self.refusals = refusals
+
+    def held_by_others(self):
+        self.refusals -= 1
+        if not self.refusals:
+            self.most = 1  # the other process has ended
+        return True
+
+
+def test_without_memory_for_graphs_clients_train_one_after_the_other():
+    task, loop = setting(Loop, "scaffold")
+    expected = play(task, loop)
+    task, engine = setting(Graphs, "scaffold", streams=2, device=Full(0))
+    assert_same(task, expected, play(task, engine), loop, engine)
+    assert any("one after the other" in note for note in engine.notes)
+
+
+def test_memory_that_another_process_holds_is_waited_for(monkeypatch):
+    pauses = []
+    monkeypatch.setattr(graphs_engine.time, "sleep", pauses.append)
+    task, loop = setting(Loop, "scaffold")
+    expected = play(task, loop)
+    task, engine = setting(Graphs, "scaffold", streams=1, device=Busy(3))
+    assert_same(task, expected, play(task, engine), loop, engine)
+    assert pauses == [graphs_engine.PAUSE] * 3
+    assert not engine.in_turn
+    assert any("waited" in note for note in engine.notes)
+
+
+def test_waiting_for_memory_ends(monkeypatch):
+    pauses = []
+    monkeypatch.setattr(graphs_engine.time, "sleep", pauses.append)
+    task, engine = setting(Graphs, "fedavg", streams=1, device=Busy(10**9))
+    play(task, engine, 1)
+    assert len(pauses) == graphs_engine.WAITS
+    assert engine.in_turn
+
+
+@pytest.mark.parametrize("text", ["fedavg", "ditto", "scaffold + greg"])
+def test_a_closed_engine_keeps_nothing_recorded_and_can_go_on(text):
+    task, loop = setting(Loop, text)
+    expected = play(task, loop)
+    device = CpuDevice()
+    task, engine = setting(Graphs, text, streams=2, device=device)
+    state = engine.setup(initial_state(task))
+    for _ in range(3):
+        state = server_update(task, state, engine.train(broadcast(task, state), engine.clients).uploads)
+        assert device.recorded > 0
+        engine.close()
+        assert device.recorded == 0
+        assert not engine.workspaces
+        assert engine.data.resident is None
+    assert_same(task, expected, state, loop, engine)
+
+
+def test_streams_that_are_tried_and_not_kept_free_their_graphs():
+    device = CpuDevice()
+    task, engine = setting(Graphs, "fedavg", streams=0, device=device, fed=federation((22,) * 20))
+    state = engine.setup(initial_state(task))
+    for _ in range(8):
+        state = server_update(task, state, engine.train(broadcast(task, state), engine.clients).uploads)
+    assert len(engine.workspaces) == engine.stream_count
+    assert device.recorded == sum(len(space.graphs) for space in engine.workspaces.values())

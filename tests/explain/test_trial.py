@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import fednorms as fn
+from fednorms.core.round import broadcast, server_update
 from fednorms.explain.leaves import what_leaves
 from fednorms.explain.trial import IMAGES, NAMES, Trial
 
@@ -34,3 +35,27 @@ def test_describe_and_what_leaves_agree_on_what_is_sent():
     sent = sum(x.nbytes for x in privacy.leaving if x.when == "every round")
     assert sent == described.bytes_up
     assert privacy.secure_aggregation == described.averaged_only
+
+
+def test_other_sites_receive_means_or_what_single_sites_sent():
+    found = {name: what_leaves(name).received for name in ("standalone", "fedbn", "scaffold", "fedrdn", "hbn")}
+    assert found["standalone"] == []
+    assert [x.sender for x in found["fedbn"]] == ["model"]
+    assert not any(name.startswith("norm") for name in found["fedbn"][0].names)
+    assert {name: any(x.single for x in received) for name, received in found.items()} == {
+        "standalone": False,
+        "fedbn": False,
+        "scaffold": False,
+        "fedrdn": True,  # the pool of all sites' statistics
+        "hbn": False,
+    }
+
+
+def test_with_two_sites_the_mean_gives_away_the_other_model():
+    """What the privacy page warns of: a site knows its own model, its number of images and the total."""
+    trial = Trial.of(fn.method("fedavg"), "cnn-small", 10)
+    mine, other = trial.engine.train(broadcast(trial.task, trial.state), NAMES).uploads
+    mean = server_update(trial.task, trial.state, [mine, other]).model
+    for name in trial.task.net.sent_params:
+        guessed = (2 * IMAGES * mean[name].double() - IMAGES * mine.model[name].double()) / IMAGES
+        torch.testing.assert_close(guessed, other.model[name].double(), rtol=1e-4, atol=1e-5)

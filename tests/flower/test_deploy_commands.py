@@ -12,7 +12,7 @@ from fednorms.cli import main
 from fednorms.flower import link as link_module
 from fednorms.flower import processes
 from fednorms.flower.audit import AuditLog
-from fednorms.flower.keys import new_key, read_keys
+from fednorms.flower.keys import SiteKeys, new_key, read_keys
 from tests.flower.test_deploy import INIT, images
 from tests.support.door import Keys
 
@@ -65,6 +65,8 @@ def test_enroll_and_revoke_change_the_roster(project, tmp_path, capsys):
         (*enroll, "--site", "nord"): 'did you mean "north"',
         (*enroll[:4], str(project / "README.md"), "--site", "north"): "is not a public key",
         (*enroll[:4], str(project / "nowhere"), "--site", "north"): "Cannot read --key",
+        (*enroll[:3], "--site", "north"): "give --key, --images, or both",
+        (*enroll[:3], "--site", "north", "--images", "0"): "--images is at least 1; got 0",
         ("deploy", "revoke", str(project), "--site", "north"): 'Site "north" has no key',
         ("deploy", "revoke", str(tmp_path), "--site", "north"): "Cannot read the roster",
     }.items():
@@ -111,7 +113,10 @@ def test_flowers_link_is_started_on_loopback_only(project, monkeypatch):
     assert name == "flower-superlink"
     assert options[options.index("--host") + 1] == "127.0.0.1"
     assert "0.0.0.0" not in options
-    assert environment == {"FEDNORMS_ROSTER": str((project / "roster.toml").resolve())}
+    roster, lock = (str((project / name).resolve()) for name in ("roster.toml", "link.db.lock"))
+    assert environment == {"FEDNORMS_ROSTER": roster, "FEDNORMS_LINK": lock}
+    assert options[options.index("--isolation") + 1] == "process"  # so that running an app needs the secret
+    assert not list(project.glob("link.db*"))
 
 
 def test_a_node_that_cannot_work_is_not_started(project, tmp_path, capsys):
@@ -162,3 +167,15 @@ def test_a_flood_of_refusals_does_not_fill_the_log():
             written.append(record.getMessage())
     assert len(written) == link_module.LINES + 1
     assert written[-1] == f"refused 999 ({999 - link_module.LINES} lines before this one were left out)"
+
+
+def test_enroll_fixes_the_number_of_images(project, capsys):
+    path = project / "roster.toml"
+    before = read_keys(path) if path.exists() else SiteKeys()
+    assert main(["deploy", "enroll", str(project), "--site", "north", "--images", "1200"]) == 0
+    assert 'Site "north" may have at most 1,200 training images.' in capsys.readouterr().out
+    found = read_keys(path)
+    assert (found.images, found.keys) == ({"north": 1200}, before.keys)
+    path.write_text(path.read_text().replace("1200", '"many"'))
+    assert main(["deploy", "enroll", str(project), "--site", "north", "--images", "9"]) == 2
+    assert "expected a number of at least 1, found 'many'" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """A deployment as documented, in real processes: a link behind its door, the sites' nodes, and strangers."""
 
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -27,6 +28,17 @@ def deployed(cluster, config) -> Path:
     assert cluster.deploy("certificates", str(project)).returncode == 0
     cluster.door(project)
     return project
+
+
+def descendants(process: int) -> list[int]:
+    """The numbers of the processes that a process has started, and those of theirs."""
+    found = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True, check=False).stdout.split()
+    return [int(n) for n in found] + [n for child in found for n in descendants(int(child))]
+
+
+def running(process: int) -> bool:
+    stat = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True, check=False).stdout
+    return bool(stat) and not stat.startswith("Z")
 
 
 def audit(cluster, site) -> list[dict]:
@@ -163,16 +175,24 @@ def test_flowers_node_is_started_again_and_counts_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_link_continues_bit_for_bit_behind_its_door(cluster, tmp_path):
-    """The new door has never seen the nodes; the link's database has."""
+@pytest.mark.parametrize("killed", ["the process group", "the command"])
+def test_a_killed_link_continues_bit_for_bit_behind_its_door(killed, cluster, tmp_path):
+    """The new door has never seen the nodes; the link's database has. Nothing of the killed link stays."""
     config = config_of("scaffold + fedbn", tmp_path, rounds=4, **PATIENT)
     project = deployed(cluster, config)
     for site in SITES.split(","):
         cluster.site(project, site)
     run, out = cluster.submit(config), Path(config["deploy.out"])
     cluster.wait_in_run(run, lambda: len(rows(out)) >= 2, "no second round")
-    cluster.kill(cluster.needed["link"])
+    link = cluster.needed.pop("link")
+    started = descendants(link.pid)
+    assert len(started) >= 3  # Flower's link, its executor, and the app
+    if killed == "the command":
+        os.kill(link.pid, signal.SIGKILL)  # what it started gets no signal
+        cluster.wait(lambda: not any(map(running, started)), "what the link started goes on")
+    cluster.kill(link)
     cluster.wait(lambda: not locked(out), "the ServerApp does not end with its link")
+    cluster.wait(lambda: not any(map(running, started)), "what the link started goes on")
     assert not (out / "summary.json").exists()
     cluster.door(project)
     assert_equals_the_loop(cluster.finish(config), config, tmp_path)

@@ -49,7 +49,7 @@ def ask(link, keys, *requests, **options):
     """Send requests one after the other through a door; the responses."""
 
     async def send():
-        transport = httpx.ASGITransport(link.door(keys))
+        transport = httpx.ASGITransport(link.door(keys, refused_per_minute=1000))
         async with httpx.AsyncClient(transport=transport, base_url="https://door") as client:
             return [await client.request(*request, **options) for request in requests]
 
@@ -222,8 +222,7 @@ def scope_of(keys, site):
     return {"type": "http", "method": "POST", "path": PULL, "query_string": b"", "headers": headers, "client": None}
 
 
-def test_a_body_that_never_ends_is_given_up(link, keys, monkeypatch):
-    monkeypatch.setattr(door_module, "BODY_SECONDS", 0.01)
+def test_a_body_that_never_ends_is_given_up(link, keys):
     sent = []
 
     async def never():
@@ -232,7 +231,7 @@ def test_a_body_that_never_ends_is_given_up(link, keys, monkeypatch):
     async def send(event):
         sent.append(event)
 
-    asyncio.run(link.door(keys)(scope_of(keys, "north"), never, send))
+    asyncio.run(link.door(keys, body_seconds=0.01)(scope_of(keys, "north"), never, send))
     assert sent[0]["status"] == 408
 
 
@@ -251,15 +250,14 @@ def test_a_key_revoked_while_its_body_arrives_is_refused(link, keys):
     assert link.asked == []
 
 
-def test_one_site_cannot_take_all_places(link, keys, monkeypatch):
-    monkeypatch.setattr(door_module, "IN_FLIGHT", 2)
+def test_one_site_cannot_take_all_places(link, keys):
     sent = []
 
     async def send(event):
         sent.append(event.get("status"))
 
     async def crowd():
-        door, go = link.door(keys), asyncio.Event()
+        door, go = link.door(keys, requests_per_site=2), asyncio.Event()
 
         async def receive():
             await go.wait()
@@ -367,12 +365,11 @@ def test_a_node_refuses_a_certificate_that_has_ended_or_is_another_authoritys(tm
             serial(port, other.ca)
 
 
-def test_a_connection_without_a_request_is_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr(door_module, "HEADER_SECONDS", 0.05)
+def test_a_connection_without_a_request_is_closed(tmp_path):
     keys = Keys(tmp_path)
     context = ssl.create_default_context(cafile=str(keys.ca))
     with (
-        running_door(keys, FakeLink(keys)) as port,
+        running_door(keys, FakeLink(keys), header_seconds=0.05) as port,
         socket.create_connection(("127.0.0.1", port), HANG) as s,
         context.wrap_socket(s, server_hostname="127.0.0.1") as secured,
     ):

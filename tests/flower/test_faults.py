@@ -3,6 +3,8 @@
 import json
 import logging
 import shutil
+import threading
+from typing import ClassVar
 
 import pytest
 
@@ -292,3 +294,28 @@ def test_a_cut_off_federation_json_is_one_message_and_can_be_written_again(tmp_p
     again = serve(LocalGrid(config, tmp_path, nodes_for()), config)
     assert file.read_bytes() == content
     same_result(again, whole)
+
+
+def test_a_reply_that_is_uploaded_forever_costs_only_its_site(tmp_path, monkeypatch):
+    """Flower waits for the rest of a reply in `pull_messages`: the round must end at its deadline all the same."""
+    monkeypatch.setattr("fednorms.flower.roster.PATIENCE", 0.2)
+    over = threading.Event()
+
+    class Slow(LocalGrid):
+        threads: ClassVar[list] = []
+
+        def pull_messages(self, message_ids):
+            found = super().pull_messages(message_ids)
+            if any(m.metadata.src_node_id == 100 and m.metadata.message_type == "train" for m in found):
+                self.threads.append(threading.current_thread())
+                over.wait()
+            return found
+
+    config = config_of("fedavg", tmp_path, rounds=3, training__steps=2, deploy__wait=1.0, deploy__deadline=1.0)
+    try:
+        result = serve(Slow(config, tmp_path, nodes_for()), config)
+    finally:
+        over.set()
+    said = [row["lost"]["clean"] for row in result.history]
+    assert said == ["no reply within 1 s", *["its last reply is still being uploaded"] * 2]
+    assert len(Slow.threads) == 1  # it is not asked again in the meantime

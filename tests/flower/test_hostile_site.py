@@ -22,6 +22,7 @@ from fednorms.methods.fedrdn import FedRDN
 from tests.flower.test_faults import loop_with_cohorts
 from tests.support import hostile
 from tests.support.flower_in_process import LocalGrid, config_of, nodes_for
+from tests.support.flower_in_process import run as run_in_process
 from tests.support.hostile import HONEST, HOSTILE, INF, NAN, honest_run, run_against
 from tests.support.replay import SITES, recorded
 from tests.support.tiny import same
@@ -235,10 +236,12 @@ def test_most_sites_decide_what_fits_and_the_reason_names_one_of_them():
 def test_a_tie_is_decided_by_the_classes_of_the_deployment():
     true = Card.from_json(recorded("fedavg")["faint", "hello", None, None]["about"]["card"])
     other = replace(true, facts=replace(true.facts, classes=tuple("abcdefghij")))
-    assert majority({"a": other, "b": true}, true.facts.classes) is true
-    assert majority({"a": other, "b": true}) is other  # nobody knows: the first name
-    assert majority({"a": other, "b": true, "c": true}, "abcdefghij") is true
-    assert majority({}) is None
+    assert majority({"a": other, "b": true}, true.facts.classes) == [true]
+    assert majority({"a": other, "b": true}) == [other, true]  # nobody knows
+    assert majority({"a": other, "b": true, "c": true}, "abcdefghij") == [true]
+    assert majority({}) == []
+    large = Card(replace(true.facts, shape=(3, 99, 99)), true.sizes)
+    assert majority({"a": large, "b": true}, true.facts.classes, true.facts.shape[1]) == [true]
 
 
 def test_a_continued_run_keeps_to_its_own_data(tmp_path):
@@ -312,7 +315,7 @@ def test_a_round_that_would_break_the_model_is_not_stored(tmp_path, monkeypatch)
     """Both sites send plausible updates, but the server's step explodes: the last good round stays the last."""
     config = config_of("fedavg", tmp_path, **QUICK)
     monkeypatch.setattr(border, "EXPLODED", 1e-6)
-    monkeypatch.setattr(border, "implausible", lambda *given: "")
+    monkeypatch.setattr(border, "unusable", lambda *given: {})
     with pytest.raises(RunFailed, match=r"Round 1: 0 usable answers .* would break the model: the model would move by"):
         serve(LocalGrid(config, tmp_path, nodes_for()), config)
     assert not list((tmp_path / "run" / "checkpoints").glob("round-*/manifest.json"))
@@ -391,3 +394,49 @@ def test_bounds_of_texts():
         Card.from_json(" " * (schema.LONGEST_TEXT + 1))
     assert schema.printable("a\x07b\n" + "c" * 600).startswith("a?b cc")
     assert len(schema.printable("c" * 10**6)) < 510
+
+
+# -- two sites: no majority ------------------------------------------------------------------------------------------
+TWO = {"nodes": nodes_for("clean,faint"), "deploy__sites": "clean,faint"}
+
+
+def _two(method, tmp_path, craft, kind, **changes):
+    """A run of two sites, of which the one whose name comes first is hostile."""
+
+    def fault(site, message, reply):
+        if site == HOSTILE and message.metadata.message_type.removeprefix("query.") == kind:
+            craft(reply.content)
+        return reply
+
+    return run_in_process(method, tmp_path, fault=fault, **TWO, **QUICK | changes)[0]
+
+
+def test_of_two_sites_the_servers_own_rehearsal_decides_whose_upload_fits(tmp_path):
+    """Before, the first name decided, and the honest site was left out."""
+    ours = _two("scaffold", tmp_path, hostile.rows(1, "part:scaffold"), "train")
+    assert list(ours.history[0]["lost"]) == [HOSTILE]
+    assert ", expected float" in ours.history[0]["lost"][HOSTILE]
+
+
+def test_of_two_sites_the_rehearsal_decides_whose_measurement_fits(tmp_path):
+    ours = _two("fedrdn", tmp_path, hostile.rows(7, "up"), "measure")
+    assert any(f"{HOSTILE} sent" in note and "expected" in note for note in ours.notes)
+    assert not any("faint sent" in note for note in ours.notes)
+
+
+def test_without_a_rehearsal_no_name_decides():
+    trees = {"a": Tree(m=torch.ones(3)), "b": Tree(m=torch.ones(2))}
+    images = {"a": 5, "b": 5}
+    assert set(border.odd_ones(trees, "sum", images)) == {"a", "b"}
+    assert set(border.odd_ones(trees, "sum", images, trial=lambda: trees["b"])) == {"a"}
+    assert set(border.odd_ones({**trees, "c": trees["a"]}, "sum", {**images, "c": 5}, trial=lambda: trees["b"])) == {
+        "b"
+    }
+
+
+def test_of_two_sites_that_do_not_fit_the_project_decides_or_nobody(tmp_path):
+    other, true = hostile.card(classes=list("abcdefghij")), ",".join(map(str, range(10)))
+    ours = _two("fedavg", tmp_path / "named", other, "hello", deploy__classes=true)
+    assert HOSTILE in ours.history[0]["lost"]
+    with pytest.raises(RunFailed, match=r'"clean" and "faint" do not fit together, classes: .* No majority'):
+        _two("fedavg", tmp_path / "unnamed", other, "hello")

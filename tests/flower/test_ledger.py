@@ -68,6 +68,18 @@ def test_a_repeated_message_gets_the_same_bytes_and_counts_once(tmp_path):
     assert [a.round for a in ledger(tmp_path).answers] == [0, 1]
 
 
+def test_a_stored_answer_that_was_changed_is_not_sent(tmp_path):
+    """Noise is drawn once: an answer with other bytes would be a second one."""
+    grid, asked = trained(tmp_path)
+    (stored,) = (tmp_path / "state" / "100").rglob("answer-000001.safetensors")
+    data = bytearray(stored.read_bytes())
+    data[-5] ^= 1  # a bit of a tensor
+    stored.write_bytes(data)
+    reply = grid.answer(travelled(asked[1][0]), asked[1][1])
+    assert 'The answer of site "clean" for round 2 cannot be read' in reply.content["about"]["reason"]
+    assert not reply.content.array_records
+
+
 def test_another_request_for_the_same_round_is_refused(tmp_path):
     grid, asked = trained(tmp_path)
     message, context = asked[1]

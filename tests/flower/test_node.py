@@ -181,6 +181,18 @@ def test_the_log_holds_what_was_asked_and_what_was_sent(project, config, tmp_pat
     assert stat.S_IMODE(responder.audit.stat().st_mode) == 0o600
 
 
+def test_the_log_names_the_method_wherever_the_run_says_it(project, config, tmp_path):
+    """A run may bring a whole recipe as one text; the log must not call that "no method"."""
+    responder = Responder(project, tmp_path / "audit.jsonl")
+    others = {key: value for key, value in config.items() if key != "method"}
+    replied(responder, build_fab_from_disk(project), others | {"recipe": 'method = "scaffold + fedbn"'})
+    replied(responder, build_fab_from_disk(project), config | {"recipe": 'method = "scaffold"', "method": "fedbn"})
+    replied(responder, build_fab_from_disk(project), config | {"method": "no such method ("})
+    asked = [line["method"] for line in AuditLog(responder.audit).lines() if line["event"] == "asked"]
+    assert asked[:2] == ["scaffold + fedbn", "fedbn"]
+    assert len(asked) == 3
+
+
 def test_nothing_is_answered_that_cannot_be_written_down(project, config, tmp_path):
     (tmp_path / "target").write_text("")
     (tmp_path / "audit.jsonl").symlink_to(tmp_path / "target")

@@ -8,7 +8,9 @@ import torch
 
 from fednorms.core.errors import BadInput
 from fednorms.core.tree import Tree
+from fednorms.flower import messages
 from tests.support import hostile
+from tests.support.flower_in_process import run
 from tests.support.hostile import HOSTILE, run_against
 from tests.support.tiny import same
 
@@ -75,3 +77,22 @@ def test_noise_for_the_plain_mean_is_not_disturbed():
     )
     assert same(tight._state.model, without._state.model)
     assert torch.isfinite(tight._state.model["conv1.weight"]).all()
+
+
+def test_of_two_sites_the_one_that_hardly_moves_does_not_stop_the_other(tmp_path):
+    """The median of two lengths is the shorter one: a bound by it would shorten the honest update to almost nothing."""
+
+    def silent(site, message, reply):
+        if site == HOSTILE and message.metadata.message_type == "train":
+            tree = messages.tree_of(message.content.array_records["model"])
+            sent = messages.tree_of(reply.content.array_records["model"])
+            near = {k: tree[k] + 1e-4 * (t - tree[k]) if t.is_floating_point() else t for k, t in sent.items()}
+            reply.content["model"] = messages.array_record(Tree(near))
+        return reply
+
+    models = [
+        run("fedavg", tmp_path / str(most), fault=silent, rounds=1, training__steps=2, deploy__norm_bound=most)[0]
+        for most in (50.0, 0.0)
+    ]
+    assert same(models[0]._state.model, models[1]._state.model)
+    assert not [note for note in models[0].notes if "norm_bound" in note]

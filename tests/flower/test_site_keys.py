@@ -9,6 +9,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from fednorms.core.errors import RunFailed
 from fednorms.flower.keys import SiteKeys, Watched, new_key, read_keys, wire_form
 from fednorms.flower.server import serve
+from tests.support import hostile
 from tests.support.flower_in_process import LocalGrid, config_of, nodes_for, run, same_result
 from tests.support.tiny import same
 
@@ -152,3 +153,40 @@ def test_a_new_key_replaces_the_former_one_between_rounds(roster, tmp_path):
     first, second = lost(serve_it())
     assert first["faint"] == "its key was revoked"
     assert "faint" not in second
+
+
+# -- how many images a site may have ---------------------------------------------------------------------------------
+def claiming(images):
+    """Every site but the honest one says that it has this many training images."""
+
+    def fault(site, message, reply):
+        if site != "foggy" and message.metadata.message_type == "query.hello":
+            hostile.card(train=images)(reply.content)
+        return reply
+
+    return fault
+
+
+THREE = {"nodes": nodes_for("clean,faint,foggy"), "deploy__sites": "clean,faint,foggy", "deploy__wait": 1.0}
+
+
+def test_two_sites_that_lie_together_do_not_get_all_the_weight(tmp_path):
+    """10^9 images, the most that a card can say, would make the third site's model vanish in the mean."""
+    lied, _ = run("fedavg", tmp_path / "lied", fault=claiming(10**9), rounds=1, **THREE)
+    assert "claims 1,000,000,000 training images, but deploy.max_images allows 1,000,000" in str(lost(lied))
+    true, _ = run("fedavg", tmp_path / "true", rounds=1, nodes=nodes_for("foggy"), deploy__sites="foggy")
+    assert same(lied._state.model, true._state.model)
+    with pytest.raises(RunFailed, match=r"claims 10,000 training images, but deploy.max_images allows 5,000"):
+        run("fedavg", tmp_path / "bound", fault=claiming(10**4), deploy__max_images=5000, deploy__minimum=2, **THREE)
+
+
+def test_the_roster_bounds_the_images_of_a_site(roster, tmp_path):
+    honest = deployed(tmp_path / "a", rounds=1)[1]()
+    read_keys(roster).limited("faint", 10**5).limited("clean", 10**5).write(roster)
+    assert same(
+        deployed(tmp_path / "b", rounds=1)[1]()._state.model, honest._state.model
+    )  # not reached: no bit changes
+    read_keys(roster).limited("faint", 3).write(roster)
+    said = str(lost(deployed(tmp_path / "c", rounds=1, deploy__wait=1.0)[1]()))
+    assert 'site "faint" claims' in said
+    assert "but the roster allows 3" in said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -204,3 +206,27 @@ def test_a_run_on_the_gpu_in_every_precision(precision):
     result = driver.run("greg", "digits-shift", rounds=2, lr=0.1, recipe=recipe)
     assert result.recipe.engine == "graphs"
     assert result.accuracy > 0.12
+
+
+def test_memory_after_ten_runs_is_that_after_the_first():
+    texts = ["fedavg", "scaffold", "greg", "fedwon", "fednn", "ditto", "fedbn", "fedavg", "hbn", "fedavg"]
+
+    def used():
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        return torch.cuda.memory_reserved(), total - free
+
+    after = []
+    for text in texts:
+        result = driver.run(text, "digits-shift", rounds=2, recipe=Recipe(device="cuda"))
+        assert result.recipe.engine == "graphs"
+        after.append(used())
+    assert after[-1] == after[0], after
+
+
+def test_a_limit_on_memory_changes_no_bit():
+    free = driver.run("scaffold", "digits-shift", rounds=2, recipe=Recipe(device="cuda"))
+    tight = driver.run("scaffold", "digits-shift", rounds=2, recipe=Recipe(device="cuda", memory=0.01))
+    assert free.scores().to_dict() == tight.scores().to_dict()

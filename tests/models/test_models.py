@@ -277,3 +277,13 @@ def test_pretrained_without_a_network_is_one_message(library, monkeypatch):
         zoo.build_zoo(library, "resnet18", 7, pretrained=True)
     with pytest.raises(ConnectionError):  # without a download it is a bug, which keeps its traceback
         zoo.build_zoo(library, "resnet18", 7)
+
+
+def test_weights_in_float16_load_as_float32(tmp_path):
+    first = build("cnn-small", 4, seed=1)
+    half = {k: v.half() if v.is_floating_point() else v for k, v in first.state_dict().items()}
+    torch.save(half, tmp_path / "half.pt")
+    loaded = build("cnn-small", 4, seed=2, weights=tmp_path / "half.pt")
+    for name, value in loaded.state_dict().items():
+        assert value.dtype == first.state_dict()[name].dtype
+        assert torch.equal(value, half[name].to(value.dtype))

@@ -15,9 +15,10 @@ from torch import nn
 import fednorms as fn
 from fednorms.data import Federation, Site, Split
 from fednorms.evaluation.scores import Scores, SiteScore
-from fednorms.runs import report
+from fednorms.runs import comparison_files
 from fednorms.runs.cells import Averages, Outcome, RoundSummary
-from fednorms.runs.compare import Comparison, MeanStd, slug
+from fednorms.runs.comparison import Comparison, MeanStd
+from fednorms.runs.run_names import slug
 from tests.support.kept import SMALL
 
 
@@ -64,7 +65,7 @@ def test_entries_are_mean_and_sample_deviation_of_single_runs(comparison):
 def test_the_best_of_each_column_is_marked(comparison):
     header, *rows = comparison.cells()
     for column in comparison.columns:
-        at = header.index(column)
+        at = header.index("new (unseen/global)" if column == "new (unseen)" else column)
         marked = [row.label for row, cells in zip(comparison.rows, rows, strict=True) if cells[at].endswith(" *")]
         top = max(row.entries[column].mean for row in comparison.rows)
         assert marked == [row.label for row in comparison.rows if row.entries[column].mean == top]
@@ -81,7 +82,7 @@ def test_the_curve_ends_at_the_table(comparison):
 
 
 def test_files_hold_the_same_numbers(comparison, tmp_path):
-    report.write(comparison, tmp_path, small())
+    comparison_files.write(comparison, tmp_path, small())
     assert {f.name for f in comparison.files} == {f.name for f in tmp_path.iterdir()}
     plain = json.loads((tmp_path / "comparison.json").read_text())
     table = list(csv.DictReader((tmp_path / "comparison.csv").read_text().splitlines()))
@@ -101,7 +102,7 @@ def test_without_matplotlib_one_line_says_how_to_get_it(comparison, tmp_path, mo
         return real(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    report.write(comparison, tmp_path)
+    comparison_files.write(comparison, tmp_path)
     assert not (tmp_path / "curves.png").exists()
     assert [r for r in comparison.remarks() if "fednorms[report]" in r and "\n" not in r]
     comparison.notes = []
@@ -117,8 +118,8 @@ def test_a_diverged_method_is_named_and_the_others_continue():
     assert [o.label for o in found.failed] == ["nonorm"]
     assert found.cells()[2].count("failed") == 3
     assert "nonorm, seed 0 failed:" in repr(found)
-    assert "failed" in report.markdown(found)
-    assert report.figure(found) is not None
+    assert "failed" in comparison_files.markdown(found)
+    assert comparison_files.figure(found) is not None
 
 
 def test_some_seeds_may_fail():

@@ -104,7 +104,7 @@ def test_the_frame_of_a_result_counts_rounds_from_1(result):
 
 def test_a_comparison_as_html_and_latex(comparison):
     header, *rows = Tables(comparison._repr_html_()).rows
-    assert header == ["method", "model/statistics", "east", "west", "new (unseen)", "mean"]
+    assert header == ["method", "model/statistics", "east", "west", "new (unseen/global)", "mean"]
     assert [row[0] for row in rows] == [row.label for row in comparison.rows]
     assert rows[0][-1] == str(comparison.rows[0].entries["mean"])
     best = {

@@ -20,6 +20,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from fednorms.flower.certificates import FOLDER, make_certificates
 from fednorms.flower.door import Door
 from fednorms.flower.keys import FILE, Watched, private_key
+from fednorms.flower.limits import Limits, listen
 from fednorms.flower.link import door_server, renew_certificates
 
 NUMBERS = {"north": 11, "south": 22}  # of the nodes that the link knows
@@ -76,15 +77,14 @@ class FakeLink:
         self.asked.append(request)
         return self.answer
 
-    def door(self, keys: Keys) -> Door:
-        return Door("http://link", Watched(keys.roster), httpx.MockTransport(self))
+    def door(self, keys: Keys, **limits: float) -> Door:
+        return Door("http://link", Watched(keys.roster), httpx.MockTransport(self), Limits(**limits))
 
 
 @contextlib.contextmanager
-def running(server: uvicorn.Server) -> Iterator[int]:
+def running(server: uvicorn.Server, limits: Limits) -> Iterator[int]:
     """A server in a thread; its port."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
+    with listen("127.0.0.1", 0, limits) as listening:
 
         async def serve() -> None:
             await server.serve(sockets=[listening])
@@ -102,9 +102,10 @@ def running(server: uvicorn.Server) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def running_door(keys: Keys, link: FakeLink) -> Iterator[int]:
+def running_door(keys: Keys, link: FakeLink, **limits: float) -> Iterator[int]:
     """A door with TLS that renews its certificate; its port."""
-    server = door_server(link.door(keys), "127.0.0.1", 0, keys.certificates)
+    door = link.door(keys, **limits)
+    server = door_server(door, "127.0.0.1", 0, keys.certificates)
     start = server.startup
 
     async def startup(sockets: list[socket.socket] | None = None) -> None:
@@ -112,5 +113,5 @@ def running_door(keys: Keys, link: FakeLink) -> Iterator[int]:
         server.renewal = asyncio.create_task(renew_certificates(server, keys.certificates, every=0.02))
 
     server.startup = startup
-    with running(server) as port:
+    with running(server, door.limits) as port:
         yield port

@@ -25,6 +25,7 @@ _GROUPS = {
     },
     "Use a trained model": {
         "evaluate": "test a run's models in any mode",
+        "report": "write a run, comparison, table or advice as one HTML page",
         "predict": "classify images",
         "export": "write a model as plain weights, with its classes and preprocessing",
         "adapt": "give a new site a model that fits its images",
@@ -32,6 +33,7 @@ _GROUPS = {
     },
     "Data": {
         "data": "check data sets on disk, show them, and pack them into one file",
+        "cache": "list and clear the cache of decoded images",
     },
     "Train across machines": {
         "deploy": "write a Flower project, and run its server and its sites",

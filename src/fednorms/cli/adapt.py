@@ -38,6 +38,8 @@ class Adapt:
     """Resize images to this many pixels."""
     group: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: as in the run; '' for none)")] = None
     """A regular expression for file names; images with the same match stay in one split, as "(patient[0-9]+)"."""
+    skip_broken: Flag = False
+    """Leave out files that cannot be read."""
     which: Which = "last"
     """Start from the last round, or from the round with the best validation accuracy."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: not saved)")] = None
@@ -63,6 +65,7 @@ def adapt(args: Sequence[str]) -> int:
         test=given.test,
         size=given.size,
         group=given.group,
+        skip_broken=given.skip_broken,
         device=given.device,
     )
     print_result(done, as_json=given.json)

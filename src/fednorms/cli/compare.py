@@ -12,13 +12,14 @@ from rich.text import Text
 
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import Output, Track, merged, parse, recipe_options
+from fednorms.cli.report import final_report
 from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
 from fednorms.runs.progress import CellWatch, Reporter
 from fednorms.runs.recipe import Recipe
 
 if TYPE_CHECKING:
-    from fednorms.runs.compare import Comparison
+    from fednorms.runs.comparison import Comparison
 
 
 _Options: Any = recipe_options("CompareOptions", without=("method", "seed"))
@@ -52,7 +53,7 @@ class Compare(_Options, _Methods):
     out: Annotated[
         Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/compare-FEDERATION)")
     ] = None
-    """Directory for the table, the picture and all runs."""
+    """Directory for the table, the picture, the report and all runs."""
     track: Track = field(default_factory=list)
     """Trackers that log every round of every run: tensorboard, wandb, mlflow."""
     jobs: int = 1
@@ -64,7 +65,7 @@ def compare(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Compare, "compare", args)
     from fednorms.runs.compare import compare as run_comparison
-    from fednorms.runs.compare import slug
+    from fednorms.runs.run_names import slug
 
     base = Recipe.read(given.recipe) if given.recipe else Recipe()
     recipe = merged(base, given).model_copy(update={"fingerprint": ""})
@@ -90,6 +91,8 @@ def compare(args: Sequence[str]) -> int:
         except KeyboardInterrupt:
             done = f"{watch.finished} of {counted(len(given.methods) * given.seeds, 'run')}"
             raise KeyboardInterrupt(f"Interrupted with {done} finished. Continue with the same command.") from None
+    if report := final_report(comparison):
+        comparison.files.append(report)
     if given.output.json:
         print_json(comparison.to_dict())
     else:
@@ -99,14 +102,12 @@ def compare(args: Sequence[str]) -> int:
 
 def show(comparison: Comparison) -> None:
     """Print the table, what it is about, and where it was written."""
-    from fednorms.runs.compare import BEST
-
     console = stdout()
     header, *rows = comparison.cells()
     fixed = len(header) - len(comparison.columns)
     shown = [[_styled(cell) for cell in row] for row in rows]
     console.print(grid(header, shown, numbers_from=fixed))
-    console.print(f"{BEST}\n")
+    console.print("\n".join([*comparison.legend(), ""]), markup=False)
     for remark in comparison.remarks():
         console.print(remark, markup=False)
     if comparison.files:

@@ -165,6 +165,7 @@ def _check_request(recipe: Recipe, deployment: Deployment, host: str, port: int)
     """Find problems that would otherwise appear only at the sites, and report all of them at once."""
     from fednorms.core.preprocessing import Preprocessing
     from fednorms.data.facts import Facts, SiteFacts
+    from fednorms.data.sizes import sides
     from fednorms.runs.assemble import assemble
     from fednorms.runs.losses import cross_entropy
 
@@ -187,7 +188,7 @@ def _check_request(recipe: Recipe, deployment: Deployment, host: str, port: int)
     if problems := [text for text, found in wrong.items() if found]:
         raise BadInput("deploy init: " + "; ".join(problems) + ".")
     assert data.size is not None
-    shape = (deployment.channels, data.size, data.size)
+    shape = (deployment.channels, *sides(data.size))
     named = tuple(SiteFacts(name, name) for name in sites)
     facts = Facts("deployment", tuple(classes), shape, "uint8", Preprocessing(), named, tuple(sites), 0)
     here = {"device": "cpu", "pretrained": False, "weights": ""}  # without downloads, on any machine

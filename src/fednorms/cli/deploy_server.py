@@ -14,7 +14,7 @@ from fednorms.cli.output import print_json, stderr, stdout
 from fednorms.cli.parsing import parse
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
-from fednorms.flower.project import read_address, read_project, split_address
+from fednorms.flower.project import read_address, read_door, read_project, split_address
 
 _Project = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="PROJECT")]
 
@@ -38,14 +38,21 @@ class Certificates:
 
 @dataclass
 class Enroll:
-    """Add a site's public key to the roster, or replace it; the former key is revoked."""
+    """Add a site's public key to the roster, or replace it; the former key is revoked.
+
+    With --images, a node of the site that claims more training images is refused.
+    """
 
     project: _Project
     """The project's folder."""
     site: str
     """The site's name, as in the project."""
-    key: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    key: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: the one it has)")] = None
     """The site's public key, in OpenSSH's format (ssh-keygen -t ecdsa -b 384)."""
+    images: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: deploy.max_images of the project)")] = (
+        None
+    )
+    """The most training images that the site may have. Its weight in the mean is its number of images."""
 
 
 @dataclass
@@ -127,13 +134,28 @@ def enroll(args: Sequence[str]) -> int:
     _, deployment = read_project(given.project)
     if given.site not in deployment.site_names:
         raise BadInput(f'No site "{given.site}" in {given.project}: {nearest(given.site, deployment.site_names)}.')
-    try:
-        text = given.key.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"Cannot read --key {given.key} ({error}).") from None
+    if given.key is None and given.images is None:
+        raise BadInput("Nothing to do: give --key, --images, or both.")
     path = given.project / FILE
-    (read_keys(path) if path.exists() else SiteKeys()).enrolled(given.site, text, str(given.key)).write(path)
-    stdout().print(f'The key of site "{given.site}" is in {path}.', markup=False, soft_wrap=True)
+    keys = read_keys(path) if path.exists() else SiteKeys()
+    console = stdout()
+    if given.key is not None:
+        try:
+            text = given.key.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"Cannot read --key {given.key} ({error}).") from None
+        keys = keys.enrolled(given.site, text, str(given.key))
+    if given.images is not None:
+        if given.images < 1:
+            raise BadInput(f"--images is at least 1; got {given.images}.")
+        keys = keys.limited(given.site, given.images)
+    keys.write(path)
+    if given.key is not None:
+        console.print(f'The key of site "{given.site}" is in {path}.', markup=False, soft_wrap=True)
+    if given.images is not None:
+        console.print(
+            f'Site "{given.site}" may have at most {given.images:,} training images.', markup=False, soft_wrap=True
+        )
     return 0
 
 
@@ -158,14 +180,16 @@ def link(args: Sequence[str]) -> int:
     """The command."""
     given = parse(LinkOptions, "deploy link", args)
     require_posix("link")
+    from fednorms.flower.limits import Limits
     from fednorms.flower.link import Link, run_link
 
     read_project(given.project)
+    limits = Limits.read(read_door(given.project), str(given.project / "pyproject.toml"))
     port = read_address(given.project)[1] if given.port is None else given.port
     database = given.database or given.project / "link.db"
     console = stderr()
     return run_link(
-        Link(given.project, given.host, port, given.link_port, database),
+        Link(given.project, given.host, port, given.link_port, database, limits),
         lambda text: console.print(text, markup=False, soft_wrap=True),
     )
 

@@ -94,7 +94,7 @@ _USE = {
     "separately; test=deal|alike|personal|whole says how test data are divided.",
     "transforms": "Use: --augment flip_rotate. By default the data set's papers decide. Tests use none.",
     "analyses": "Use: `fednorms analyze RUN four-factors`. Curves have one point per kept round "
-    '(keep_checkpoints="all"); test-gap needs a run tested with global and batch statistics.',
+    "(--keep-checkpoints all).",
 }
 
 

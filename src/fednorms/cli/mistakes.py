@@ -28,6 +28,7 @@ class Argument:
     required: bool = False
     shown: str = ""  # what stands for its value in the help
     doc: str = ""
+    valued: bool = False  # a switch that tyro reads with a value
 
     @property
     def named(self) -> str:

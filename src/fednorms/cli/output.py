@@ -46,7 +46,7 @@ def print_json(value: Mapping[str, Any]) -> None:
       "rounds": 3
     }
     """
-    print(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False, default=str))
+    print(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False, default=str))
 
 
 class _Result(Protocol):
@@ -61,9 +61,10 @@ def print_result(found: _Result, *, as_json: bool) -> None:
         print_text(repr(found))
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401
+def plain(value: Any) -> Any:  # noqa: ANN401
+    """A value for JSON, with null for numbers that are not finite."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

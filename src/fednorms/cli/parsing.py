@@ -9,7 +9,7 @@ import re
 import shutil
 import textwrap
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
@@ -40,13 +40,14 @@ def parse(cls: type[C], command: str, args: Sequence[str]) -> C:
     """Read a command's options; a mistake ends with a message and exit code 2."""
     arguments = list(_arguments(cls))
     known = {argument.name: argument.kind for argument in arguments if not argument.by_place}
+    valued = {argument.name for argument in arguments if argument.valued}
     asked = [re.sub(r"^--optimiser\b", "--optimizer", arg) for arg in args]  # version 0.1 had the British one
     explain(asked, arguments, command)
     settings = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
     return tyro.cli(
         cls,
         prog=f"fednorms {command}",
-        args=_switched(asked, known),
+        args=_switched(asked, known, valued),
         config=settings,
         description=_wrapped(inspect.getdoc(cls) or ""),
     )
@@ -70,7 +71,9 @@ def _arguments(cls: Any) -> Iterator[Argument]:  # noqa: ANN401
         by_place = tyro.conf.Positional in extras
         name = metavar or field.name.upper() if by_place else f"--{(named or field.name).replace('_', '-')}"
         required = field.default is field.default_factory is dataclasses.MISSING
-        yield Argument(name, _without_none(kind), by_place, required, metavar or "VALUE", docs.get(field.name, about))
+        doc = docs.get(field.name, about)
+        valued = tyro.conf.FlagConversionOff in extras
+        yield Argument(name, _without_none(kind), by_place, required, metavar or "VALUE", doc, valued)
 
 
 def _docs_below(cls: type) -> dict[str, str]:
@@ -81,7 +84,7 @@ def _docs_below(cls: type) -> dict[str, str]:
         return {}
 
 
-def _switched(args: Sequence[str], known: Mapping[str, Any]) -> list[str]:
+def _switched(args: Sequence[str], known: Mapping[str, Any], valued: Collection[str]) -> list[str]:
     """Write every switch as tyro reads it: `--json` takes no value, and what may be a recipe's `true` takes one.
 
     A recipe's switches are given as `--pretrained` or `--no-pretrained`. The form of version 0.1 works for all of them:
@@ -103,7 +106,7 @@ def _switched(args: Sequence[str], known: Mapping[str, Any]) -> list[str]:
         if value.lower() not in _TRUTH and (value or equals):
             raise BadInput(f'{name} is a switch: write {name} or --no-{name[2:]}, not {name}="{value}".')
         wanted = _TRUTH.get(value.lower(), True) is not negated
-        if name in _SWITCHES:
+        if name in valued:
             written += [name, str(wanted)]
         elif wanted:
             written.append(name)
@@ -208,7 +211,9 @@ _METAVARS = {
     "model": "NAME",
     "optimizer": "sgd|adam|adamw",
     "schedule": "const|exp|step|cosine",
+    "normalize": "imagenet|half|none|MEAN/STD",
     "root": "FOLDER",
+    "size": "N|HxW",
     "weights": "FILE",
 }
 _RECORDED = ("training", "data", "version", "fingerprint", "own_parts")  # sections, and what a run records itself
@@ -216,7 +221,6 @@ _OF_RECIPE = _keys("", Recipe, Recipe(), {}, omit=_RECORDED)
 _OF_TRAINING = _keys("training", Training, Training(), {}, omit=["client_epochs"])
 _OF_DATA = _keys("data", Data, Data(), {"seed": "data_seed"})  # --seed is the run's
 _KEYS: _Keys = _OF_RECIPE | _OF_TRAINING | _OF_DATA
-_SWITCHES = {f"--{name.replace('_', '-')}" for name, key in _KEYS.items() if key.kind is bool}
 
 
 def _options(name: str, doc: str, keys: Iterable[str]) -> Any:  # noqa: ANN401
@@ -262,8 +266,8 @@ _PANELS = {
     "speed and storage": (
         "Where and how fast it runs, and what is kept.",
         (
-            *("engine", "workers", "threads", "precision", "deterministic"),
-            *("checkpoint_every", "keep_checkpoints", "state_limit_mb"),
+            *("engine", "workers", "threads", "memory", "precision", "deterministic"),
+            *("checkpoint_every", "keep_checkpoints", "keep_predictions", "state_limit_mb"),
         ),
     ),
 }

@@ -33,6 +33,8 @@ class Predict:
     """Image files, or folders of images."""
     site: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: the global model)")] = None
     """Use the personal model of this site."""
+    averaged: Flag = False
+    """Use the mean of the clients' models, if the method has no global one."""
     which: Which = "last"
     """The last round, or the round with the best validation accuracy."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.csv", help_behavior_hint="")] = None
@@ -53,7 +55,13 @@ def predict(args: Sequence[str]) -> int:
     from fednorms.runs.use.predict import predict as predict_images
 
     found = predict_images(
-        given.run, given.images, site=given.site, which=given.which, skip_broken=given.skip_broken, device=given.device
+        given.run,
+        given.images,
+        site=given.site,
+        which=given.which,
+        skip_broken=given.skip_broken,
+        device=given.device,
+        averaged=given.averaged,
     )
     if given.out:
         _write_csv(given.out, found)

@@ -12,12 +12,14 @@ from rich.text import Text
 
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import Flag, Output, parse
+from fednorms.cli.report import final_report
 from fednorms.core.errors import BadInput
 
 
 @dataclass
 class Reproduce:
-    """Run a published table and compare the results with the paper's: RESULTS.md, results.csv and results.png.
+    """Run a published table and compare the results with the paper's: RESULTS.md, results.csv,
+    results.png and report.html.
 
     For example:
       fednorms reproduce fedwon-table-1 --data ROOT --dry-run
@@ -34,6 +36,10 @@ class Reproduce:
         tyro.conf.UseAppendAction[list[Path]], tyro.conf.arg(metavar="ROOT", help_behavior_hint="(repeatable)")
     ] = field(default_factory=list)
     """Folder of a data set, or of several; settings without their data are skipped."""
+    weights: Annotated[
+        tyro.conf.UseAppendAction[list[str]], tyro.conf.arg(metavar="MODEL=FILE", help_behavior_hint="(repeatable)")
+    ] = field(default_factory=list)
+    """Start a model from this file instead of downloading its weights, as torchvision:resnet18=resnet18.safetensors."""
     seeds: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: the table's, mostly 3)")] = None
     """Number of seeds: 0, 1, 2, ... (searches on validation images use the table's `search_seeds`)."""
     only: Annotated[list[str], tyro.conf.arg(metavar="ROW [ROW ...]", help_behavior_hint="")] = field(
@@ -52,6 +58,8 @@ class Reproduce:
     """Number of runs at a time, each in its own process."""
     device: str = "auto"
     """auto (a GPU if there is one), cpu or cuda."""
+    minutes: Annotated[float | None, tyro.conf.arg(help_behavior_hint="(default: no limit)")] = None
+    """Start only runs that end within so many minutes, the most informative first; the same command continues."""
     dry_run: Flag = False
     """Only show what would run, on which data, and about how long. A few rounds are timed if nothing has run yet."""
     quick: Flag = False
@@ -98,6 +106,8 @@ def reproduce(args: Sequence[str]) -> int:
         rounds=given.rounds,
         quick=given.quick,
         dry_run=given.dry_run,
+        weights=given.weights,
+        minutes=given.minutes,
     )
     if done.planned is not None:
         if given.output.json:
@@ -105,6 +115,8 @@ def reproduce(args: Sequence[str]) -> int:
         else:
             show_plan(done.planned)
         return 0
+    if done.files and (report := final_report(done)):
+        done.files.append(report)
     if given.output.json:
         print_json(done.to_dict())
     else:

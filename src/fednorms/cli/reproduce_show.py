@@ -11,7 +11,7 @@ from fednorms.core.counted import counted
 from fednorms.papers.tables.cell import MISS, cell_text
 from fednorms.papers.tables.dry_run import Planned
 from fednorms.papers.tables.reproduce import Reproduction
-from fednorms.papers.tables.summary import Section, order_of, winners_of
+from fednorms.papers.tables.summary import Section, winners_of
 from fednorms.runs.progress import duration
 
 
@@ -64,14 +64,16 @@ def show(done: Reproduction) -> None:
             for column, why in section.not_comparable.items():
                 console.print(f"† {column}: {why}", markup=False)
             if section.order:
-                console.print(order_of(section), markup=False)
+                console.print(section.order.sentence(section.main), markup=False)
             console.print()
     if summary.records:
         paper = (
             " | published | difference; ✗ worse than published, † not comparable" if summary.table.has_published else ""
         )
         console.print(f"Cells: ours ± std over seeds{paper}.")
-        console.print(summary.verdict, markup=False)
+        console.print(f"{summary.share} {summary.verdict}", markup=False)
+        if summary.differences:
+            console.print(summary.differences.sentence(), markup=False)
     for run, reason in done.failed.items():
         console.print(f"{run} failed: {reason}", markup=False)
     if done.files:

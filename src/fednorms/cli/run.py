@@ -11,6 +11,7 @@ import tyro
 
 from fednorms.cli.output import print_json, print_text
 from fednorms.cli.parsing import Output, Track, merged, parse, recipe_options
+from fednorms.cli.report import final_report
 from fednorms.core.errors import BadInput
 from fednorms.runs.progress import Reporter
 from fednorms.runs.recipe import Recipe
@@ -43,7 +44,7 @@ class Run(_Options):
     out: Annotated[
         Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/METHOD-FEDERATION-SEED)")
     ] = None
-    """Directory of the run: recipe, metrics, checkpoints, summary."""
+    """Directory of the run: recipe, metrics, checkpoints, summary, report."""
     track: Track = field(default_factory=list)
     """Trackers that log every round: tensorboard, wandb, mlflow."""
     output: Output = field(default_factory=Output)
@@ -87,7 +88,7 @@ def carry_out(
         def after_round(event: RoundEvent) -> None:
             nonlocal reached
             reached = event.round
-            reporter.round_done(event.round, event.row, event.scores)
+            reporter.round_done(event.round, event.row, event.scores, metric=event.recipe.metric)
             tracking.log(TrackedRun(out.name, event.recipe, out), event.row, event.scores)
 
         try:
@@ -98,19 +99,19 @@ def carry_out(
         reporter.say(f"note: {note}")
     if not reached and result.rounds:
         reporter.say(f"{out} already holds this run, finished. Nothing was trained.")
-    show(result, out, output)
+    show(result, out, output, final_report(result))
     return 0
 
 
-def show(result: Result, out: Path, output: Output) -> None:
-    """Print a result as text or JSON."""
+def show(result: Result, out: Path, output: Output, report: Path | None) -> None:
+    """Print a result as text or JSON, and where its report is."""
     if output.json:
         tested = bool(result.curve())
         scores = {"accuracy": result.accuracy if tested else None, "domains": result.domains if tested else {}}
-        print_json(scores | {"path": str(out)} | result.to_dict())
+        print_json(scores | {"path": str(out), "report": report} | result.to_dict())
         return
     print_text(repr(result))
-    print(f"  in {out}")
+    print(f"  in {out}" + (f"; report: {report}" if report else ""))
 
 
 def _interrupted(out: Path, reached: int) -> str:

@@ -1,14 +1,15 @@
-"""The border: what the server accepts of what clients send, by the same rules in a simulation and across machines.
+"""The border: what the server accepts of what clients send, by the same code in a simulation and across machines.
 
 Every function returns reasons in words. It never raises on what a client sent: the caller decides whether the client is
-left out or the run stops.
+left out or the run stops. Only lengths are not compared in a simulation (`lengths=False`): a run that diverges is a
+result there, and ends as it always did.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 
 import torch
@@ -25,6 +26,15 @@ APART = 1e6  # a part's upload so many times as long as one plus that of the med
 LARGEST_COUNT = 2**53  # a counter of batches stays far below it
 
 Form = tuple[tuple[int, ...], torch.dtype]
+Trial = Callable[[], Tree | None]  # what a client would send, if that can be computed; asked for in a tie only
+
+
+def _no_trial() -> None:
+    return None
+
+
+def _no_trials(p: Part) -> Trial:
+    return _no_trial
 
 
 def misfit(task: Task, upload: Upload) -> str:
@@ -44,11 +54,50 @@ def misfit(task: Task, upload: Upload) -> str:
     return ""
 
 
-def implausible(task: Task, sent: Tree, upload: Upload, images: int) -> str:
-    """What is wrong with the values of an upload that fits: empty if nothing.
+def unusable(
+    task: Task,
+    sent: Tree,
+    uploads: Mapping[str, Upload],
+    images: Mapping[str, int],
+    *,
+    lengths: bool = True,
+    trial: Callable[[Part], Trial] = _no_trials,
+) -> dict[str, str]:
+    """Which clients sent uploads that the server cannot use, and why.
 
-    `sent` is the model it started from, `images` the number of training images that the client has registered.
+    `sent` is the model they started from, `images` the number of training images that each has registered. `trial`
+    makes what a client would send for a part.
     """
+    bad: dict[str, str] = {}
+    most = _longest(task, sent) if lengths else math.inf
+    for name, upload in uploads.items():
+        if wrong := misfit(task, upload) or _implausible(task, sent, upload, images[name]) or _long(sent, upload, most):
+            bad[name] = wrong
+    rest = {name: upload for name, upload in uploads.items() if name not in bad}
+    for p in task.method.parts:
+        trees = {n: u.parts.get(p.name, Tree()) for n, u in rest.items()}
+        how = reductions(task)[p.name]
+        bad = {**odd_ones(trees, how, images, task.net.initial, lengths=lengths, trial=trial(p)), **bad}
+    return bad
+
+
+def unusable_measures(
+    task: Task,
+    p: Part,
+    how: Reduction,
+    trees: Mapping[str, Tree],
+    images: Mapping[str, int],
+    *,
+    lengths: bool = True,
+    trial: Trial = _no_trial,
+) -> dict[str, str]:
+    """The same for what clients sent in an extra pass of a part."""
+    bad = {name: wrong for name, tree in trees.items() if (wrong := _implausible_part(p, tree, images[name]))}
+    rest = {name: tree for name, tree in trees.items() if name not in bad}
+    return {**odd_ones(rest, how, images, task.net.initial, lengths=lengths, trial=trial), **bad}
+
+
+def _implausible(task: Task, sent: Tree, upload: Upload, images: int) -> str:
     if wrong := _not_numbers(upload.model):
         return wrong
     for name, t in upload.model.items():
@@ -57,16 +106,18 @@ def implausible(task: Task, sent: Tree, upload: Upload, images: int) -> str:
         if not t.is_floating_point() and bool((t < 0).any()) and not bool((sent[name] < 0).any()):
             return f"sent {name}, a counter, with negative entries"
     for p in task.method.parts:
-        if wrong := implausible_part(p, upload.parts.get(p.name, Tree()), images):
+        if wrong := _implausible_part(p, upload.parts.get(p.name, Tree()), images):
             return wrong
-    moved, most = _distance(sent, upload.model), _longest(task, sent)
-    if moved > most:
-        return f"sent an update of length {moved:.3g}, more than {most:.3g}"
     return ""
 
 
-def implausible_part(p: Part, up: Tree, images: int) -> str:
-    """The same for what a client sent for one part, by what the part declares."""
+def _long(sent: Tree, upload: Upload, most: float) -> str:
+    if math.isinf(most) or (moved := _distance(sent, upload.model)) <= most:
+        return ""
+    return f"sent an update of length {moved:.3g}, more than {most:.3g}"
+
+
+def _implausible_part(p: Part, up: Tree, images: int) -> str:
     if wrong := _not_numbers(up, f"{p.name}/"):
         return wrong
     for name, t in up.items():
@@ -77,19 +128,19 @@ def implausible_part(p: Part, up: Tree, images: int) -> str:
     return ""
 
 
-def odd_uploads(task: Task, uploads: Mapping[str, Upload], images: Mapping[str, int]) -> dict[str, str]:
-    """Which clients sent uploads of parts that do not fit those of most clients, and why."""
-    odd: dict[str, str] = {}
-    for p in task.method.parts:
-        trees = {n: u.parts.get(p.name, Tree()) for n, u in uploads.items()}
-        odd = {**odd_ones(trees, reductions(task)[p.name], images, task.net.initial), **odd}
-    return odd
-
-
 def odd_ones(
-    trees: Mapping[str, Tree], how: Reduction, images: Mapping[str, int], net: Tree | None = None
+    trees: Mapping[str, Tree],
+    how: Reduction,
+    images: Mapping[str, int],
+    net: Tree | None = None,
+    *,
+    lengths: bool = True,
+    trial: Trial = _no_trial,
 ) -> dict[str, str]:
-    """Which trees do not fit most of them, in names, shapes, dtypes or length; ties favor the first name.
+    """Which trees do not fit most of them, in names, shapes, dtypes or length.
+
+    A tie is decided by what `trial` makes. Without it, nobody knows who is right, and none of them fits: a name must
+    not decide.
 
     The rows of a "list" may differ in number, up to one per training image. The entries of "grouped" are compared with
     those of the same name; an entry NAME@GROUP has the form of the tensor NAME of the net.
@@ -108,22 +159,28 @@ def odd_ones(
                 odd[name] = f"sent {entry} as {_words(_form(tree[entry]))}, expected {expected}"
         for entry in sorted({k for tree in trees.values() for k in tree}):
             alike = {n: t.pick([entry]) for n, t in trees.items() if entry in t and n not in odd}
-            odd = {**odd_ones(alike, "weighted", images), **odd}
+            odd = {**odd_ones(alike, "weighted", images, lengths=lengths), **odd}
         return odd
     skip = 1 if how == "list" else 0
     forms = {n: {k: _form(t, skip) for k, t in sorted(tree.items())} for n, tree in sorted(trees.items())}
-    counted = Counter(tuple(form.items()) for form in forms.values())
-    usual = dict(counted.most_common(1)[0][0]) if counted else {}
+    counted = Counter(tuple(form.items()) for form in forms.values()).most_common()
+    tie = len(counted) > 1 and counted[0][1] == counted[1][1]
+    made = trial() if tie else None
+    usual = dict(counted[0][0]) if counted else {}
+    if made is not None:
+        usual = {k: _form(t, skip) for k, t in sorted(made.items())}
     for name, form in forms.items():
-        if form != usual:
-            entry = next(k for k in {**usual, **form} if usual.get(k) != form.get(k))
-            said, most = _words(form.get(entry)), _words(usual.get(entry))
-            odd[name] = f"sent {entry} as {said}, most sites send {most}"
+        if form != usual or (tie and made is None):
+            other = usual if form != usual else dict(counted[1][0])
+            entry = next(k for k in {**other, **form} if other.get(k) != form.get(k))
+            said, expected = _words(form.get(entry)), _words(other.get(entry))
+            who = "expected" if made is not None else "as many sites send" if tie else "most sites send"
+            odd[name] = f"sent {entry} as {said}, {who} {expected}"
         elif how == "list" and (wrong := _rows(trees[name], images[name])):
             odd[name] = wrong
-    lengths = {n: _length(t) for n, t in trees.items() if n not in odd}
-    middle = sorted(lengths.values())[(len(lengths) - 1) // 2] if lengths else 0.0
-    for name, length in lengths.items():
+    long = {n: _length(t) for n, t in trees.items() if n not in odd} if lengths else {}
+    middle = sorted(long.values())[(len(long) - 1) // 2] if long else 0.0
+    for name, length in long.items():
         if not length <= APART * (1 + middle):
             odd[name] = f"sent values of length {length:.3g}, of which half of the sites send at most {middle:.3g}"
     return odd

@@ -1,4 +1,4 @@
-"""Tables of text as HTML, Markdown and LaTeX."""
+"""Tables as aligned text, HTML, Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ _LATEX = {
     "^": r"\textasciicircum{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
 }
+
+
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table whose columns are as wide as their widest cell.
+
+    >>> aligned([["", "mean"], ["fedavg", "0.5"]])
+    ['        mean', 'fedavg  0.5']
+    """
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
 
 
 def html_table(header: Sequence[str], rows: Cells, *, numbers_from: int = 1, bold: Marked = ()) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from torch import Tensor, nn
 
 
@@ -25,6 +27,12 @@ class NormAct(nn.Module):
         """The normalized input after drop layer and activation."""
         y: Tensor = self.act(self.drop(self.norm(x)))
         return y
+
+    def folded(self, dims: int) -> nn.Module:
+        """The same as a sequence of the three, each folded, with the same names of tensors."""
+        parts = {"norm": self.norm, "drop": self.drop, "act": self.act}
+        plain = {k: getattr(type(m), "folded", lambda m, _: m)(m, dims) for k, m in parts.items()}
+        return nn.Sequential(OrderedDict(plain))
 
 
 def is_fused(norm: nn.Module) -> bool:

@@ -52,6 +52,19 @@ def option(name: str) -> str:
     return f"--{name.replace('_', '-')}" if interface == "command line" else f"{name}="
 
 
+def setting(name: str, value: str) -> str:
+    """An option with its value, to type as it is.
+
+    >>> setting("size", "72x96")
+    'size="72x96"'
+    >>> with command_line():
+    ...     setting("size", "72x96")
+    '--size "72x96"'
+    """
+    between = {"Python": "", "command line": " ", "file": " = "}[_interface.get()]
+    return f'{option(name)}{between}"{value}"'
+
+
 def flag(name: str) -> str:
     """The name of a switch: `--skip-broken` on the command line, `skip_broken=True` in Python.
 

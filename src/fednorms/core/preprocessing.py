@@ -72,6 +72,28 @@ class Preprocessing:
         """
         return cls((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop)
 
+    @classmethod
+    def read(cls, text: str, channels: int) -> Preprocessing:
+        """A normalization as text: "imagenet", "half" (pixels in [-1, 1]), "none", or "MEAN/STD" in numbers.
+
+        >>> Preprocessing.read("half", 1) == Preprocessing.centered(1)
+        True
+        >>> Preprocessing.read("0.5,0.4,0.3/0.2", 3)
+        Preprocessing(mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2), crop=None)
+        """
+        if text in _NAMED:
+            return _NAMED[text] if text != "half" else cls.centered(channels)
+        try:
+            mean, std = ([float(number) for number in side.split(",")] for side in text.split("/"))
+        except ValueError:
+            raise BadInput(
+                f'Normalization "{text}" is not known. Give {", ".join(_NAMED)}, or mean and standard deviation in '
+                'numbers, such as "0.5/0.25" or "0.49,0.46,0.41/0.23,0.22,0.22".'
+            ) from None
+        longest = max(len(mean), len(std))
+        mean, std = (side * longest if len(side) == 1 else side for side in (mean, std))
+        return cls(tuple(mean), tuple(std))
+
     def unit(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Images as floats: uint8 is divided by 255, floats are only cast.
 
@@ -143,6 +165,9 @@ class Preprocessing:
         mean, std = values.get("mean"), values.get("std")
         pair = (None if mean is None else tuple(mean), None if std is None else tuple(std))
         return cls(*pair, values.get("crop"))
+
+
+_NAMED = {"imagenet": Preprocessing.imagenet(), "half": Preprocessing.centered(1), "none": Preprocessing()}
 
 
 @lru_cache(maxsize=64)

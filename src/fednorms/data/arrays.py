@@ -90,9 +90,9 @@ def from_arrays(
         except BadInput as problem:
             problems.append(f'site "{site}": {problem}')
             continue
-        for part, (x, y) in pairs.items():
+        for part, (x, y, whose) in pairs.items():
             try:
-                parts[part] = Split(_images(x, layout, channels), _labels(y))
+                parts[part] = Split(_images(x, layout, channels), _labels(y), whose)
             except BadInput as problem:
                 problems.append(f'site "{site}", {part}: {problem}')
         named = (attributes or {}).get(site, {})
@@ -170,7 +170,7 @@ def _parts(
     seed: int,
     site: str,
     groups: Sequence[object] | None,
-) -> dict[str, Pair]:
+) -> dict[str, tuple[Array, Array, np.ndarray | None]]:
     if isinstance(data, Mapping):
         if unknown := [part for part in data if part not in _PARTS]:
             raise BadInput(f"splits are named train, val and test, got {', '.join(map(str, unknown))}.")
@@ -183,14 +183,15 @@ def _parts(
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise BadInput(f"{part or 'data'} must be a pair (images, labels), got {type(pair).__name__}.")
     if isinstance(data, Mapping):
-        return {part: (_array(x), _array(y)) for part, (x, y) in pairs.items()}
+        return {part: (_array(x), _array(y), None) for part, (x, y) in pairs.items()}
     x, y = _array(data[0]), _array(data[1])
     if len(x) != len(y):
         raise BadInput(f"{len(x)} images but {len(y)} labels; there must be one label per image.")
     positions = split(_labels(y), {"val": val, "test": test}, seed, site, groups)
+    whose = None if groups is None else np.array([str(group) for group in groups])
     if sum(len(at) > 0 for at in positions.values()) == 1:
-        return {part: (x, y) for part, at in positions.items() if len(at)}
-    return {part: (x[at], y[at]) for part, at in positions.items() if len(at)}
+        return {part: (x, y, whose) for part, at in positions.items() if len(at)}
+    return {part: (x[at], y[at], None if whose is None else whose[at]) for part, at in positions.items() if len(at)}
 
 
 def _array(values: object) -> Array:
@@ -289,7 +290,7 @@ def _widened(sites: list[Site]) -> list[Site]:
     def wide(split: Split | None) -> Split | None:
         if split is None or not isinstance(split.x, Tensor) or split.x.dtype != torch.float32:
             return split
-        return Split(split.x.double(), split.y)
+        return replace(split, x=split.x.double())
 
     if not any(split.x.dtype == torch.float64 for site in sites for split in site.splits.values()):
         return sites

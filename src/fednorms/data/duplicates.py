@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from fednorms.data.federation import Federation, Split
+from fednorms.data.federation import Federation, Split, with_splits
+from fednorms.data.folders.listed import ListedImages
+from fednorms.data.folders.look import looks
 
 _MOST = 4 * 2**30  # bytes of pixels that are compared
 
@@ -47,8 +51,54 @@ def duplicates(federation: Federation) -> list[str]:
     return notes
 
 
-def _images(split: Split | None) -> Iterator[tuple[bytes, int]]:
+def without_copies(federation: Federation, cache: str | Path | bool | None = None) -> Federation:
+    """Leave out all but one of equal images: a test image stays, then one for validation, then the first.
+
+    Equal images with two labels are all left out, because one label is wrong. `source["copies_dropped"]` says how many.
+    Files that are only listed are looked at; `cache` keeps what was seen.
+
+    >>> from fednorms.data import from_arrays
+    >>> x = np.arange(3, dtype=np.uint8).reshape(3, 1, 1)
+    >>> left = without_copies(from_arrays({"a": {"train": (x, [0, 1, 0]), "test": (x[1:2], [1])}}, classes=["0", "1"]))
+    >>> left.site("a")
+    Site('a', domain='a', train=2, test=1)
+    """
+    places = {
+        (site.name, part): list(_images(site.splits.get(part), cache))
+        for part in ("test", "val", "train")
+        for site in federation.sites
+    }
+    labels: dict[bytes, set[int]] = {}
+    for images in places.values():
+        for digest, label in images:
+            labels.setdefault(digest, set()).add(label)
+    seen = {digest for digest, both in labels.items() if len(both) > 1}
+    kept: dict[tuple[str, str], list[int]] = {}
+    for place, images in places.items():
+        kept[place] = []
+        for i, (digest, _) in enumerate(images):
+            if digest not in seen:
+                kept[place].append(i)
+                seen.add(digest)
+    dropped = sum(len(images) - len(kept[place]) for place, images in places.items())
+    if not dropped:
+        return federation
+    sites = [
+        with_splits(site, {part: split.subset(kept[site.name, part]) for part, split in site.splits.items()})
+        for site in federation.sites
+    ]
+    note = f"{dropped:,} {'copy was' if dropped == 1 else 'copies were'} left out"
+    source = {**federation.source, "copies_dropped": dropped, "notes": [*federation.source.get("notes", []), note]}
+    return replace(federation, sites=sites, source=source)
+
+
+def _images(split: Split | None, cache: str | Path | bool | None = None) -> Iterator[tuple[bytes, int]]:
     if split is None:
+        return
+    if isinstance(split.x, ListedImages):
+        files = split.x.files
+        for path, look, label in zip(files, looks(split.x.path, files, cache), split.y.tolist(), strict=True):
+            yield (look.pixels or str(path)).encode(), label
         return
     for rows in torch.arange(len(split)).split(256):
         x, y = split.batch(rows)

@@ -55,6 +55,7 @@ class Facts:
     prepared: str = ""  # what a data set's reader does to images besides resizing them
     protocol: Protocol = field(default_factory=Protocol)
     partition: Mapping[str, Any] = field(default_factory=dict)  # rule, seed and hash, if the data were partitioned
+    left_out: tuple[str, ...] = ()  # files that could not be read, and why
 
     @classmethod
     def of(cls, federation: Federation, training: Federation | None = None) -> Facts:
@@ -83,6 +84,7 @@ class Facts:
             prepared=federation.source.get("prepared", ""),
             protocol=federation.protocol,
             partition=federation.source.get("partition", {}),
+            left_out=tuple(federation.source.get("left_out", ())),
         )
 
     @classmethod
@@ -145,6 +147,7 @@ class Facts:
             "prepared": self.prepared,
             "protocol": self.protocol.to_dict(),
             "partition": dict(self.partition),
+            **({"left_out": list(self.left_out)} if self.left_out else {}),
         }
 
     @classmethod
@@ -165,4 +168,5 @@ class Facts:
             prepared=values.get("prepared", ""),
             protocol=Protocol.from_dict(values.get("protocol", {})),
             partition=values.get("partition", {}),
+            left_out=tuple(values.get("left_out", ())),
         )

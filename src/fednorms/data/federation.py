@@ -35,7 +35,8 @@ _SHOWN = 20  # sites in a repr
 class Split:
     """Images x (uint8 or floating point, N x C x H x W) and their labels y (int64, N).
 
-    x may be a `MappedImages`, which reads from disk; `batch` returns tensors in memory in both cases.
+    x may be a `MappedImages`, which reads from disk; `batch` returns tensors in memory in both cases. `groups` are
+    patients, and `files` the images' files, where they are known.
     The `Federation` that a split becomes part of checks it, and reports all problems together.
 
     >>> s = Split(torch.arange(8, dtype=torch.uint8).view(4, 1, 1, 2), torch.tensor([0, 1, 0, 1]))
@@ -46,6 +47,8 @@ class Split:
 
     x: Tensor | MappedImages
     y: Tensor
+    groups: np.ndarray | None = None
+    files: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -87,7 +90,8 @@ class Split:
         """A split of only these images (a copy in memory; nothing is read for a `MappedImages`)."""
         at = torch.as_tensor(indices, dtype=torch.int64)
         x = self.x.take(at.numpy()) if isinstance(self.x, MappedImages) else self.x[at]
-        return Split(x, self.y[at])
+        groups, files = (None if named is None else named[at.numpy()] for named in (self.groups, self.files))
+        return Split(x, self.y[at], groups, files)
 
     def __repr__(self) -> str:
         return f"Split({len(self)} images of {by(self.shape)}, {self.x.dtype})"
@@ -346,6 +350,15 @@ class Federation:
 
     def _unknown(self, name: str, known: Sequence[str], what: str) -> str:
         return f'no {what} "{name}"; {did_you_mean(name, known)}it has {some(list(dict.fromkeys(known)))}'
+
+
+def with_splits(site: Site, splits: Mapping[str, Split]) -> Site:
+    """The same site with other data.
+
+    >>> with_splits(Site("a", "b"), {"test": Split(torch.zeros(2, 1, 4, 4), torch.tensor([0, 1]))})
+    Site('a', domain='b', test=2)
+    """
+    return replace(site, train=splits.get("train"), val=splits.get("val"), test=splits.get("test"))
 
 
 def _test_only(site: Site) -> Site:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fednorms.core.errors import BadInput
+from fednorms.data.domain_rules import Heterogeneity
 from fednorms.data.federation import Federation, Site, Split, join_splits
 from fednorms.data.label_rules import by_class, dealt_evenly
 from fednorms.data.rules import Rule, draws, rule
@@ -161,7 +162,26 @@ def partition(federation: Federation, by: str | Rule | Path, seed: int = 0) -> F
     """
     if isinstance(by, Path) or (isinstance(by, str) and by.startswith("file:")):
         return Partition.load(str(by).removeprefix("file:")).apply(federation)
-    return plan(federation, by, seed).apply(federation)
+    made = plan(federation, by, seed).apply(federation)
+    if note := _cut_from_sorted(rule(by), federation, made):
+        made = replace(made, source={**made.source, "notes": [*made.source.get("notes", []), note]})
+    return made
+
+
+def _cut_from_sorted(by: Rule, before: Federation, after: Federation) -> str:
+    """A note if a rule that cuts data in their order met data that are sorted by class."""
+    if not isinstance(by, Heterogeneity):
+        return ""
+    there = {d: {int(c) for s in _trained(before) if s.domain == d for c in s.train.y.unique()} for d in before.domains}  # type: ignore[union-attr]
+    held = [(len(s.train.y.unique()), len(there[s.domain])) for s in after.clients if s.train is not None]
+    poor = sum(mine <= max(1, every // 2) for mine, every in held if every > 2)
+    if 2 * poor <= len(held):
+        return ""
+    least = min(mine for mine, _ in held)
+    return (
+        f"{by} cuts each domain in the order of its images, which are sorted by class here: {poor} of {len(held)} "
+        f"clients have at most half of the classes (the poorest {least}). For a random division use even_domain_split"
+    )
 
 
 def _divide(

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fednorms.core.errors import BadInput
+from fednorms.core.option_names import flag
 from fednorms.data.pickle_cost import DEEPEST, MOST_VALUES, check_cost, too_large
 
 # Numbers, strings and lists of plain values (O); no structured or subclassed types.
@@ -40,8 +41,8 @@ def load_pickle(path: str | Path, allow_pickle: bool = False, encoding: str = "A
     path = Path(path)
     if not allow_pickle:
         raise BadInput(
-            f"{path.name} is a pickled archive. Set allow_pickle=True to open it (only NumPy arrays are "
-            "accepted), or convert it once with fednorms.data.pickles.to_npz."
+            f"{path.name} is a pickled archive. {flag('allow_pickle')} opens it; only NumPy arrays and plain values "
+            "are accepted."
         )
     try:
         data = path.read_bytes()

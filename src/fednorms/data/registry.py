@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ from fednorms.core.errors import BadInput
 from fednorms.core.grammar import read_one
 from fednorms.core.options import did_you_mean
 from fednorms.data import digits_shift
+from fednorms.data.changes import changed
 from fednorms.data.federation import Federation
 from fednorms.data.folders import from_folders
+from fednorms.data.folders.broken import skipping_broken
 from fednorms.data.generate import digits
 from fednorms.data.packed import SUFFIX, unpacked
 from fednorms.data.problems import raise_problems
 from fednorms.data.readers import READERS, recognized
+from fednorms.data.sizes import Size, sides, size_problem
 
 _DESCRIPTIONS = {
     "digits-shift": digits_shift.DESCRIPTION,
@@ -30,7 +34,6 @@ _DESCRIPTIONS = {
 
 _SPELLINGS = {"centers": "centres"}  # recipes and results of all versions have the British spelling
 _NUMBER = (int, float)
-_FOR_FOLDERS = ("size", "val", "test", "seed", "group", "channels")
 # The functions of the embedded federations, and the options in parentheses with their types.
 _EMBEDDED: dict[str, tuple[Callable[..., Federation], dict[str, tuple[type, ...]]]] = {
     "digits-shift": (digits_shift.digits_shift, {}),
@@ -52,7 +55,7 @@ def federations() -> dict[str, str]:
 
 def federation(
     spec: str | Path | Federation,
-    size: int | None = None,
+    size: Size | None = None,
     seed: int | None = None,
     val: float | None = None,
     test: float | None = None,
@@ -62,12 +65,18 @@ def federation(
     allow_pickle: bool | None = None,
     group: str | None = None,
     channels: int | None = None,
+    group_across: bool | None = None,
+    copies: str | None = None,
+    skip_broken: bool | None = None,
+    subset: float | None = None,
+    normalize: str | None = None,
 ) -> Federation:
     """Open the federation that `spec` names: "digits-shift", a data set, "folder:PATH" or "pack:FILE", or only a path.
 
     Args:
         spec: the name; a `Federation` is returned as it is.
-        size: pixels; by default 16 for embedded digits, and the size of the images for folders.
+        size: pixels, or height and width as in "72x96"; by default 16 for embedded digits, and the size of the images
+            for folders.
         seed: decides how the data are split (0).
         val: fraction for validation (0.1).
         test: fraction for testing (0.2).
@@ -79,6 +88,13 @@ def federation(
         group: for folders, a regular expression that finds the patient in a file's name: the images of a patient stay
             in one split.
         channels: for folders, 3 (RGB, the default), 1 (gray) or 4 (RGBA).
+        group_across: ids mean the same at all sites, so a patient stays in one split across sites, too (False).
+        copies: of equal images, "keep" all, "drop" all but one (a test image stays), or, for folders, keep them
+            "together" in one split.
+        skip_broken: leave out files that cannot be read (False); `source["left_out"]` lists them.
+        subset: keep this fraction of every split of every site, stratified; for quick trials.
+        normalize: the input's mean and standard deviation: "imagenet", "half" (pixels in [-1, 1]), "none", or numbers
+            as in "0.5/0.25"; by default the data set's own.
 
     >>> federation("digits-shift").shape
     (3, 16, 16)
@@ -88,6 +104,8 @@ def federation(
     """
     options = {"size": size, "seed": seed, "val": val, "test": test, "group": group, "root": root}
     options |= {"protocol": protocol, "complete": complete, "allow_pickle": allow_pickle, "channels": channels}
+    options |= {"group_across": group_across, "copies": copies, "skip_broken": skip_broken}
+    options |= {"subset": subset, "normalize": normalize}
     _check_types(spec, options)
     asked = {option: value for option, value in options.items() if value is not None}
     if isinstance(spec, Federation):
@@ -97,27 +115,42 @@ def federation(
     name = str(spec)
     if name in _SPELLINGS and not Path(root or "", name).is_dir():  # a folder of that name comes first
         name = _SPELLINGS[name]
-    return _made(name, asked).remember(name, asked)
+    with skipping_broken() if skip_broken else nullcontext():
+        made = _made(name, {option: value for option, value in asked.items() if option not in _AFTERWARDS})
+    return changed(made, copies, subset, normalize, seed or 0).remember(name, asked)
+
+
+_AFTERWARDS = ("subset", "normalize")  # options for any federation, once it is made
+_DIVIDING = ("size", "seed", "val", "test", "group", "group_across", "channels", "copies", *_AFTERWARDS)
 
 
 def _dividing(asked: Mapping[str, Any]) -> list[str]:
-    """The given options that decide which images there are and how they are split."""
-    return sorted(option for option in asked if option in _FOR_FOLDERS)
+    """The given options that decide which images there are and how they are split and seen."""
+    return sorted(option for option in asked if option in _DIVIDING)
 
 
 def _made(text: str, asked: Mapping[str, Any]) -> Federation:
     embedded = text.partition("(")[0].strip() in _EMBEDDED
-    if (text in READERS or embedded) and (given := [key for key in ("group", "channels") if key in asked]):
-        raise BadInput(f'Federation "{text}": the option {given[0]} is for folders of images only.')
+    of_folders = ("group", "group_across", "channels")
+    if (text in READERS or embedded) and (only := [name for name in of_folders if name in asked]):
+        raise BadInput(f'Federation "{text}": the option {only[0]} is for folders of images only.')
     if text in READERS:
-        return READERS[text].open(asked.get("root"), {k: v for k, v in asked.items() if k != "root"})
+        return READERS[text].open(asked.get("root"), {k: v for k, v in asked.items() if k not in _OUTSIDE})
+    asked = {k: v for k, v in asked.items() if k not in ("copies", "skip_broken") or not (embedded or _is_pack(text))}
     if text in (others := plugins.found("federations")):
         return _plugged(others[text], asked)
     if "protocol" in asked:
         raise BadInput(f'Federation "{text}" has no protocols. These data sets do: {", ".join(READERS)}.')
-    if text.startswith("pack:") or text.endswith(SUFFIX):
+    if _is_pack(text):
         return _packed(text, asked)
     return _embedded(text, asked) if embedded else _folder(text, asked)
+
+
+_OUTSIDE = ("root", "copies", "skip_broken")  # what readers do not see
+
+
+def _is_pack(text: str) -> bool:
+    return text.startswith("pack:") or text.endswith(SUFFIX)
 
 
 def _plugged(plugin: plugins.Plugin, asked: Mapping[str, Any]) -> Federation:
@@ -148,6 +181,11 @@ def _embedded(text: str, asked: Mapping[str, Any]) -> Federation:
         known = f"its options are the numbers {', '.join(kinds)}" if kinds else "it has no options in parentheses"
         raise BadInput(f'Federation "{text}": {", ".join(wrong)} cannot be used; {known}. An example is "{_EXAMPLE}".')
     common = {key: asked[key] for key in ("size", "seed", "val", "test") if key in asked}
+    if "size" in common:
+        height, width = sides(common["size"])
+        if height != width:
+            raise BadInput(f'Federation "{text}" has square images: size must be one number of pixels.')
+        common["size"] = height
     return make(**common, **options)
 
 
@@ -168,7 +206,7 @@ def _folder(text: str, asked: Mapping[str, Any]) -> Federation:
     root = asked.get("root")
     if path := folder_of(text, root):
         try:
-            return from_folders(path, **{k: asked[k] for k in _FOR_FOLDERS if k in asked})
+            return from_folders(path, **{k: v for k, v in asked.items() if k in _OF_FOLDERS})
         except BadInput as problem:
             if names := [reader.name for reader, _ in recognized(path)]:
                 hint = f'It looks like {names[0]}: use federation "{names[0]}" with root="{path}"'
@@ -197,8 +235,8 @@ def _folders_in(parent: Path) -> list[str]:
         return []
 
 
+_OF_FOLDERS = ("size", "val", "test", "seed", "group", "group_across", "copies", "skip_broken", "channels")
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "size": ((int,), "a whole number of pixels"),
     "seed": ((int,), "a whole number"),
     "val": ((int, float), "a fraction"),
     "test": ((int, float), "a fraction"),
@@ -207,6 +245,11 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "complete": ((bool,), "True or False"),
     "allow_pickle": ((bool,), "True or False"),
     "group": ((str,), "a regular expression"),
+    "group_across": ((bool,), "True or False"),
+    "copies": ((str,), "keep, drop or together"),
+    "skip_broken": ((bool,), "True or False"),
+    "subset": ((int, float), "a fraction"),
+    "normalize": ((str,), "a name or numbers"),
     "channels": ((int,), "1, 3 or 4"),
 }
 
@@ -219,6 +262,8 @@ def _check_types(spec: object, given: Mapping[str, object]) -> None:
         if (value := given[name]) is not None
         and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types))
     ]
+    if given["size"] is not None:
+        problems += size_problem(given["size"])
     if not isinstance(spec, (str, Path, Federation)):
         problems.append(f"expected a name or a path, got {spec!r}")
     raise_problems(f'Federation "{spec}"' if isinstance(spec, (str, Path)) else "Federation", problems)

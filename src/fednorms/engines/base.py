@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
@@ -20,6 +20,7 @@ from fednorms.core.tree import Tree
 from fednorms.core.views import Round
 from fednorms.engines.states import ClientStates
 from fednorms.evaluation.modes import MEASURED, Mode, tested_state, unseen_broadcast
+from fednorms.evaluation.predictions import Predictions
 from fednorms.evaluation.scores import Scores, SiteScore
 
 OnDivergence = Literal["stop", "skip"]
@@ -45,6 +46,8 @@ class EngineSettings:
     """Whether a client whose update or loss is not finite stops the run or is left out of the average."""
     workers: int = 0
     """Worker processes (0: one per core or GPU)."""
+    memory: float = 0.0
+    """GPU memory to take: a share (up to 1) or bytes (0: what is free). It changes no result."""
 
 
 DEFAULTS = EngineSettings()
@@ -134,9 +137,12 @@ class Engine(ABC):
 
     def average(self, state: ServerState, done: Trained) -> ServerState:
         """The server's next state from a round's uploads."""
-        for upload in done.uploads:
-            if wrong := border.misfit(self.task, upload):
-                raise BadInput(f'Client "{upload.client}" {wrong}. Check the hooks of custom parts.')
+        uploads = {u.client: u for u in done.uploads}
+        if self._readable and done.combined is None:
+            bad = border.unusable(self.task, state.model, uploads, self._images(uploads), lengths=False)
+        else:
+            bad = {name: wrong for name, u in uploads.items() if (wrong := border.misfit(self.task, u))}
+        _refuse(bad)
         return server_update(self.task, state, done.combined or done.uploads)
 
     def evaluate(
@@ -148,17 +154,30 @@ class Engine(ABC):
             raise BadInput(
                 '"after_local" can only be tested while a run trains. Add it to "evaluate" in the recipe instead.'
             )
-        unseen = mode.model == "unseen"
-        domains = self.tested(split, unseen=unseen)
+        domains, jobs = self.jobs(state, mode, cohort, split)
+        found = self.score_sites(jobs, split, mode) if jobs else {}
+        return Scores(mode.model, mode.statistics, split, found, domains) if found else None
+
+    def predict(
+        self, state: ServerState, mode: Mode, cohort: Sequence[str], split: SplitName = "test"
+    ) -> dict[str, Predictions]:
+        """What a mode predicts at all sites that have such data; nothing across machines, where images stay."""
+        return {}
+
+    def jobs(
+        self, state: ServerState, mode: Mode, cohort: Sequence[str], split: SplitName
+    ) -> tuple[dict[str, str], dict[str, Broadcast]]:
+        """The sites that a mode tests, each with its domain, and what each receives for the test."""
+        domains = {} if mode.model == "unseen" else self.tested(split)
+        if mode.model in ("unseen", "averaged"):
+            domains = domains | self.tested(split, unseen=True)
         if not domains:
-            return None
+            return {}, {}
         sent = self.test_broadcast(state, cohort)
         # Without clients of the same name (all data were pooled), sites also get the mean of what clients keep.
-        new = set(domains) if unseen else set(domains) - set(self.clients)
+        new = set(domains) if mode.model in ("unseen", "averaged") else set(domains) - set(self.clients)
         others = unseen_broadcast(self.task, sent, self.store.values()) if new else sent
-        jobs = {name: others if name in new else sent for name in domains}
-        found = self.score_sites(jobs, split, mode)
-        return Scores(mode.model, mode.statistics, split, found, domains) if found else None
+        return domains, {name: others if name in new else sent for name in domains}
 
     def test_broadcast(self, state: ServerState, cohort: Sequence[str]) -> Broadcast:
         """What a test broadcasts: the tested server model, and what "evaluate" passes measured for it."""
@@ -175,13 +194,25 @@ class Engine(ABC):
         return {p.name: self._run_pass(p, job, tested, cohort or self.clients, keep=False) for p, job in jobs}
 
     def _run_pass(self, p: Part, job: Pass, state: ServerState, names: Sequence[str], *, keep: bool) -> Tree:
-        uploads: dict[str, Tree] = {}
-        for name, (kept, up) in self.measure(p, job, broadcast(self.task, state), sorted(names)).items():
-            uploads[name] = up
+        found = self.measure(p, job, broadcast(self.task, state), sorted(names))
+        uploads = {name: up for name, (_, up) in found.items()}
+        if self._readable:
+            images = self._images(uploads)
+            _refuse(border.unusable_measures(self.task, p, job.reduce, uploads, images, lengths=False))
+        for name, (kept, _) in found.items():
             if keep:
                 old = self.store.get(name) or ClientState(0, Tree(), {})
                 self.store.put(name, replace(old, parts={**old.parts, p.name: kept}))
         return self._pooled(p, job, state, uploads)
+
+    @property
+    def _readable(self) -> bool:
+        """Whether reading values costs nothing: a GPU would have to wait for it."""
+        return self.task.like.device.type == "cpu"
+
+    def _images(self, names: Iterable[str]) -> dict[str, int]:
+        """The training images of clients, as registered."""
+        return {name: self.samples(name) for name in names}
 
     def _pooled(self, p: Part, job: Pass, state: ServerState, uploads: Mapping[str, Tree]) -> Tree:
         """The server's part of a pass: what clients uploaded, reduced, and what the part makes of it."""
@@ -189,6 +220,12 @@ class Engine(ABC):
         context = context_of(self.task, state.round, None)
         view = Round(state.model, reduced, state.parts[p.name], len(uploads), len(self.clients), context)
         return checks.tree(p, "server of a pass", job.server(reduced, view))
+
+
+def _refuse(bad: Mapping[str, str]) -> None:
+    """Stop at an upload that cannot be used: clients that are not other machines are the user's own code."""
+    for name, wrong in sorted(bad.items()):
+        raise BadInput(f'Client "{name}" {wrong}. Check the hooks of custom parts.')
 
 
 def _refuse_missing(task: Task, engine: str) -> None:

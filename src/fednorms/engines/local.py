@@ -6,17 +6,20 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
+from typing_extensions import override
+
 from fednorms.core import checks
 from fednorms.core.part import Part, Pass
 from fednorms.core.passes import LocalView
 from fednorms.core.round import load, own_state
-from fednorms.core.states import Broadcast, Client, ClientState, Task, Upload, context_of
+from fednorms.core.states import Broadcast, Client, ClientState, ServerState, Task, Upload, context_of
 from fednorms.core.tree import Tree
 from fednorms.data import Federation, Site, Split
-from fednorms.engines.base import DEFAULTS, Engine, EngineSettings
+from fednorms.engines.base import DEFAULTS, Engine, EngineSettings, SplitName
 from fednorms.engines.devices import repeatable
 from fednorms.engines.states import ClientStates
-from fednorms.evaluation.modes import Mode, model_for, score_site
+from fednorms.evaluation.modes import Mode, model_for, predict_site, score_site
+from fednorms.evaluation.predictions import Predictions
 from fednorms.evaluation.scores import SiteScore
 
 AFTER_LOCAL = Mode("after_local", "own")
@@ -68,6 +71,13 @@ class LocalClients:
         with self.seeded("test", sent.round, site.name):
             model, mine = model_for(self.task, sent, client, mode)
             return score_site(self.task, sent, client, data, self.testing.num_classes, model, mine, mode)
+
+    def predict(self, sent: Broadcast, site: Site, data: Split, mode: Mode) -> Predictions:
+        """What a mode predicts at one site."""
+        client = self.at_test(site, data)
+        with self.seeded("test", sent.round, site.name):
+            model, mine = model_for(self.task, sent, client, mode)
+            return predict_site(self.task, sent, client, data, model, mine, mode)
 
     def score_upload(self, sent: Broadcast, client: Client, upload: Upload, test: Split) -> SiteScore:
         """Test a client's model right after local training (its state is the new one)."""
@@ -127,6 +137,15 @@ class LocalEngine(Engine):
         """Test a mode at one site."""
         site = self.local.tested_sites[name]
         return self.local.score(sent, site, site.splits[split], mode)
+
+    @override
+    def predict(
+        self, state: ServerState, mode: Mode, cohort: Sequence[str], split: SplitName = "test"
+    ) -> dict[str, Predictions]:
+        mode = mode.resolved(self.task)
+        _, jobs = self.jobs(state, mode, cohort, split)
+        sites = self.local.tested_sites
+        return {n: self.local.predict(sent, sites[n], sites[n].splits[split], mode) for n, sent in jobs.items()}
 
     @property
     def store(self) -> ClientStates:

@@ -29,31 +29,36 @@ class Loop(LocalEngine):
 
     def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
         """Train the clients of a cohort one after the other."""
-        done, local = Trained([]), self.local
-        clients = [local.client(name) for name in cohort]
-        begun: dict[str, Begun] = {}
-        if any("joint" in p.requires for p in self.task.method.parts):
-            with local.seeded("joint", sent.round):
-                begun = begin_together(self.task, sent, clients)
-        for client in clients:
-            name, test = client.name, local.sites[client.name].test
-            try:
-                with local.seeded("train", sent.round, name):
-                    if name in begun:
-                        upload, state = finish_alone(self.task, begun.pop(name))
-                    else:
-                        upload, state = local_update(self.task, sent, client)
-            except Diverged as error:
-                if self.settings.on_divergence == "stop":
-                    raise
-                done.diverged[name] = str(error)
-                continue
-            done.uploads.append(upload)
-            if score and test is not None:
-                done.after_local[name] = local.score_upload(sent, replace(client, state=state), upload, test)
-            local.keep(name, state)
-        return done
+        return train_in_turn(self, sent, cohort, score=score)
 
     def score_sites(self, jobs: Mapping[str, Broadcast], split: str, mode: Mode) -> dict[str, SiteScore]:
         """Test a mode at sites, one after the other."""
         return {name: self.score_site(name, sent, split, mode) for name, sent in jobs.items()}
+
+
+def train_in_turn(engine: LocalEngine, sent: Broadcast, cohort: Sequence[str], *, score: bool) -> Trained:
+    """Train the clients of an engine one after the other, eagerly."""
+    done, local, task = Trained([]), engine.local, engine.task
+    clients = [local.client(name) for name in cohort]
+    begun: dict[str, Begun] = {}
+    if any("joint" in p.requires for p in task.method.parts):
+        with local.seeded("joint", sent.round):
+            begun = begin_together(task, sent, clients)
+    for client in clients:
+        name, test = client.name, local.sites[client.name].test
+        try:
+            with local.seeded("train", sent.round, name):
+                if name in begun:
+                    upload, state = finish_alone(task, begun.pop(name))
+                else:
+                    upload, state = local_update(task, sent, client)
+        except Diverged as error:
+            if engine.settings.on_divergence == "stop":
+                raise
+            done.diverged[name] = str(error)
+            continue
+        done.uploads.append(upload)
+        if score and test is not None:
+            done.after_local[name] = local.score_upload(sent, replace(client, state=state), upload, test)
+        local.keep(name, state)
+    return done

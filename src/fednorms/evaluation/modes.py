@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -18,10 +18,11 @@ from fednorms.core.round import carry_of, load, own_state, train, twin_model
 from fednorms.core.states import Broadcast, Client, ClientState, ServerState, Task, context_of
 from fednorms.core.tree import Tree, mean
 from fednorms.data import Split
+from fednorms.evaluation.predictions import Predictions
 from fednorms.evaluation.scores import SiteScore, Tally
 from fednorms.evaluation.statistics import by_batch, re_estimated, statistics_names
 
-Model = Literal["global", "personal", "after_local", "adapted", "unseen"]
+Model = Literal["global", "personal", "after_local", "adapted", "unseen", "averaged"]
 Statistics = Literal["auto", "global", "own", "batch", "re-estimated"]
 MEASURED = "@test"  # suffix, in a saved server state, of what a part's "evaluate" pass measured
 
@@ -35,6 +36,7 @@ class Mode:
     - adapted: the personal model after the method's fine-tuning on the client's training data.
     - unseen: for sites that never trained, the server's model. Tensors that clients keep (as in FedBN) are averaged
       over the clients that trained.
+    - averaged: that model of a method without a global one, at all sites. `predict` and `export` hand it out.
 
     Statistics: global (the server's running ones), own (the client's), batch (of each test batch, as large as in
     training; "batch:32": of 32 images), re-estimated (from the site's own images, without labels). "auto" is what the
@@ -85,8 +87,10 @@ class Mode:
         if self.model == "global" and kept:
             return (
                 f"has no global model: clients keep {kept[0]} and {len(kept) - 1} more tensors. "
-                'Evaluate "personal", or "unseen" for the mean over clients.'
+                'Evaluate "personal", or "averaged" for the mean over clients.'
             )
+        if self.model == "averaged" and not averages(task):
+            return 'has a global model, which is the same at all sites. Evaluate "global".'
         if self.model == "adapted" and not task.method.evaluation().phases:
             return 'does not adapt. Add "+ finetune" to evaluate "adapted".'
         if self.model == "after_local" and (changing := task.method.changing):
@@ -102,7 +106,7 @@ class Mode:
         rule = asked.statistics or (asked.unseen if self.model == "unseen" else None)
         if rule and self.model in ("global", "personal", "unseen"):
             return rule
-        own = self.model in ("after_local", "adapted") or (self.model == "personal" and _keeps_statistics(task))
+        own = self.model in ("after_local", "adapted") or (self.model == "personal" and keeps_statistics(task))
         return "own" if own else "global"
 
     def _missing_statistics(self, task: Task) -> str:
@@ -112,12 +116,12 @@ class Mode:
             return 'a model right after local training is tested with its own statistics. Write "after_local"'
         if self.statistics.partition(":")[0] in ("batch", "re-estimated") and not names:
             return f'model "{task.net.name}" has no layer with stored statistics. Write "{self.model}"'
-        if self.statistics == "own" and self.model == "unseen":
-            return 'a site that never trained has no statistics. Write "unseen" or "unseen/re-estimated"'
-        if self.statistics == "own" and self.model in ("global", "personal") and not _keeps_statistics(task):
+        if self.statistics == "own" and self.model in ("unseen", "averaged"):
+            return f'it belongs to no site that trained. Write "{self.model}" or "{self.model}/re-estimated"'
+        if self.statistics == "own" and self.model in ("global", "personal") and not keeps_statistics(task):
             return f'its clients keep no statistics. Write "{self.model}" or "{self.model}/re-estimated"'
         never_sent = any(task.net.routes[n] is Route.LOCAL for n in names)
-        if self.statistics == "global" and self.model != "unseen" and never_sent:
+        if self.statistics == "global" and self.model not in ("unseen", "averaged") and never_sent:
             return (
                 f'its clients never send statistics, so the server has none. Write "{self.model}/own", '
                 f'"{self.model}/batch" or "{self.model}/re-estimated"'
@@ -128,7 +132,12 @@ class Mode:
         return self.model if self.statistics == "auto" else f"{self.model}/{self.statistics}"
 
 
-def _keeps_statistics(task: Task) -> bool:
+def averages(task: Task) -> bool:
+    """Whether a method has no global model, so one for all sites has the mean of tensors that clients keep."""
+    return any(route is Route.LOCAL for route in task.net.routes.values())
+
+
+def keeps_statistics(task: Task) -> bool:
     """Whether clients have their own normalization statistics."""
     names = statistics_names(task.net)
     return bool(names) and (
@@ -165,7 +174,7 @@ def unseen_broadcast(task: Task, sent: Broadcast, states: Iterable[ClientState])
 def model_for(task: Task, sent: Broadcast, client: Client, mode: Mode) -> tuple[Tree, dict[str, Tree]]:
     """The tensors that a mode tests at a site, and the parts' state there; changes nothing."""
     kept = client.state.local if client.state else Tree()
-    if client.state and mode.model in ("global", "unseen"):
+    if client.state and mode.model in ("global", "unseen", "averaged"):
         client = replace(client, state=replace(client.state, local=Tree()))
     context = context_of(task, sent.round, client, evaluating=True)
     mine = site_state(task, sent, client)
@@ -212,7 +221,6 @@ def answer(task: Task, sent: Broadcast, mine: dict[str, Tree], logits: Tensor, f
     return logits
 
 
-@torch.no_grad()
 def score_site(
     task: Task,
     sent: Broadcast,
@@ -223,24 +231,48 @@ def score_site(
     mine: dict[str, Tree],
     mode: Mode,
 ) -> SiteScore:
-    """Test a model on a site's data, in stored order; if images of a batch share statistics, in `shuffled_rows`.
+    """Test a model on a site's data."""
+    tally = Tally(classes)
+    for _, logits, y in site_logits(task, sent, client, data, model, mine, mode):
+        tally.add(logits, y)
+    return tally.score()
 
-    With batch statistics, a last batch of one image is normalized with the stored ones.
+
+def predict_site(
+    task: Task, sent: Broadcast, client: Client, data: Split, model: Tree, mine: dict[str, Tree], mode: Mode
+) -> Predictions:
+    """What a model predicts for a site's images, in the order of the data."""
+    rows, logits = zip(*((r, z) for r, z, _ in site_logits(task, sent, client, data, model, mine, mode)), strict=True)
+    at = torch.cat(rows).cpu()
+    found = torch.cat(logits).double().softmax(1).cpu()
+    probabilities = torch.empty_like(found).index_copy_(0, at, found)
+    return Predictions(data.y.cpu().numpy(), probabilities.numpy(), data.groups, data.files)
+
+
+@torch.no_grad()
+def site_logits(
+    task: Task, sent: Broadcast, client: Client, data: Split, model: Tree, mine: dict[str, Tree], mode: Mode
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Positions, logits and labels of a site's images by batch, in stored order.
+
+    If images of a batch share statistics, they come in `shuffled_rows`. With batch statistics, a last batch of one
+    image is normalized with the stored ones.
     """
     size = mode.batch_size(task)
     batch_mode = size is not None
     context = context_of(task, sent.round, client, evaluating=True)
-    tally = Tally(classes)
+    everything = torch.arange(len(data))
     if size is not None:
-        batches = data.stream(shuffled_rows(client.name, len(data)).to(data.y.device).split(size))
+        plan = shuffled_rows(client.name, len(data)).split(size)
     elif depends_on_batch(task):  # batches are then the same on every device
-        batches = data.stream([rows.to(data.y.device) for rows in mixed_rows(client.name, len(data))])
+        plan = tuple(mixed_rows(client.name, len(data)))
     else:
-        batches = data.batches(256 if task.like.device.type == "cpu" else 2048)
-    for batch in batches:
+        plan = everything.split(256 if task.like.device.type == "cpu" else 2048)
+    stored = size is None and not depends_on_batch(task)
+    batches = data.batches(len(plan[0])) if stored else data.stream([rows.to(data.y.device) for rows in plan])
+    for rows, batch in zip(plan, batches, strict=True):
         alone = len(batch[1]) == 1 and task.needs_two
         x, y = prepare_test(task, batch, context, mine, sent)
         tensors = by_batch(task.net, model) if batch_mode else model
         logits, features = task.net.forward(tensors, x, train=False, batch_statistics=batch_mode and not alone)
-        tally.add(answer(task, sent, mine, logits, features), y)
-    return tally.score()
+        yield rows, answer(task, sent, mine, logits, features), y

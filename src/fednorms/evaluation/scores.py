@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fednorms.evaluation.predictions import Predictions
+
 
 @dataclass
 class Tally:
@@ -70,6 +72,18 @@ class SiteScore:
     loss: float
     samples: int
     recall: list[float]
+
+    @classmethod
+    def of(cls, said: Predictions) -> SiteScore:
+        """The scores of predictions.
+
+        >>> import numpy as np
+        >>> SiteScore.of(Predictions(np.array([0, 1]), np.array([[0.5, 0.5], [0.75, 0.25]]))).recall
+        [1.0, 0.0]
+        """
+        tally = Tally(said.classes)
+        tally.add(torch.from_numpy(said.probabilities).double().clamp_min(1e-300).log(), torch.from_numpy(said.labels))
+        return tally.score()
 
     def to_dict(self) -> dict[str, object]:
         """Everything as plain values, None for a recall that is not defined."""
@@ -160,6 +174,20 @@ class Scores:
     def judged(self, metric: str) -> float:
         """The number that a recipe's metric ("accuracy" or "balanced_accuracy") compares rounds and runs by."""
         return self.balanced_accuracy if metric == "balanced_accuracy" else self.mean
+
+    def judged_domains(self, metric: str) -> dict[str, float]:
+        """The same number for each domain; its balanced accuracy is the mean over its sites.
+
+        >>> site = SiteScore(0.9, 0.5, 1.0, 10, [1.0, 0.0])
+        >>> Scores("global", "global", "test", {"a": site}, {"a": "a"}).judged_domains("balanced_accuracy")
+        {'a': 0.5}
+        """
+        if metric != "balanced_accuracy":
+            return self.domains
+        groups: dict[str, list[float]] = {}
+        for site, score in self.sites.items():
+            groups.setdefault(self.domain_of[site], []).append(score.balanced_accuracy)
+        return {domain: fmean(found) for domain, found in groups.items()}
 
     def to_dict(self) -> dict[str, object]:
         """Everything as plain values."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fednorms.core import noise
+from fednorms.core.counted import sized
 from fednorms.core.markup import html_page, html_table
 from fednorms.core.method import Method
 from fednorms.core.net import Net
@@ -185,12 +186,12 @@ class Description:
         for route in sorted(count):
             names = [n for n, r in self.routes.items() if r is route]
             size = sum(self.sizes[n] for n in names)
-            lines.append(f"  {route.name:<7}{count[route]:>4} tensors {_human(size):>10}   {few(names)}")
+            lines.append(f"  {route.name:<7}{count[route]:>4} tensors {sized(size):>10}   {few(names)}")
         lines += ["", "  part         layers changed  down      up       kept by client  kept by server"]
-        lines.append(f"  {'model':<29}{_human(self.model_down):<10}{_human(self.model_up):<9}{_human(self.model_kept)}")
+        lines.append(f"  {'model':<29}{sized(self.model_down):<10}{sized(self.model_up):<9}{sized(self.model_kept)}")
         lines += [
-            f"  {p.name:<13}{p.layers_changed or '':<16}{_human(p.bytes_down):<10}{_human(p.bytes_up):<9}"
-            f"{_human(p.client_state):<16}{_human(p.server_state)}"
+            f"  {p.name:<13}{p.layers_changed or '':<16}{sized(p.bytes_down):<10}{sized(p.bytes_up):<9}"
+            f"{sized(p.client_state):<16}{sized(p.server_state)}"
             for p in self.parts
         ]
         lines += ["", *(f"  {what:<31} {how}" for what, how in self._facts())]
@@ -211,7 +212,7 @@ class Description:
             ("forward passes per local step", f"{self.forward_passes:g}"),
             ("other passes over the data", f"{self.extra_passes:g} per round"),
             ("extra round trips", "; ".join(trips) or "none"),
-            ("clients keep state", _human(self.client_state) if self.client_state else "no"),
+            ("clients keep state", sized(self.client_state) if self.client_state else "no"),
             ("trains with batches of one", one + mixes),
             ("uses published weights", weights),
             ("serves sites that never trained", UNSEEN[self.unseen]),
@@ -222,14 +223,14 @@ class Description:
         routes = []
         for route in sorted(set(self.routes.values())):
             names = [n for n, r in self.routes.items() if r is route]
-            size = _human(sum(self.sizes[n] for n in names))
+            size = sized(sum(self.sizes[n] for n in names))
             routes.append([route.name, few(names), str(len(names)), size])
-        model = ["model", "", _human(self.model_down), _human(self.model_up), _human(self.model_kept), ""]
+        model = ["model", "", sized(self.model_down), sized(self.model_up), sized(self.model_kept), ""]
         parts = [
             [
                 p.name,
                 str(p.layers_changed or ""),
-                *map(_human, (p.bytes_down, p.bytes_up, p.client_state, p.server_state)),
+                *map(sized, (p.bytes_down, p.bytes_up, p.client_state, p.server_state)),
             ]
             for p in self.parts
         ]
@@ -396,12 +397,3 @@ class _counting:
 
     def __exit__(self, *_: object) -> None:
         self.hook.remove()
-
-
-def _human(n: int) -> str:
-    size = float(n)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"

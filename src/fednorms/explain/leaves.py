@@ -13,8 +13,8 @@ from fednorms.core.method import Method
 from fednorms.core.net import Net
 from fednorms.core.part import Part
 from fednorms.core.passes import LocalView
-from fednorms.core.round import broadcast, load, own_state
-from fednorms.core.states import Broadcast, Client, Task, context_of
+from fednorms.core.round import broadcast, load, own_state, server_update
+from fednorms.core.states import Broadcast, Client, Task, Upload, context_of
 from fednorms.core.tree import Tree
 from fednorms.explain.deployable import obstacle, pools
 from fednorms.explain.trial import AVERAGED, NAMES, Trial
@@ -65,6 +65,15 @@ class Leaving:
 
 
 @dataclass(frozen=True)
+class Received:
+    """Tensors that every site receives from the server, by the part whose they are ("model": the averaged model)."""
+
+    sender: str
+    names: tuple[str, ...]
+    single: bool  # some are exactly what one site sent, not a mean over sites
+
+
+@dataclass(frozen=True)
 class SiteUploads:
     """What leaves a site under a method.
 
@@ -85,6 +94,7 @@ class SiteUploads:
     pooled: bool = False  # the images themselves leave
     class_counts: tuple[str, ...] = ()  # parts whose uploads tell images per class
     individual: tuple[str, ...] = ()  # parts for which the server must see each site's update
+    received: list[Received] = field(default_factory=list)  # what the other sites see, through the server
 
     @property
     def told(self) -> list[Told]:
@@ -104,6 +114,7 @@ class SiteUploads:
             "leaves": [vars(x) | {"names": list(x.names)} for x in self.leaving],
             "told": [vars(x) | {"keys": list(x.keys)} for x in self.told],
             "class_counts": list(self.class_counts),
+            "received": [vars(x) | {"names": list(x.names)} for x in self.received],
             "stays": list(self.kept),
             "stays_bytes": self.kept_bytes,
             "secure_aggregation": self.secure_aggregation,
@@ -123,6 +134,7 @@ class SiteUploads:
             "",
             *(f"  {x.when:<16}{x.what}" for x in self.told),
             *(f"  (!) The uploads of {name} tell images per class." for name in self.class_counts),
+            *(f"  every site gets {_some(x.names)} ({_origin(x)})" for x in self.received),
             f"  stays           {self.kept_bytes:,} bytes{': ' + _some(self.kept) if self.kept else ''}{images}",
             "",
             *(_STATISTICS if any(x.statistics for x in self.leaving) else []),
@@ -139,17 +151,27 @@ class SiteUploads:
         return "\n".join(lines)
 
 
-def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small", *, classes: int = 10) -> SiteUploads:
+def what_leaves(
+    method: str | Method | Part,
+    model: str | nn.Module = "cnn-small",
+    *,
+    classes: int = 10,
+    shape: tuple[int, int, int] | None = None,
+    head: str | list[str] | None = None,
+) -> SiteUploads:
     """List all tensors that a site sends under a method, by running a round and every extra pass on tiny data.
+
+    `shape` is that of an image (default: the size that the model is made for).
 
     >>> [x.what for x in what_leaves("scaffold + fedbn").leaving]
     ['weights', 'its upload']
     """
     chosen = read_method(method)
     why = obstacle(chosen)
-    trial = Trial.of(chosen, model, classes)
+    trial = Trial.of(chosen, model, classes, shape, head)
     task, net, sent = trial.task, trial.task.net, broadcast(trial.task, trial.state)
-    upload = trial.engine.train(sent, NAMES).uploads[0]
+    uploads = trial.engine.train(sent, NAMES).uploads
+    upload = uploads[0]
     client = trial.client()
     kinds = {"weights": upload.model.pick(net.sent_params)}
     kinds["running statistics of features"] = upload.model.pick(n for n in net.buffers if n in upload.model)
@@ -187,7 +209,44 @@ def what_leaves(method: str | Method | Part, model: str | nn.Module = "cnn-small
         bool(pools(chosen)),
         tuple(p.name for p in chosen.parts if p.tells_class_counts),
         tuple(chosen.individual),
+        _received(trial, uploads),
     )
+
+
+def _received(trial: Trial, uploads: list[Upload]) -> list[Received]:
+    """What the next broadcast holds after a round of both clients."""
+    task, client = trial.task, trial.client()
+    before = broadcast(task, trial.state)
+    sent = broadcast(task, server_update(task, trial.state, uploads))
+    shared = tuple(n for n in sent.model if n in task.net.exchanged)
+    found = [Received("model", shared, single=False)] if shared else []
+    for p in task.method.parts:
+        if tree := sent.parts.get(p.name):
+            own = [uploads[0].parts.get(p.name, Tree())]
+            own += [_measures(task, p, job.when, before, client)[0] for job in p.passes()]
+            single = any(_holds(t, u) for t in tree.values() for one in own for u in one.values())
+            found.append(Received(p.name, tuple(tree), single))
+    return found
+
+
+def _holds(received: Tensor, sent: Tensor) -> bool:
+    """Whether a tensor, or one of its rows, is exactly what one site sent; whole numbers (counts, masks) do not count.
+
+    >>> import torch
+    >>> pool, mine = torch.tensor([[1.0, 2.0], [3.0, 4.5]]), torch.tensor([3.0, 4.5])
+    >>> _holds(pool, mine), _holds(pool.mean(0), mine), _holds(torch.ones(2), torch.ones(2))
+    (True, False, False)
+    """
+    if not sent.is_floating_point() or bool((sent == sent.round()).all()):
+        return False
+    rows = [received, *(received if received.dim() == sent.dim() + 1 else ())]
+    return any(row.shape == sent.shape and bool((row == sent).all()) for row in rows)
+
+
+def _origin(x: Received) -> str:
+    if x.sender == "model":
+        return "the averaged model"
+    return f"{x.sender}, {'some are what a single site sent' if x.single else 'combined over sites'}"
 
 
 def _owns_buffers(net: Net, p: Part) -> bool:

@@ -6,7 +6,6 @@ No image leaves a site. Both texts are JSON in a message's `about` record.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.data import Federation
 from fednorms.data.facts import Facts
+from fednorms.data.sizes import Size, sides
 from fednorms.flower import schema
 from fednorms.runs.store.directory import RunDirectory
 
@@ -74,19 +74,23 @@ class Card:
         return ""
 
 
-def majority(cards: Mapping[str, Card], classes: Sequence[str] = ()) -> Card | None:
+def majority(cards: Mapping[str, Card], classes: Sequence[str] = (), size: Size | None = None) -> list[Card]:
     """The card whose data most sites have: it decides what fits, whoever was first and whatever the names.
 
-    A tie is decided by `classes`, those that the deployment names, then by the first name.
+    A tie is decided by `classes` and `size`, those that the project names. If it stays a tie, there is one card for
+    each opinion, sorted by name, and nobody knows which one is right.
     """
-    forms = {name: json.dumps(_shared(card.facts.to_dict()), sort_keys=True) for name, card in cards.items()}
-    counted = Counter(forms.values())
+    forms: dict[str, list[str]] = {}
+    for name, card in sorted(cards.items()):
+        forms.setdefault(json.dumps(_shared(card.facts.to_dict()), sort_keys=True), []).append(name)
 
-    def rank(name: str) -> tuple[int, bool, str]:
-        named = bool(classes) and list(cards[name].facts.classes) == list(classes)
-        return -counted[forms[name]], not named, name
+    def rank(names: list[str]) -> tuple[int, bool, bool]:
+        facts = cards[names[0]].facts
+        named = bool(classes) and list(facts.classes) == list(classes)
+        return len(names), named, size is not None and facts.shape[1:] == sides(size)
 
-    return cards[min(cards, key=rank)] if cards else None
+    best = max(map(rank, forms.values()), default=None)
+    return [cards[names[0]] for names in forms.values() if rank(names) == best]
 
 
 def capped(cards: Mapping[str, Card], most: float) -> dict[str, int]:

@@ -21,6 +21,7 @@ from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.use.choose import choose
 from fednorms.runs.use.export import Exported, write_model
 from fednorms.runs.use.open import open_run
+from fednorms.runs.use.scored import scored
 
 
 def export_at_site(run: Path, site: str, out: Path, state: Path | None = None) -> Exported:
@@ -42,7 +43,7 @@ def export_at_site(run: Path, site: str, out: Path, state: Path | None = None) -
     black = Split(torch.zeros(2, *shape, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
     found = {name: s for name, s in states.items() if s is not None}
     chosen = choose(opened.task, opened.facts, opened.test_broadcast, found, site, black)
-    return write_model(opened, chosen, out, site)
+    return write_model(opened, chosen, out, site, scored(opened, chosen, exported=True))
 
 
 def _generations(root: Path, recorded: Recipe, site: str) -> Generations:

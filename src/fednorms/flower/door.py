@@ -6,7 +6,7 @@ accounts. So the link listens on the loopback interface only, and this ASGI appl
 - ten Fleet routes, POST only; everything else is answered 404, as if it did not exist;
 - from keys of the roster (`keys.py`) only, with a valid signature, otherwise 401, before the body is read;
 - for the node number that belongs to that key: a node cannot answer in the name of another;
-- bodies of bounded size, in bounded time, and a bounded number of requests per site.
+- bodies of bounded size, in bounded time, and a bounded number of requests per site (`limits.py`).
 
 It builds the request to the link itself, from a fixed address, a few headers and the checked body. The body is passed
 on unchanged, and so is the link's answer.
@@ -37,6 +37,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fednorms.core.errors import BadInput
 from fednorms.flower.keys import Watched
+from fednorms.flower.limits import Limits, Refusals
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -57,10 +58,8 @@ ROUTES: dict[str, tuple[type[Message], int]] = {
     FLEET + "pull-object": (message_pb2.PullObjectRequest, 16 * KIB),
     FLEET + "confirm-message-received": (message_pb2.ConfirmMessageReceivedRequest, 16 * KIB),
 }
-IN_FLIGHT = 32  # requests of one site at a time; a node of Flower's has about ten
-HEADER_SECONDS = 20.0  # from the connection to the end of the first request's headers
-BODY_SECONDS = 300.0  # for the largest body, on a slow line
 LINK_SECONDS = 120.0
+DEFAULTS = Limits()
 IDENTITY = (FLEET_HTTP_PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, FLEET_HTTP_SIGNATURE_HEADER)
 
 log = getLogger("fednorms.door")
@@ -77,8 +76,15 @@ class Refused(Exception):
 class Door:
     """The ASGI application in front of a link at `http://127.0.0.1:PORT`."""
 
-    def __init__(self, link: str, roster: Watched, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        self.roster = roster
+    def __init__(
+        self,
+        link: str,
+        roster: Watched,
+        transport: httpx.AsyncBaseTransport | None = None,
+        limits: Limits = DEFAULTS,
+    ) -> None:
+        self.roster, self.limits = roster, limits
+        self._refusals = Refusals(limits.refused_per_minute)
         endless = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._link = httpx.AsyncClient(
             base_url=link, transport=transport, timeout=LINK_SECONDS, limits=endless, trust_env=False
@@ -94,17 +100,18 @@ class Door:
         try:
             path = self._route(scope)
             site, key = self._who(scope)
-            if self._busy[key] >= IN_FLIGHT:
-                raise Refused(503, f'site "{site}" has {IN_FLIGHT} requests open')
+            if self._busy[key] >= self.limits.requests_per_site:
+                raise Refused(503, f'site "{site}" has {self._busy[key]} requests open')
             self._busy[key] += 1
             try:
-                body = await self._body(scope, receive, ROUTES[path][1])
+                body = await self._body(scope, receive, min(ROUTES[path][1], self.limits.body_mib * MIB))
                 await self._check(path, body, site, key)
                 await self._forward(path, scope, body, send)
             finally:
                 self._busy[key] -= 1
         except Refused as refused:
-            who = (scope.get("client") or ("?",))[0]
+            who = _address(scope)
+            self._refusals.add(who)
             log.warning("refused %s %.80r from %s: %s", scope["method"], scope["path"], who, refused)
             close = [(b"connection", b"close"), (b"content-length", b"0")]
             await send({"type": "http.response.start", "status": refused.status, "headers": close})
@@ -120,8 +127,14 @@ class Door:
         path: str = scope["path"]
         exact = path in ROUTES and scope.get("raw_path", path.encode()) == path.encode() and not scope["query_string"]
         if not exact or scope["method"] != "POST":
-            raise Refused(404, "not a route of nodes")
+            raise Refused(*self._unknown(scope, 404, "not a route of nodes"))
         return path
+
+    def _unknown(self, scope: Scope, status: int, reason: str) -> tuple[int, str]:
+        """The answer to a stranger. Sites at the same address as a flood still pass: they have a key."""
+        if self._refusals.too_many(_address(scope)):
+            return 429, f"more than {self._refusals.most} refused requests in a minute"
+        return status, reason
 
     def _who(self, scope: Scope) -> tuple[str, bytes]:
         """The site and the key of a request; it is refused without a valid signature by a key of the roster."""
@@ -130,7 +143,7 @@ class Door:
             public, signed_at, signature = (_header(scope, name) for name in IDENTITY)
             key = b64decode(public, validate=True)
             if (site := owners.get(key)) is None:
-                raise Refused(401, "its key is not in the roster")
+                raise Refused(*self._unknown(scope, 401, "its key is not in the roster"))
             age = (now() - datetime.fromisoformat(signed_at)).total_seconds()
             if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
                 raise Refused(401, f'the clock of site "{site}" is off by {age:.0f} s')
@@ -155,7 +168,7 @@ class Door:
             raise Refused(413, f"its body has more than {limit} bytes")
         found = bytearray()
         try:
-            async with asyncio.timeout(BODY_SECONDS):
+            async with asyncio.timeout(self.limits.body_seconds):
                 while True:
                     event = await receive()
                     if event["type"] != "http.request":
@@ -166,7 +179,7 @@ class Door:
                     if not event.get("more_body"):
                         return bytes(found)
         except TimeoutError:
-            raise Refused(408, f"its body took more than {BODY_SECONDS:.0f} s") from None
+            raise Refused(408, f"its body took more than {self.limits.body_seconds:g} s") from None
 
     async def _check(self, path: str, body: bytes, site: str, key: bytes) -> None:
         """Refuse a body that speaks for another node than the one of its key."""
@@ -235,17 +248,24 @@ class Door:
         await send({"type": "http.response.body", "body": answer.content})
 
 
-class Impatient(H11Protocol):
-    """Closes connections that send no request; uvicorn itself keeps them open."""
+def impatient(seconds: float) -> type[H11Protocol]:
+    """Uvicorn's protocol, but connections that send no request are closed after some seconds."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Give the first request a deadline."""
-        super().connection_made(transport)
-        self.loop.call_later(HEADER_SECONDS, self._close_if_silent)
+    class Impatient(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            """Give the first request a deadline."""
+            super().connection_made(transport)
+            self.loop.call_later(seconds, self._close_if_silent)
 
-    def _close_if_silent(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
+        def _close_if_silent(self) -> None:
+            if self.cycle is None and not self.transport.is_closing():
+                self.transport.close()
+
+    return Impatient
+
+
+def _address(scope: Scope) -> str:
+    return str((scope.get("client") or ("?",))[0])
 
 
 def _header(scope: Scope, name: str) -> str:

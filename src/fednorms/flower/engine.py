@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from fednorms.evaluation.scores import SiteScore
 from fednorms.flower import messages
 from fednorms.flower.agreement import agreement
 from fednorms.flower.generations import NONE
+from fednorms.flower.rehearsal import Rehearsal
 from fednorms.flower.roster import Answers, Roster
 from fednorms.flower.schema import BadMessage, printable
 from fednorms.methods.normbound import NormBound
@@ -56,6 +58,7 @@ class Remote(Engine):
         self._cached_measures: dict[int, dict[str, Tree]] = {}  # of the last tested round
         self._capped: set[str] = set()  # sites whose weight was noted to be limited
         self._shortened: set[str] = set()  # sites of which an update was noted to be shortened
+        self._rehearsal = Rehearsal(task, roster.facts, settings.threads)
         self._kept: dict[str, int] = {}  # the rounds of the states that sites keep, until `average` accepts them
 
     @property
@@ -91,15 +94,11 @@ class Remote(Engine):
         bad: dict[str, str] = {}
         for name, content in sorted(answers.contents.items()):
             try:
-                up = messages.unpack_measured(content, self._device)
+                found[name] = messages.unpack_measured(content, self._device)
             except BadMessage as error:
                 bad[name] = _unreadable(error)
-                continue
-            if wrong := border.implausible_part(p, up, self._images[name]):
-                bad[name] = printable(wrong)
-            else:
-                found[name] = up
-        odd = border.odd_ones(found, job.reduce, self._images, self.task.net.initial)
+        trial = self._rehearsal.measured(sent, p, job)
+        odd = border.unusable_measures(self.task, p, job.reduce, found, self._images(found), trial=trial)
         bad |= {name: printable(wrong) for name, wrong in odd.items()}
         self.refused += len(bad)
         why = {**answers.lost, **answers.diverged, **bad}
@@ -125,7 +124,9 @@ class Remote(Engine):
             except BadMessage as error:
                 bad[name] = printable(str(error))
         uploads = {n: u for n, u in uploads.items() if n not in bad}
-        bad |= {name: printable(wrong) for name, wrong in border.odd_uploads(self.task, uploads, self._images).items()}
+        trial = partial(self._rehearsal.uploads, sent)
+        odd = border.unusable(self.task, sent.model, uploads, self._images(uploads), trial=trial)
+        bad |= {name: printable(wrong) for name, wrong in odd.items()}
         self.refused += len(bad)
         done.lost |= bad
         uploads = {n: u for n, u in uploads.items() if n not in bad}
@@ -216,7 +217,7 @@ class Remote(Engine):
         return bounded
 
     def _upload(self, name: str, content: RecordDict, sent: Broadcast) -> Upload:
-        """A site's upload, after every check that needs no other site; raises BadMessage."""
+        """A site's upload as it can be read; raises BadMessage."""
         parts = [p.name for p in self.task.method.parts]
         try:
             upload = messages.unpack_upload(content, name, float(self.samples(name)), parts, self._device)
@@ -225,9 +226,6 @@ class Remote(Engine):
             raise BadMessage(_unreadable(error)) from None
         if kept not in (self._accepted(name), sent.round + 1):
             raise BadMessage(f"says that it keeps the state after round {kept}")
-        images = self._images[name]
-        if wrong := border.misfit(self.task, upload) or border.implausible(self.task, sent.model, upload, images):
-            raise BadMessage(wrong)
         self._kept[name] = kept
         return upload
 
@@ -313,10 +311,9 @@ class Remote(Engine):
         state = self.store.get(name)
         return state.round if state else NONE
 
-    @property
-    def _images(self) -> dict[str, int]:
+    def _images(self, names: Iterable[str]) -> dict[str, int]:
         """The training images on the sites' cards, whatever weight they have."""
-        return {name: card.facts.samples for name, card in self.roster.cards.items()}
+        return {name: self.roster.cards[name].facts.samples for name in names}
 
     @property
     def _device(self) -> torch.device:

@@ -3,12 +3,16 @@
     [keys]
     north = "ecdsa-sha2-nistp384 AAAA..."
 
+    [images]
+    north = 1200
+
     [revoked]
     "ecdsa-sha2-nistp384 AAAA..." = "south"
 
 The door of the link lets in the keys of this file and no others, and a node may speak only for the site of its key.
 Both the door and the server's app read the file again when it changes: revoking a key takes effect in the running
-round.
+round. `[images]` has the most training images that a site may have. A site's weight in the mean is its number of
+images, which it says itself; only the operator can know whether that is true.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -29,6 +33,7 @@ from fednorms.runs.store.atomic import write_atomic
 from fednorms.runs.toml import dumps
 
 FILE = "roster.toml"
+TABLES = ("keys", "images", "revoked")
 _HEAD = """# The public key of each site. Only these keys pass the door, each as its own site. `fednorms deploy enroll`
 # and `fednorms deploy revoke` change this file; changes take effect at once, in a running round, too.
 """
@@ -40,6 +45,7 @@ class SiteKeys:
 
     keys: Mapping[str, str] = field(default_factory=dict)
     revoked: Mapping[str, str] = field(default_factory=dict)
+    images: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def owners(self) -> dict[bytes, str]:
@@ -55,18 +61,25 @@ class SiteKeys:
             raise BadInput(f'{where} is already the key of site "{owner}". Every site needs its own key.')
         former = self.keys.get(site, text)
         revoked = dict(self.revoked) if former == text else {**self.revoked, former: site}
-        return SiteKeys({**self.keys, site: text}, revoked)
+        return replace(self, keys={**self.keys, site: text}, revoked=revoked)
+
+    def limited(self, site: str, images: int) -> SiteKeys:
+        """With this number of training images as the most that a site may have."""
+        return replace(self, images={**self.images, site: _count(images, f'The images of site "{site}"')})
 
     def without(self, site: str) -> SiteKeys:
         """With the key of a site revoked."""
         if site not in self.keys:
             raise BadInput(f'Site "{site}" has no key in the roster: {nearest(site, self.keys)}.')
         keys = {name: text for name, text in self.keys.items() if name != site}
-        return SiteKeys(keys, {**self.revoked, self.keys[site]: site})
+        return replace(self, keys=keys, revoked={**self.revoked, self.keys[site]: site})
 
     def write(self, path: Path) -> None:
         """Write the file, all or nothing."""
-        write_atomic(path, (_HEAD + dumps({"keys": self.keys, "revoked": self.revoked})).encode())
+        tables = {"keys": self.keys, "images": self.images, "revoked": self.revoked}
+        write_atomic(
+            path, (_HEAD + dumps({name: table for name, table in tables.items() if table or name == "keys"})).encode()
+        )
 
 
 def read_keys(path: Path) -> SiteKeys:
@@ -75,9 +88,11 @@ def read_keys(path: Path) -> SiteKeys:
         told = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadInput(f"Cannot read the roster {path} ({error}).") from None
-    keys, revoked = told.get("keys"), told.get("revoked", {})
-    if not isinstance(keys, dict) or not isinstance(revoked, dict) or set(told) - {"keys", "revoked"}:
-        raise BadInput(f"{path} is not a roster: expected the tables [keys] and [revoked], found {sorted(told)}.")
+    keys, images, revoked = (told.get(name, {}) for name in TABLES)
+    tables_only = "keys" in told and all(name in TABLES and isinstance(table, dict) for name, table in told.items())
+    if not tables_only:
+        tables = ", ".join(f"[{name}]" for name in TABLES)
+        raise BadInput(f"{path} is not a roster: expected the tables {tables}, found {sorted(told)}.")
     if wrong := [k for table in (keys, revoked) for k, v in table.items() if not isinstance(v, str)]:
         raise BadInput(f'The entry "{wrong[0]}" of {path} is not text. Expected SITE = "ecdsa-sha2-nistp384 AAAA...".')
     found = {site: _plain(text, f'The key of site "{site}" in {path}') for site, text in keys.items()}
@@ -86,7 +101,8 @@ def read_keys(path: Path) -> SiteKeys:
         raise BadInput(f"Two sites have the same key in {path}. Every site needs its own key.")
     if both := [site for site, text in found.items() if text in gone]:
         raise BadInput(f'The key of site "{both[0]}" is both in use and revoked in {path}. Remove it from one table.')
-    return SiteKeys(found, gone)
+    limits = {site: _count(number, f'The images of site "{site}" in {path}') for site, number in images.items()}
+    return SiteKeys(found, gone, limits)
 
 
 class Watched:
@@ -96,6 +112,7 @@ class Watched:
         self.path = path
         self._seen: tuple[int, int, int] | None = None
         self._owners: dict[bytes, str] = {}
+        self._images: Mapping[str, int] = {}
         self._error = ""
 
     @classmethod
@@ -110,21 +127,30 @@ class Watched:
 
     def owners(self) -> Mapping[bytes, str]:
         """The site of each key; BadInput while the file cannot be read, so nobody is let in by an old list."""
+        self._read()
+        return self._owners
+
+    def images(self) -> Mapping[str, int]:
+        """The most training images that each site may have, of those sites for which the file says it."""
+        self._read()
+        return self._images
+
+    def _read(self) -> None:
         try:
-            found = self.path.stat()
-            now = (found.st_mtime_ns, found.st_size, found.st_ino)
+            file = self.path.stat()
+            now = (file.st_mtime_ns, file.st_size, file.st_ino)
         except OSError as error:
             self._seen = None
             raise BadInput(f"Cannot read the roster {self.path} ({error}).") from None
         if now != self._seen:
             self._owners, self._error, self._seen = {}, "", now
             try:
-                self._owners = read_keys(self.path).owners
+                found = read_keys(self.path)
+                self._owners, self._images = found.owners, found.images
             except BadInput as error:
                 self._error = str(error)
         if self._error:
             raise BadInput(self._error)
-        return self._owners
 
 
 def wire_form(text: str) -> bytes:
@@ -157,6 +183,12 @@ def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
 def public_text(private: ec.EllipticCurvePrivateKey) -> str:
     """The public key of a private one, as the roster has it."""
     return _text(private.public_key())
+
+
+def _count(number: object, where: str) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise BadInput(f"{where}: expected a number of at least 1, found {number!r}.")
+    return number
 
 
 def _plain(text: str, where: str) -> str:

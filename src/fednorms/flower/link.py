@@ -6,23 +6,26 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
 
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.flower.certificates import FOLDER, check_certificates
-from fednorms.flower.door import KIB, Door, Impatient
+from fednorms.flower.door import KIB, Door, impatient
 from fednorms.flower.keys import FILE, Watched
+from fednorms.flower.lifeline import Lifeline, lifeline
+from fednorms.flower.limits import Limits, listen
 from fednorms.flower.processes import end, start, terminable
+from fednorms.runs.store.atomic import write_atomic
 
 LOOPBACK = "127.0.0.1"
-CONNECTIONS = 512
 LINES, SECONDS = 20, 10.0  # a flood of refused requests must not fill the disk: so many lines of the log in so long
 log = logging.getLogger("fednorms.door")
 
@@ -36,16 +39,15 @@ class Link:
     port: int
     link_port: int
     database: Path
+    limits: Limits = field(default_factory=Limits)
 
 
 def run_link(link: Link, say: Callable[[str], None]) -> int:
     """Run the link and its door until one of them ends."""
-    certificates = link.project / FOLDER
-    for warning in check_certificates(certificates):
+    for warning in check_certificates(link.project / FOLDER):
         say(f"note: {warning}")
     roster = Watched((link.project / FILE).resolve())
-    sites = sorted(roster.owners().values())
-    if not sites:
+    if not roster.owners():
         raise BadInput(
             f"No site has a key in {roster.path}. Add one: fednorms deploy enroll PROJECT --site SITE --key FILE"
         )
@@ -54,20 +56,44 @@ def run_link(link: Link, say: Callable[[str], None]) -> int:
     _log_to_stderr()
     os.umask(0o077)  # the database holds the sites' models
     terminable()
-    flower = start("flower-superlink", _options(link), roster.environment())
+    listening = listen(link.host, link.port, link.limits)
+    secret = _next_to(link.database, ".secret").resolve()  # whoever knows it can run the server's app
+    with listening, lifeline(_next_to(link.database, ".lock"), str(secret)) as line:
+        return _run(link, roster, listening, line, secret, say)
+
+
+def _run(
+    link: Link, roster: Watched, listening: socket.socket, line: Lifeline, secret: Path, say: Callable[[str], None]
+) -> int:
+    write_atomic(secret, secrets.token_bytes(32))
+    environment = {**roster.environment(), **line.environment()}
+    programs: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        while not _listening(link.link_port):
-            if flower.poll() is not None:
-                raise RunFailed(f"Flower's link ended with exit code {flower.returncode}; its messages are above.")
-            time.sleep(0.1)
+        for name, options in (("flower-superlink", _options(link)), ("flower-superexec", _executor_options(link))):
+            programs[name] = start(name, [*options, "--superexec-auth-secret-file", str(secret)], environment)
+            line.note(programs[name])
+            while name == "flower-superlink" and not _listening(link.link_port):
+                _refuse_ended(programs)
+                time.sleep(0.1)
         say(f"Flower's link: {LOOPBACK}:{link.link_port}. Whoever has a shell on this machine can start runs.")
-        say(f"The door: {link.host}:{link.port}, open to {', '.join(sites)}.")
-        asyncio.run(_serve(link, roster, flower, certificates))
-        if flower.poll() not in (None, 0):
-            raise RunFailed(f"Flower's link ended with exit code {flower.returncode}; its messages are above.")
+        say(f"The door: {link.host}:{link.port}, open to {', '.join(sorted(roster.owners().values()))}.")
+        asyncio.run(_serve(link, roster, listening, list(programs.values())))
+        _refuse_ended(programs)
         return 0
     finally:
-        end(flower)
+        for program in reversed(programs.values()):
+            end(program)
+        secret.unlink(missing_ok=True)
+
+
+def _refuse_ended(programs: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    for name, program in programs.items():
+        if program.poll() not in (None, 0):
+            raise RunFailed(f"{name} ended with exit code {program.returncode}; its messages are above.")
+
+
+def _next_to(database: Path, suffix: str) -> Path:
+    return database.with_name(database.name + suffix)
 
 
 def door_server(door: Door, host: str, port: int, certificates: Path) -> uvicorn.Server:
@@ -76,13 +102,13 @@ def door_server(door: Door, host: str, port: int, certificates: Path) -> uvicorn
         door,
         host=host,
         port=port,
-        http=Impatient,
+        http=impatient(door.limits.header_seconds),
         ws="none",
         lifespan="off",
         ssl_certfile=certificates / "server.pem",
         ssl_keyfile=str(certificates / "server.key"),
         h11_max_incomplete_event_size=16 * KIB,
-        limit_concurrency=CONNECTIONS,
+        limit_concurrency=door.limits.connections + 1,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=5,
         proxy_headers=False,
@@ -144,18 +170,21 @@ def _log_to_stderr() -> None:
     log.handlers, log.propagate = [handler], False
 
 
-async def _serve(link: Link, roster: Watched, flower: subprocess.Popen[bytes], certificates: Path) -> None:
-    door = Door(f"http://{LOOPBACK}:{link.link_port}", roster)
+async def _serve(
+    link: Link, roster: Watched, listening: socket.socket, programs: Sequence[subprocess.Popen[bytes]]
+) -> None:
+    certificates = link.project / FOLDER
+    door = Door(f"http://{LOOPBACK}:{link.link_port}", roster, limits=link.limits)
     server = door_server(door, link.host, link.port, certificates)
 
     async def watch() -> None:
-        while flower.poll() is None:
+        while all(program.poll() is None for program in programs):
             await asyncio.sleep(0.5)
         server.should_exit = True
 
     tasks = [asyncio.create_task(watch()), asyncio.create_task(renew_certificates(server, certificates))]
     try:
-        await server.serve()
+        await server.serve([listening])
     finally:
         for task in tasks:
             task.cancel()
@@ -168,8 +197,13 @@ def _options(link: Link) -> list[str]:
         "--host", LOOPBACK,
         "--port", str(link.link_port),
         "--database", str(link.database.resolve()),
+        "--isolation", "process",  # the program that runs apps has to know a secret, and is a child of this process
         "--disable-runtime-dependency-installation",
     ]  # fmt: skip
+
+
+def _executor_options(link: Link) -> list[str]:
+    return ["--insecure", "--runtime-api-address", f"{LOOPBACK}:{link.link_port}", "--parent-pid", str(os.getpid())]
 
 
 def _listening(port: int) -> bool:

@@ -180,7 +180,7 @@ def _judge(found: tuple[int, bytes], expected: int, *, early: bool = False) -> t
     `early`: a large body is refused before it is read, so the connection may close before the status is seen.
     """
     status, body = found
-    refused = not body and (status == expected or (early and status == 0))
+    refused = not body and (status in (expected, 429) or (early and status == 0))  # 429: after many attempts
     return refused, f"{status or 'closed'}{f' {body[:60]!r}' if body else ''}"
 
 

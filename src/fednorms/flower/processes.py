@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -26,7 +27,7 @@ def start(name: str, options: Sequence[str], environment: Mapping[str, str] | No
     return subprocess.Popen(
         [str(program), *options],
         env={**os.environ, **quiet, **path, **(environment or {})},
-        preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+        preexec_fn=partial(_end_with, os.getpid()) if sys.platform == "linux" else None,
     )
 
 
@@ -50,6 +51,11 @@ def terminable() -> None:
     signal.signal(signal.SIGTERM, interrupt)
 
 
-def _end_with_parent() -> None:
-    """Also if this process is killed: a node of Flower's that nobody answers for would block its site."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def _end_with(parent: int) -> None:
+    """Also if this process is killed: a node of Flower's that nobody answers for would block its site.
+
+    Flower's programs may take long to end when they are asked to, so they are not asked. Their databases are safe.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)

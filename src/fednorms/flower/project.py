@@ -84,6 +84,14 @@ def read_address(folder: Path) -> tuple[str, int]:
     return split_address(str(address), f"address in {folder / 'pyproject.toml'}")
 
 
+def read_door(folder: Path) -> dict[str, Any]:
+    """What a project says about the limits of its door; empty if nothing."""
+    found = _told(folder).get("tool", {}).get("fednorms", {}).get("door", {})
+    if not isinstance(found, dict):
+        raise BadInput(f"{folder / 'pyproject.toml'}: [tool.fednorms.door] is a table; found {found!r}.")
+    return found
+
+
 def split_address(text: str, where: str) -> tuple[str, int]:
     """Host and port of an address.
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from threading import Thread
+from time import monotonic
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -18,6 +20,7 @@ from httpx import HTTPError
 
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.data.facts import Facts
+from fednorms.data.sizes import Size
 from fednorms.flower import messages
 from fednorms.flower.agreement import Card, capped, majority
 from fednorms.flower.keys import Watched
@@ -25,6 +28,8 @@ from fednorms.flower.schema import BadMessage, printable
 from fednorms.flower.settings import Deployment
 
 POLL = 0.25  # seconds between two checks for replies
+STILL = "its last reply is still being uploaded"
+PATIENCE = 5.0  # seconds that one check waits for replies that are being uploaded
 
 
 @dataclass
@@ -39,12 +44,16 @@ class Answers:
 class Roster:
     """The sites of a run and the nodes behind them; `keys` says which key belongs to which site."""
 
-    def __init__(self, grid: Grid, deployment: Deployment, keys: Watched | None = None) -> None:
-        self.grid, self.deployment, self.keys = grid, deployment, keys
+    def __init__(
+        self, grid: Grid, deployment: Deployment, keys: Watched | None = None, size: Size | None = None
+    ) -> None:
+        self.grid, self.deployment, self.keys, self.size = grid, deployment, keys, size
         self.names: list[str] = deployment.site_names  # in the order of the run; fixed once the run has begun
         self.cards: dict[str, Card] = {}  # of every site that ever joined
         self._nodes: dict[int, Card] = {}  # accepted nodes, in the order in which they answered
         self._refused: dict[int, str] = {}
+        self._pulls: dict[str, Pull] = {}  # looks for replies that have not ended
+        self._late: dict[str, str] = {}  # the message of each site whose reply was still being uploaded at a deadline
         self._greeted: dict[str, int] = {}  # hello messages without a reply so far
         self._online: dict[int, str] = {}  # connected nodes, and when each was started
         self._started: dict[int, str] = {}  # when each node was started that was ever connected
@@ -72,7 +81,8 @@ class Roster:
         if not self.names:
             here = sorted({(self.cards[site].order, site) for site in self.here()})
             self.names = [site for _, site in here]
-        odd, self.usual = self._odd(), self.usual or self._majority()
+        self._refuse_tie()
+        odd, self.usual = self._odd(), self.usual or next(iter(self._majority()), None)
         for node, reason in odd.items():
             self._refused[node] = self._news[f"node {node}"] = reason
             card = self._nodes.pop(node)
@@ -110,16 +120,27 @@ class Roster:
 
     def _odd(self) -> dict[int, str]:
         """The nodes whose data do not fit those of most sites, with the reason."""
-        usual = self.usual or self._majority()
+        usual = self.usual or next(iter(self._majority()), None)
         wrong = {n: card.differs(usual) for n, card in self._nodes.items()} if usual is not None else {}
         return {n: f'site "{self._nodes[n].site}" does not fit, {why}' for n, why in wrong.items() if why}
 
-    def _majority(self) -> Card | None:
+    def _refuse_tie(self) -> None:
+        """Refuse to begin where as many sites say one thing as another, and the project does not decide."""
+        opinions = [] if self.usual is not None else self._majority()
+        if len(opinions) > 1:
+            first, second, *_ = opinions
+            raise RunFailed(
+                f'Sites "{first.site}" and "{second.site}" do not fit together, {second.differs(first)}. No majority '
+                "says who is right. Name the classes in deploy.classes and the size of images in data.size, or correct "
+                "one of the sites."
+            )
+
+    def _majority(self) -> list[Card]:
         first: dict[str, Card] = {}
         for node, card in self._nodes.items():
             if node in self._online:
                 first.setdefault(card.site, card)
-        return majority(first, self.deployment.class_names)
+        return majority(first, self.deployment.class_names, self.size)
 
     def news(self) -> dict[str, str]:
         """Which nodes were refused since the last call, and why."""
@@ -194,6 +215,8 @@ class Roster:
             return f'site "{card.site}" does not fit, {wrong}'
         if card.facts.samples < 1:
             return f'site "{card.site}" has no training images'
+        if wrong := self._too_many(card):
+            return wrong
         if card.site in self.here():
             self._news[f"node {node}"] = f'a second node is called "{card.site}"; the first one counts'
         else:
@@ -201,13 +224,27 @@ class Roster:
         self._nodes[node] = card
         return ""
 
+    def _too_many(self, card: Card) -> str:
+        """Why a card's number of training images is not believed; empty if it is."""
+        try:
+            registered = self.keys.images().get(card.site) if self.keys is not None else None
+        except BadInput as error:
+            return str(error)
+        most = self.deployment.max_images if registered is None else registered
+        if card.facts.samples <= most:
+            return ""
+        where = "deploy.max_images" if registered is None else "the roster"
+        return f'site "{card.site}" claims {card.facts.samples:,} training images, but {where} allows {most:,}'
+
     # -- asking -------------------------------------------------------------------------------------------------
     def ask(self, kind: str, contents: Mapping[str, RecordDict]) -> Answers:
         """Send each site its message and wait for the replies until the deadline; late ones are never read."""
         self.look()
         here, answers = self.here(), Answers()
         answers.lost = {name: "not connected" for name in contents if name not in here}
-        asked = [name for name in contents if name in here]
+        self._late = {name: number for name, number in self._late.items() if not self._over(number)}
+        answers.lost |= {name: STILL for name in contents if name in here and name in self._late}
+        asked = [name for name in contents if name in here and name not in self._late]
         for name in asked:
             self.cards[name] = self._nodes[here[name]]
         outgoing = [self._message(kind, contents[name], here[name]) for name in asked]
@@ -234,7 +271,15 @@ class Roster:
                 answers.lost |= {open_.pop(message): reason for message, reason in gone.items() if reason}
                 time.sleep(POLL)
         answers.lost |= {name: f"no reply within {self.deployment.deadline:g} s" for name in open_.values()}
+        self._late |= {name: message for message, name in open_.items() if not self._over(message)}
         return answers
+
+    def _over(self, number: str) -> bool:
+        """Whether the last look for a reply has ended; a late reply is dropped."""
+        if number in self._pulls and not self._pulls[number].ended(0.0):
+            return False
+        self._pulls.pop(number, None)
+        return True
 
     def _gone(self, name: str, node: int, start: str) -> str:
         """Why a node that was asked no longer answers for its site; empty if it may still do so."""
@@ -265,13 +310,42 @@ class Roster:
 
     def _pull(self, ids: set[str]) -> dict[str, Message | BadMessage]:
         """The replies that have arrived, pulled one at a time: bytes that Flower cannot read cost no other reply."""
+        for number in sorted(ids - set(self._pulls)):
+            self._pulls[number] = Pull(self.grid, number)
+        end = monotonic() + PATIENCE
         found: dict[str, Message | BadMessage] = {}
         for number in sorted(ids):
-            try:
-                for reply in self.grid.pull_messages([number]):
-                    found[number] = reply
-            except HTTPError:  # the link, not the site
-                raise
-            except Exception as error:
-                found[number] = BadMessage(f"sent a message that cannot be read ({printable(repr(error))})")
+            if self._pulls[number].ended(end - monotonic()):
+                found |= self._pulls.pop(number).found()
         return found
+
+
+class Pull:
+    """One look for a reply, in a thread: Flower waits for hours until a site has uploaded all of a reply."""
+
+    def __init__(self, grid: Grid, number: str) -> None:
+        self._grid, self._number = grid, number
+        self._found: dict[str, Message | BadMessage] = {}
+        self._error: HTTPError | None = None
+        self._thread = Thread(target=self._pull, daemon=True)
+        self._thread.start()
+
+    def ended(self, seconds: float) -> bool:
+        """Whether it has ended, after waiting so long for it."""
+        self._thread.join(max(0.0, seconds))
+        return not self._thread.is_alive()
+
+    def found(self) -> dict[str, Message | BadMessage]:
+        """What it has found."""
+        if self._error is not None:
+            raise self._error
+        return self._found
+
+    def _pull(self) -> None:
+        try:
+            for reply in self._grid.pull_messages([self._number]):
+                self._found[self._number] = reply
+        except HTTPError as error:  # the link, not the site
+            self._error = error
+        except Exception as error:
+            self._found[self._number] = BadMessage(f"sent a message that cannot be read ({printable(repr(error))})")

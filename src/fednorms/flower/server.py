@@ -21,6 +21,7 @@ from fednorms.flower import settings
 from fednorms.flower.agreement import Card, known_facts
 from fednorms.flower.engine import Remote
 from fednorms.flower.keys import Watched
+from fednorms.flower.lifeline import end_with_link
 from fednorms.flower.roster import Roster
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.assemble import assemble
@@ -39,6 +40,7 @@ def server_app(model: Callable[[], nn.Module] | None = None, loss: Loss | None =
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        end_with_link()
         try:
             serve(grid, context.run_config, model, loss)
         except FednormsError:
@@ -64,7 +66,7 @@ def serve(
         directory = RunDirectory(Path(deployment.out).expanduser())
         directory.create(recipe.to_toml(), resume=True)
         with directory.lock():
-            roster = Roster(grid, deployment, Watched.of_link())
+            roster = Roster(grid, deployment, Watched.of_link(), recipe.data.size)
             if (known := known_facts(directory)) is not None:  # a run that is continued has its sites, and its data
                 roster.names, roster.usual = list(known.clients) or roster.names, Card(known, {})
             _go_back(directory, deployment.restart)
@@ -83,6 +85,11 @@ def open_session(recipe: Recipe, roster: Roster, model: nn.Module | None = None,
     recipe = recipe.adopting(facts.protocol)
     task = assemble(recipe, facts, model, loss, deployed=True)
     plan = Plan.of(recipe, task, facts, secret=False)  # every site reads the seed in the run's config
+    if any(m.model == "averaged" for m in plan.modes):
+        raise BadInput(
+            'Mode "averaged" needs the tensors that clients keep, and these stay at the sites. Remove it from '
+            '"evaluate".'
+        )
     tests: list[tuple[Mode, SplitName]] = [(m, "test") for m in plan.modes if m.model != "after_local"]
     settings = EngineSettings(recipe.threads, recipe.on_divergence)
     engine = Remote(task, roster, settings, [*tests, (plan.headline, "val")])

@@ -37,6 +37,8 @@ class Deployment:
     """Channels of the images: 3 (RGB), 1 (gray) or 4 (RGBA)."""
     max_weight: float = 0.9
     """The largest share of all training images that one site can count for, whatever its card says; 1: no limit."""
+    max_images: int = 1_000_000
+    """The most training images that a site's card may claim, where the roster has no number for the site."""
     norm_bound: float = 50.0
     """How many times as long as the median site's a site's update can be before it is shortened; 0: no limit."""
     restart: int = 0
@@ -117,6 +119,8 @@ def _deployment(own: Mapping[str, Scalar], where: str) -> Deployment:
             f"Wrong value in {where}: deploy.max_weight must be above 0 and at most 1, got {found.max_weight:g}, and "
             f"deploy.restart at least 0, got {found.restart}."
         )
+    if found.max_images < 1:
+        raise BadInput(f"Wrong value in {where}: deploy.max_images must be at least 1, got {found.max_images}.")
     if found.norm_bound != 0 and not found.norm_bound >= 1:
         raise BadInput(
             f"Wrong value in {where}: deploy.norm_bound must be 0 (no limit) or at least 1, got {found.norm_bound:g}."
@@ -150,8 +154,10 @@ _NOT_RESULTS = (
     "threads",
     "engine",
     "workers",
+    "memory",
     "checkpoint_every",
     "keep_checkpoints",
+    "keep_predictions",
     "state_limit_mb",
     "version",
     "fingerprint",

@@ -32,6 +32,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from fednorms.core.errors import BadInput, FednormsError
 from fednorms.flower import messages, settings
 from fednorms.flower.audit import AuditLog
+from fednorms.flower.lifeline import end_with_parent
 
 App = Callable[[Message, Context], Message]
 LARGEST_FILE = 2**20  # bytes of one file in a bundle that are compared
@@ -46,6 +47,7 @@ class Responder:
 
     def answer(self, address: str, token: str) -> None:
         """Fetch a message from the node of Flower's at an address, answer it, and hand the reply over."""
+        end_with_parent()
         client = RuntimeHttpClient.from_server_address(
             server_address=address,
             insecure=True,  # on the loopback interface

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,7 +17,6 @@ PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 def pad_same(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
     """Pad with zeros so that a convolution yields ceil(size / stride) positions (TensorFlow's "SAME").
 
-    >>> import torch
     >>> pad_same(torch.zeros(1, 1, 5, 5), (3, 3), (2, 2), (1, 1)).shape
     torch.Size([1, 1, 7, 7])
     """
@@ -33,7 +33,6 @@ class StandardizedConv2d(nn.Conv2d):
 
     The stored (and averaged) tensor is always the raw weight, so state-dict keys and shapes are those of Conv2d.
 
-    >>> import torch
     >>> conv = StandardizedConv2d(1, 1, 3)
     >>> x = torch.ones(1, 1, 3, 3)
     >>> torch.equal(conv(x), nn.functional.conv2d(x, conv.weight, conv.bias))
@@ -52,6 +51,20 @@ class StandardizedConv2d(nn.Conv2d):
         if self.same_padding:
             input = pad_same(input, self.kernel_size, self.stride, self.dilation)
         return self._conv_forward(input, self.effective_weight(), self.bias)
+
+    def folded(self, dims: int) -> nn.Module:
+        """A plain convolution with the effective weight."""
+        kind: type[nn.Conv2d] = nn.Conv2d
+        if self.same_padding:  # a network of timm
+            from timm.layers import Conv2dSame
+
+            kind = Conv2dSame
+        new = kind(**_sizes(self), device=self.weight.device, dtype=self.weight.dtype)
+        with torch.no_grad():
+            new.weight.copy_(self.effective_weight())
+            if self.bias is not None and new.bias is not None:
+                new.bias.copy_(self.bias)
+        return new.train(self.training)
 
     def _take(self, conv: nn.Conv2d) -> Self:
         self.same_padding = type(conv).__name__ == "Conv2dSame"
@@ -76,6 +89,10 @@ def geometry(conv: nn.Conv2d, name: str = "") -> dict[str, Any]:
             f"fan-in of at least 2, got weight shape {tuple(conv.weight.shape)}. Choose another model or leave out the "
             "part."
         )
+    return {**_sizes(conv), "device": "meta"}
+
+
+def _sizes(conv: nn.Conv2d) -> dict[str, Any]:
     return {
         "in_channels": conv.in_channels,
         "out_channels": conv.out_channels,
@@ -86,5 +103,4 @@ def geometry(conv: nn.Conv2d, name: str = "") -> dict[str, Any]:
         "groups": conv.groups,
         "bias": conv.bias is not None,
         "padding_mode": conv.padding_mode,
-        "device": "meta",
     }

@@ -124,6 +124,10 @@ class FeatureAugment(nn.Module):
         radius = (-2 * self._uniform(*x.shape[:2]).log()).sqrt()
         return (radius * (2 * math.pi * self._uniform(*x.shape[:2])).cos()).to(x.dtype)
 
+    def folded(self, dims: int) -> nn.Module:
+        """Nothing: it acts only in training."""
+        return nn.Identity()
+
     def extra_repr(self) -> str:
         """Channels and probability."""
         return f"{self.channels}, p={self.p}"

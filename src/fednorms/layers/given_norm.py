@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fednorms.core.moments import affine, per_channel
 from fednorms.core.norm_act import keep_act
+from fednorms.layers.folding import plain_batchnorm
 from fednorms.layers.replacement import keep_parameters, keep_statistics, place, width
 
 
@@ -49,6 +50,10 @@ class GivenNorm(nn.Module):
         """Normalize per channel: gamma (x - mean) / sqrt(var + eps) + beta."""
         y = (x - per_channel(mean, x)) * per_channel(torch.rsqrt(var + self.eps), x)
         return affine(y, self.weight, self.bias).to(x.dtype)
+
+    def folded(self, dims: int) -> nn.Module:
+        """BatchNorm with the statistics that the server sent; the same up to rounding."""
+        return plain_batchnorm(dims, self.mean, self.var, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
         """Width and eps."""

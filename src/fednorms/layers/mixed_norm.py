@@ -16,6 +16,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.moments import affine, batch_moments, per_channel
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import Statistics, Tensors, norm_layer
+from fednorms.layers.folding import plain_batchnorm
 from fednorms.layers.replacement import finite_momentum, keep_parameters, keep_statistics, place, width
 
 Kind = Literal["global", "fixed", "learned", "ensemble"]
@@ -134,6 +135,11 @@ class MixedNorm(nn.Module):
             return _normalize(x, self.sent_mean, self.sent_var, self.eps)
         lam = self.lam if self.mix is None else torch.sigmoid(self.mix)
         return mixed_statistics(x, self.sent_mean, self.sent_var, lam, self.eps)
+
+    def folded(self, dims: int) -> nn.Module:
+        """BatchNorm with the running statistics."""
+        found = self.running_mean, self.running_var, self.weight, self.bias
+        return plain_batchnorm(dims, *found, self.eps, self.momentum)
 
     def extra_repr(self) -> str:
         """Width, kind, momentum and eps."""

@@ -15,6 +15,7 @@ from fednorms.core import noise
 from fednorms.core.moments import affine, per_channel
 from fednorms.core.norm_act import keep_act
 from fednorms.core.norms import norm_layer, stored_statistics
+from fednorms.layers.folding import plain_batchnorm
 from fednorms.layers.replacement import keep_parameters, place, width
 
 
@@ -78,6 +79,10 @@ class PopulationNorm(nn.Module):
             mean = mean * (1 + self.spread * self._xi(x))
         y = (x - per_channel(mean, x)) * per_channel(torch.rsqrt(self.log_var.exp() + self.eps), x)
         return affine(y, self.weight, self.bias).to(x.dtype)
+
+    def folded(self, dims: int) -> nn.Module:
+        """BatchNorm with the trained statistics; the same up to rounding."""
+        return plain_batchnorm(dims, self.mean, self.log_var.exp(), self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
         """Width, noise and eps."""

@@ -133,6 +133,15 @@ class WSConv2d(StandardizedConv2d):
         y = super().forward(input)
         return y if self.branch_gain is None else self.alpha * self.branch_gain * y
 
+    def folded(self, dims: int) -> nn.Module:
+        """A plain convolution; what scales the end of a residual branch becomes part of its filters and bias."""
+        new = super().folded(dims)
+        if self.branch_gain is not None:
+            with torch.no_grad():
+                for tensor in new.parameters():
+                    tensor.mul_(self.alpha * self.branch_gain)
+        return new
+
     def extra_repr(self) -> str:
         """Geometry and form."""
         return f"{super().extra_repr()}, form={self.form!r}"

@@ -83,6 +83,23 @@ def build_zoo(
         ) from problem
 
 
+def input_normalization(library: str, name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and standard deviation of the input with which the published weights were trained; None if not known.
+
+    >>> input_normalization("torchvision", "resnet18")
+    ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    """
+    module = _library(library)
+    try:
+        if library == "torchvision":
+            config = module.get_model_weights(name).DEFAULT.transforms()
+        else:
+            config = module.get_pretrained_cfg(name)
+        return tuple(config.mean), tuple(config.std)
+    except (AttributeError, ValueError, RuntimeError):  # weights of other kinds, or none
+        return None
+
+
 def _torchvision(name: str, classes: int, channels: int, size: int | None, pretrained: bool) -> nn.Module:
     if channels != 3:
         raise BadInput(
@@ -90,12 +107,7 @@ def _torchvision(name: str, classes: int, channels: int, size: int | None, pretr
             f'a "timm:" model, which can be built for {channels}.'
         )
     models = _library("torchvision")
-    options: dict[str, Any] = {}
-    if name in ("googlenet", "inception_v3"):
-        # Auxiliary heads change what forward returns in training.
-        options = {"aux_logits": False, "init_weights": True}
-    if name.startswith("vit_") and size is not None:
-        options = {"image_size": size}
+    options = zoo_options("torchvision", name, channels, size)
     model: nn.Module = models.get_model(name, weights=None, num_classes=classes, **options)
     if pretrained:
         weights = models.get_model_weights(name).DEFAULT
@@ -106,11 +118,23 @@ def _torchvision(name: str, classes: int, channels: int, size: int | None, pretr
 
 
 def _timm(name: str, classes: int, channels: int, size: int | None, pretrained: bool) -> nn.Module:
-    timm = _library("timm")
-    config = timm.get_pretrained_cfg(name)
-    options: dict[str, Any] = {}
-    # Only networks tied to one input size take it as an argument; the others accept any.
-    if size is not None and config is not None and getattr(config, "fixed_input_size", False):
-        options = {"img_size": size}
-    model: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=classes, in_chans=channels, **options)
+    options = zoo_options("timm", name, channels, size)
+    model: nn.Module = _library("timm").create_model(name, pretrained=pretrained, num_classes=classes, **options)
     return model
+
+
+def zoo_options(library: str, name: str, channels: int, size: int | None) -> dict[str, Any]:
+    """What a library's own constructor is given besides the number of classes.
+
+    >>> zoo_options("torchvision", "vit_b_16", 3, 64)
+    {'image_size': 64}
+    """
+    if library == "timm":
+        config = _library("timm").get_pretrained_cfg(name)
+        # Only networks tied to one input size take it as an argument; the others accept any.
+        fixed = size is not None and config is not None and getattr(config, "fixed_input_size", False)
+        return {"in_chans": channels, **({"img_size": size} if fixed else {})}
+    if name in ("googlenet", "inception_v3"):
+        # Auxiliary heads change what forward returns in training.
+        return {"aux_logits": False, "init_weights": True}
+    return {"image_size": size} if name.startswith("vit_") and size is not None else {}

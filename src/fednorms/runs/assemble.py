@@ -41,18 +41,13 @@ def assemble(
     ('fedbn', 5, 3)
     """
     recipe = recipe.adopting(facts.protocol).settled()
-    _, height, width = facts.shape
-    if model is None and height != width and recipe.model in models():
-        raise BadInput(
-            f'Model "{recipe.model}" takes square images, but federation "{facts.name}" has {height}x{width}. '
-            f"Resize the images ({option('size')}), or pass a custom model."
-        )
     if deployed and recipe.training.schedule.startswith(CUSTOM):
         raise BadInput(
             f'The custom schedule "{recipe.training.schedule}" cannot be sent to other machines. Choose const, '
             "exp, step or cosine, with or without a warm-up."
         )
     net = build_net(recipe, facts.num_classes, facts.shape, model)
+    needs_two = _probed(net, recipe, facts, custom=model is not None)
     task = Task(
         net=net,
         training=recipe.training,
@@ -63,7 +58,7 @@ def assemble(
         preprocessing=facts.preprocessing,
         loss=loss or base_loss(recipe.loss, recipe.class_weights, facts),
         weighting=None if recipe.weighting == "auto" else recipe.weighting,
-        needs_two=net.probe(facts.shape, facts.num_classes),
+        needs_two=needs_two,
         cohort=participation_of(recipe, net.method).expected(len(facts.clients)),
         deployed=deployed,
         factors=own.factors(recipe.training, recipe.rounds),
@@ -73,6 +68,20 @@ def assemble(
     return task
 
 
+def _probed(net: Net, recipe: Recipe, facts: Facts, *, custom: bool) -> bool:
+    """Try the model on an image: whether it needs two in a batch. Some of our models take squares only."""
+    _, height, width = facts.shape
+    try:
+        return net.probe(facts.shape, facts.num_classes)
+    except BadInput:
+        if custom or height == width or recipe.model not in models():
+            raise
+        raise BadInput(
+            f'Model "{recipe.model}" takes square images, but federation "{facts.name}" has {height}x{width}. Resize '
+            f'the images ({option("size")}), or choose a model that takes any shape, such as "cnn-small" or "resnet20".'
+        ) from None
+
+
 def build_net(recipe: Recipe, classes: int, shape: tuple[int, int, int], model: nn.Module | None = None) -> Net:
     """Build the model that a recipe names, or take the one given, and apply the method's surgery."""
     if model is None:
@@ -80,7 +89,7 @@ def build_net(recipe: Recipe, classes: int, shape: tuple[int, int, int], model: 
             recipe.model,
             classes=classes,
             channels=shape[0],
-            size=shape[1],
+            size=min(shape[1:]),
             seed=recipe.seed,
             pretrained=recipe.pretrained,
             weights=recipe.weights or None,

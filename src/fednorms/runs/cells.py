@@ -20,6 +20,7 @@ from fednorms.core.error_origin import place
 from fednorms.core.errors import FednormsError, RunFailed
 from fednorms.data import Federation
 from fednorms.evaluation.scores import Scores
+from fednorms.runs.differences import Tested
 from fednorms.runs.driver import execute
 from fednorms.runs.identity import Custom
 from fednorms.runs.recipe import Data, Recipe
@@ -37,6 +38,7 @@ class Cell:
     label: str
     recipe: Recipe
     path: Path | None = None
+    answers: bool = False  # whether the outcome keeps what was predicted, to compare it with others
 
 
 class Averages(NamedTuple):
@@ -82,6 +84,7 @@ class Outcome:
     details: str = ""
     kind: str = ""  # the class of the error: "Diverged", "BadInput", ...
     best: dict[str, Any] | None = None  # round and score of the best validation
+    answers: Mapping[str, Tested] = field(default_factory=dict)  # of the last round, by mode ("personal/own")
 
     @classmethod
     def of(cls, label: str, result: Result) -> Outcome:
@@ -113,6 +116,7 @@ class CellEvent:
     row: dict[str, Any] = field(default_factory=dict)
     scores: Mapping[str, Scores] = field(default_factory=dict)
     outcome: Outcome | None = None
+    metric: str = "accuracy"
 
 
 Watch = Callable[[CellEvent], None]
@@ -123,7 +127,8 @@ def run_cell(cell: Cell, custom: Custom, watch: Watch) -> Outcome:
     recipe, before = cell.recipe, torch.get_num_threads()
 
     def after_round(event: RoundEvent) -> None:
-        watch(CellEvent(cell.label, recipe.seed, event.round, event.rounds, event.row, event.scores))
+        metric = event.recipe.metric
+        watch(CellEvent(cell.label, recipe.seed, event.round, event.rounds, event.row, event.scores, metric=metric))
 
     torch.set_num_threads(recipe.threads or before)
     try:
@@ -137,7 +142,8 @@ def run_cell(cell: Cell, custom: Custom, watch: Watch) -> Outcome:
             own=custom.training,
             callback=after_round,
         )
-        return Outcome.of(cell.label, result)
+        outcome = Outcome.of(cell.label, result)
+        return replace(outcome, answers=result.answers()) if cell.answers else outcome
     except FednormsError as error:
         kind = type(error).__name__
         return Outcome(cell.label, recipe.seed, recipe.training.lr, error=str(error), kind=kind)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from dataclasses import replace as with_changes
 from datetime import datetime
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, Literal, Never
+from typing import Any, Never
 
 import torch
 from torch import nn
@@ -19,273 +17,33 @@ from torch import nn
 from fednorms._version import __version__
 from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
-from fednorms.core.markup import html_page, html_table, latex_table
 from fednorms.core.method import Method
 from fednorms.core.optim import MakeOptimizer
-from fednorms.core.optional import new_frame
 from fednorms.core.options import nearest, quoted
 from fednorms.core.part import Part
 from fednorms.core.training import Training
 from fednorms.data import Federation
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.callables import Callables, Epochs, Schedule
-from fednorms.runs.cells import Cell, CellEvent, Outcome, Watch, run_cells
+from fednorms.runs.cells import Cell, CellEvent, Watch, run_cells
+from fednorms.runs.comparison import Comparison
 from fednorms.runs.device import device_of, unused_gpu
 from fednorms.runs.identity import Custom, recipe_keys, training_keys
 from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import option
 from fednorms.runs.progress import CellWatch, Reporter, is_wanted
 from fednorms.runs.recipe import Recipe
-from fednorms.runs.run_names import short
-from fednorms.runs.run_names import slug as slug
+from fednorms.runs.run_names import folders_of, short
 from fednorms.runs.session import Session, data_notes, open_federation
 from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.tracking.tracker import TrackedRun
 from fednorms.runs.tracking.tracking import Tracking, asked_for
 from fednorms.runs.unknown_options import refuse_unknown
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
-MEAN, BALANCED = "mean", "balanced"
-BEST = "* best of the column"  # what a star means where text cannot be bold
 _SAME_START = (
     "first weights: those of your model in every seed; seeds vary only the order of images, who takes part in a round, "
     "and what is drawn in training"
 )
-
-
-@dataclass(frozen=True)
-class MeanStd:
-    """A cell of the table: mean and sample standard deviation over seeds (None with one seed)."""
-
-    mean: float
-    std: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> MeanStd:
-        """From the values of the seeds.
-
-        >>> MeanStd.of([0.5, 0.7]).mean, MeanStd.of([0.5]).std
-        (0.6, None)
-        """
-        return cls(fmean(values), stdev(values) if len(values) > 1 else None)
-
-    def __str__(self) -> str:
-        return f"{100 * self.mean:.1f}" + ("" if self.std is None else f" ± {100 * self.std:.1f}")
-
-
-@dataclass(frozen=True)
-class TableRow:
-    """A method in one evaluation mode; no entries if every seed failed."""
-
-    label: str
-    mode: str
-    lr: float
-    entries: dict[str, MeanStd]
-    per_seed: dict[int, dict[str, float]]
-    failed: dict[int, str]
-
-
-@dataclass
-class Comparison:
-    """Methods, seeds and how each did in the last round; the repr is the table.
-
-    Every row names its evaluation mode (model/statistics). `mean` is over the domains that trained; the others have
-    separate columns. Accuracy is that after the last round, never the best on test data. If the recipe's metric is
-    balanced accuracy, it has a column as well, and it decides which method is the best.
-
-    >>> comparison = compare(["fedavg", "fedbn"], rounds=1, seeds=1, evaluate=["personal"])
-    >>> [row.label for row in comparison.rows], comparison.best in ("fedavg", "fedbn")
-    (['fedavg', 'fedbn'], True)
-    """
-
-    methods: dict[str, str]  # as the user wrote it, and in full
-    seeds: list[int]
-    outcomes: list[Outcome]
-    about: dict[str, str] = field(default_factory=dict)
-    path: Path | None = None
-    files: list[Path] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    metric: str = "accuracy"
-
-    @property
-    def judged_by(self) -> str:
-        """The column that decides which method is the best."""
-        return BALANCED if self.metric == "balanced_accuracy" else MEAN
-
-    @property
-    def rows(self) -> list[TableRow]:
-        """The table's rows, methods in the order given; one per evaluation mode."""
-        rows = []
-        for label in self.methods:
-            mine = [o for o in self.outcomes if o.label == label]
-            failed = {o.seed: o.error for o in mine if o.error}
-            modes = dict.fromkeys(m for o in mine for m in o.scores if not m.startswith("unseen"))
-            rows += [self._row(label, mode, mine, failed) for mode in modes or ["-"]]
-        return rows
-
-    def _row(self, label: str, mode: str, mine: list[Outcome], failed: dict[int, str]) -> TableRow:
-        per_seed: dict[int, dict[str, float]] = {}
-        for outcome in mine:
-            if mode not in outcome.scores:
-                continue
-            scores = outcome.scores[mode]
-            unseen = [s for s in outcome.scores.values() if s.mode == "unseen"]
-            per_seed[outcome.seed] = {
-                **scores.domains,
-                MEAN: scores.domain_mean,
-                **({BALANCED: scores.balanced_accuracy} if self.judged_by == BALANCED else {}),
-                **{f"{d} (unseen)": a for s in unseen[:1] for d, a in s.domains.items()},
-            }
-        columns = dict.fromkeys(c for values in per_seed.values() for c in values)
-        entries = {c: MeanStd.of([v[c] for v in per_seed.values() if c in v]) for c in columns}
-        return TableRow(label, mode, mine[0].lr, entries, per_seed, failed)
-
-    @property
-    def columns(self) -> list[str]:
-        """The domains that trained, those that did not, the mean over the former, and the metric if it differs."""
-        last = list(dict.fromkeys([MEAN, self.judged_by]))
-        found = list(dict.fromkeys(c for row in self.rows for c in row.entries if c not in last))
-        return [*sorted(found, key=lambda c: c.endswith("(unseen)")), *last]
-
-    def best_in(self, column: str) -> float | None:
-        """The highest mean accuracy in a column."""
-        return max((row.entries[column].mean for row in self.rows if column in row.entries), default=None)
-
-    @property
-    def best(self) -> str | None:
-        """The method with the highest mean over domains (or balanced accuracy); None if all failed."""
-        whole = [row for row in self.rows if self.judged_by in row.entries]
-        return max(whole, key=lambda row: row.entries[self.judged_by].mean).label if whole else None
-
-    @property
-    def failed(self) -> list[Outcome]:
-        """The cells that failed."""
-        return [o for o in self.outcomes if o.error]
-
-    def curve(self, label: str) -> dict[int, MeanStd]:
-        """Mean accuracy over domains after each round that all seeds have tested, in the method's headline mode."""
-        values: dict[int, list[float]] = {}
-        for outcome in (o for o in self.outcomes if o.label == label):
-            for t in outcome.rounds:
-                if averages := t.tests.get(f"{outcome.headline}/test"):
-                    values.setdefault(t.number, []).append(averages.domain_mean)
-        seeds = max(map(len, values.values()), default=0)
-        return {t: MeanStd.of(v) for t, v in sorted(values.items()) if len(v) == seeds}
-
-    def cells(self) -> list[list[str]]:
-        """The table as text, the header first; the best of each column ends with *."""
-        rows, columns = self.rows, self.columns
-        rates = len({row.lr for row in rows}) > 1
-        best = {c: self.best_in(c) for c in columns}
-        table = [["method", "model/statistics", *(["lr"] if rates else []), *columns]]
-        for row in rows:
-            line = [row.label, row.mode, *([f"{row.lr:g}"] if rates else [])]
-            for c in columns:
-                entry = row.entries.get(c)
-                empty = "failed" if row.failed and not row.entries else "-"
-                line.append(empty if entry is None else f"{entry}{' *' if entry.mean == best[c] else ''}")
-            table.append(line)
-        return table
-
-    def remarks(self) -> list[str]:
-        """The lines below the table: failures first, then what was compared and how."""
-        lines = []
-        for label in self.methods:
-            failed = {o.seed: o.error for o in self.outcomes if o.label == label and o.error}
-            lines += [f"{label}, seed {seed} failed: {reason}" for seed, reason in failed.items()]
-        if not any(row.entries or row.failed for row in self.rows):
-            lines.append("not tested: there are no test images")
-        return lines + [f"{key}: {value}" for key, value in self.about.items()] + self.notes
-
-    def table(self) -> str:
-        """The table as aligned text."""
-        return "\n".join(aligned(self.cells()))
-
-    def __repr__(self) -> str:
-        return "\n".join([self.table(), BEST, "", *self.remarks()])
-
-    def _repr_html_(self) -> str:
-        header, rows, numbers_from, best = self._marked()
-        title = f"{len(self.methods)} method{'s' * (len(self.methods) != 1)}, accuracy in percent (best in bold)"
-        return html_page(title, html_table(header, rows, numbers_from=numbers_from, bold=best), notes=self.remarks())
-
-    def plot(self, federation: Federation | None = None) -> Figure:
-        """The comparison as a matplotlib figure: accuracies as a heat map, and learning curves.
-
-        With `federation`, images of every site come first. A notebook shows the figure; elsewhere,
-        `comparison.plot().savefig("methods.png")`. Needs the extra "report".
-        """
-        from fednorms.runs.report import figure
-
-        return figure(self, federation)
-
-    def to_frame(self, by: Literal["method", "seed"] = "method") -> DataFrame:
-        """The table as a pandas DataFrame: one line per method and mode, or also per seed.
-
-        Accuracies are fractions. Columns are those of comparison.csv. Needs the extra "frame".
-        """
-        from fednorms.runs.report import plain_name, records
-
-        if by not in ("method", "seed"):
-            raise BadInput(f'to_frame: by= must be "method" or "seed", got "{by}".')
-        if by == "method":
-            return new_frame(records(self))
-        return new_frame(
-            [
-                {"method": row.label, "mode": row.mode, "lr": row.lr, "seed": seed}
-                | {plain_name(c): values.get(c) for c in self.columns}
-                for row in self.rows
-                for seed, values in row.per_seed.items()
-            ]
-        )
-
-    def to_markdown(self) -> str:
-        """The table as Markdown, with the best of each column in bold, and below it what was compared."""
-        from fednorms.runs.report import markdown
-
-        return markdown(self)
-
-    def to_latex(self) -> str:
-        """The table as a LaTeX tabular, with the best of each column in bold; it needs the package booktabs."""
-        header, rows, numbers_from, best = self._marked()
-        return latex_table(header, rows, numbers_from=numbers_from, bold=best)
-
-    def _marked(self) -> tuple[list[str], list[list[str]], int, set[tuple[int, int]]]:
-        """The table's cells, the first column of numbers, and where the best of each column are."""
-        header, *cells = self.cells()
-        best = {(i, j) for i, row in enumerate(cells) for j, cell in enumerate(row) if cell.endswith(" *")}
-        rows = [[cell.removesuffix(" *") for cell in row] for row in cells]
-        return header, rows, len(header) - len(self.columns), best
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, accuracies as fractions."""
-        return {
-            "methods": self.methods,
-            "seeds": self.seeds,
-            "columns": self.columns,
-            "best": self.best,
-            "rows": [
-                {
-                    "method": row.label,
-                    "mode": row.mode,
-                    "lr": row.lr,
-                    "accuracy": {c: {"mean": e.mean, "std": e.std} for c, e in row.entries.items()},
-                    "seeds": {str(seed): values for seed, values in row.per_seed.items()},
-                    "failed": {str(seed): reason for seed, reason in row.failed.items()},
-                }
-                for row in self.rows
-            ],
-            "curves": {
-                label: [{"round": t, "mean": e.mean, "std": e.std} for t, e in self.curve(label).items()]
-                for label in self.methods
-            },
-            "about": self.about,
-            "path": None if self.path is None else str(self.path),
-            "files": [str(f) for f in self.files],
-        }
 
 
 def compare(
@@ -363,11 +121,11 @@ def compare(
     if root is not None and (root / "recipe.toml").exists():
         raise BadInput(f"compare: {root} holds a run. Choose another directory for the comparison ({option('out')}).")
     cells = []
-    for (label, text), folder in zip(chosen.items(), _folders(chosen), strict=True):
+    for (label, text), folder in zip(chosen.items(), folders_of(chosen), strict=True):
         own = settings | ({"lr": rates[label]} if label in rates else {})
         for seed in numbers:
             made = Recipe.make(shared | {"method": text, "seed": seed, "training": own})
-            cells.append(Cell(label, made, root / f"{folder}-{seed}" if root else None))
+            cells.append(Cell(label, made, root / f"{folder}-{seed}" if root else None, answers=True))
     asked = cells[0].recipe.device
     device = device_of(asked, [RunDirectory(cell.path) for cell in cells if cell.path is not None])
     cells = [with_changes(c, recipe=c.recipe.model_copy(update={"device": device})) for c in cells]
@@ -390,7 +148,7 @@ def compare(
     comparison = Comparison(chosen, numbers, outcomes, about, root, notes=notes, metric=cells[0].recipe.metric)
     if root is not None:
         comparison.notes += _replaced(root, chosen)
-        from fednorms.runs.report import write
+        from fednorms.runs.comparison_files import write
 
         write(comparison, root)
     return comparison
@@ -398,7 +156,7 @@ def compare(
 
 def _tracked(tracking: Tracking, cells: Sequence[Cell], root: Path | None) -> Watch:
     """Log the rounds of all runs, each under the name of its directory."""
-    folders = _folders(dict.fromkeys(cell.label for cell in cells))
+    folders = folders_of(dict.fromkeys(cell.label for cell in cells))
     names = dict(zip(dict.fromkeys(cell.label for cell in cells), folders, strict=True))
     runs = {
         (cell.label, seed): TrackedRun(f"{names[cell.label]}-{seed}", cell.recipe, cell.path, root)
@@ -424,27 +182,6 @@ def _replaced(root: Path, chosen: Mapping[str, str]) -> list[str]:
         return []
     others = [m for m in before if m not in chosen]
     return [f"replaced an earlier table, which also had {', '.join(others)}; its runs are kept"] if others else []
-
-
-def aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table whose columns are as wide as their widest cell.
-
-    >>> aligned([["", "mean"], ["fedavg", "0.5"]])
-    ['        mean', 'fedavg  0.5']
-    """
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
-
-
-def _folders(labels: Iterable[str]) -> list[str]:
-    """A folder name for each label; labels with the same slug are numbered."""
-    names: list[str] = []
-    for label in labels:
-        name, number = slug(label), 2
-        while name in names:
-            name, number = f"{slug(label)}-v{number}", number + 1
-        names.append(name)
-    return names
 
 
 def _check_request(methods: Sequence[str], chosen: Mapping[str, str], seeds: Sequence[int], jobs: int) -> None:

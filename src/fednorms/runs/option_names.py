@@ -7,6 +7,7 @@ from fednorms.core.option_names import flag as flag
 from fednorms.core.option_names import key as key
 from fednorms.core.option_names import option as option
 from fednorms.core.option_names import recipe_file as recipe_file
+from fednorms.core.option_names import setting as setting
 
 # What other libraries call our options.
 ELSEWHERE = {

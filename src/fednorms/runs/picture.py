@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fednorms.core.optional import new_figure
 from fednorms.evaluation.scores import Scores
-from fednorms.runs.report import line_style
+from fednorms.runs.comparison_files import line_style
 from fednorms.runs.run_names import short
 
 if TYPE_CHECKING:

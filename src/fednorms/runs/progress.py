@@ -114,10 +114,17 @@ class Reporter:
         if not self.silent:
             self.console.print(text, markup=False, soft_wrap=True)
 
-    def round_done(self, done: int, row: Mapping[str, Any], scores: Mapping[str, Scores], name: str = "") -> None:
-        """Report that `done` rounds are finished; `row` is the latest one (of run `name`, if there are several)."""
+    def round_done(
+        self, done: int, row: Mapping[str, Any], scores: Mapping[str, Scores], name: str = "", metric: str = "accuracy"
+    ) -> None:
+        """Report that `done` rounds are finished; `row` is the latest one (of run `name`, if there are several).
+
+        `metric` is the score that is shown, as in a recipe.
+        """
         if tested := next((s for s in scores.values() if s.split == "test"), None):
-            self.newest[name] = (f"accuracy {per_cent(tested.mean)}", f"({domains_line(tested.domains)})")
+            what = "balanced accuracy" if metric == "balanced_accuracy" else "accuracy"
+            shown = domains_line(tested.judged_domains(metric))
+            self.newest[name] = (f"{what} {per_cent(tested.judged(metric))}", f"({shown})")
         accuracy, domains = self.newest.get(name, ("", ""))
         loss = "" if row["train_loss"] is None else f"loss {row['train_loss']:.3f}"
         diverged = f"{len(row['diverged'])} diverged" if row["diverged"] else ""
@@ -162,7 +169,7 @@ class CellWatch:
         name = f"{event.label}, seed {event.seed}"
         if event.outcome is None:
             self.done[name] = event.round
-            self.reporter.round_done(sum(self.done.values()), event.row, event.scores, name)
+            self.reporter.round_done(sum(self.done.values()), event.row, event.scores, name, event.metric)
             return
         self.finished += 1
         self.done[name] = event.rounds  # a failed run has no more rounds, either

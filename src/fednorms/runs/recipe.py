@@ -39,8 +39,9 @@ class Data(BaseModel):
     """Fail if image counts differ from the published ones."""
     allow_pickle: bool = False
     """Open a data set's pickled archives; only NumPy arrays are accepted in them."""
-    size: int | None = Field(default=None, ge=1)
-    """Resize images to this many pixels (default: keep their size; digits-shift: 16)."""
+    size: int | str | None = None
+    """Resize images to this many pixels, or to height and width as in "72x96" (default: keep their size; digits-shift:
+    16)."""
     seed: int | None = None
     """Seed of the split into training, validation and test data (default 0)."""
     val: float | None = Field(default=None, ge=0, lt=1)
@@ -51,6 +52,17 @@ class Data(BaseModel):
     """For folders: a regular expression that finds in a file name what stays together, such as "(patient[0-9]+)"."""
     channels: int | None = None
     """For folders: 3 (RGB, the default), 1 (gray) or 4 (RGBA)."""
+    group_across: bool = False
+    """With a group: ids mean the same at all sites, so a patient stays in one split across sites, too."""
+    copies: Literal["keep", "drop", "together"] = "keep"
+    """Equal images: keep all, drop all but one (a test image stays), or keep them together in one split (folders)."""
+    skip_broken: bool = False
+    """Leave out image files that cannot be read; the run records which."""
+    subset: float | None = Field(default=None, gt=0, le=1)
+    """Keep this fraction of every split of every site, for quick trials (default: all)."""
+    normalize: str = ""
+    """Mean and standard deviation of the input: "imagenet", "half" (pixels in [-1, 1]), "none", or numbers as in
+    "0.5/0.25" (default: those of the data set)."""
     hold_out: list[str] = []
     """Sites or domains that do not train and are tested as unseen."""
     augment: str = "auto"
@@ -58,6 +70,22 @@ class Data(BaseModel):
     (those of the data set's papers)."""
     partition: str = ""
     """Partition the training sites, such as "dirichlet(beta=0.3, clients=100)" or "file:PATH" (default: keep them)."""
+
+    @field_validator("size", mode="before")
+    @classmethod
+    def _sized(cls, size: object) -> object:
+        from fednorms.data.sizes import as_written
+
+        return None if size is None else as_written(size)
+
+    @field_validator("normalize")
+    @classmethod
+    def _known(cls, text: str) -> str:
+        from fednorms.core.preprocessing import Preprocessing
+
+        if text:
+            Preprocessing.read(text, 1)
+        return text
 
     @field_validator("partition")
     @classmethod
@@ -128,6 +156,8 @@ class Recipe(BaseModel):
     """Write a checkpoint every this many rounds, and after the last."""
     keep_checkpoints: Literal["newest", "all"] = "newest"
     """Which checkpoints to keep: the newest two, from which a run resumes, or all, to analyze rounds later."""
+    keep_predictions: bool | None = None
+    """Keep the test predictions of the last and the best round, to compare runs (default: up to 64 MB per mode)."""
     on_divergence: Literal["stop", "skip"] = "stop"
     """What to do when a client's update or loss is not finite."""
     engine: Literal["auto", "loop", "graphs", "workers"] = "auto"
@@ -143,6 +173,8 @@ class Recipe(BaseModel):
     """Repeat bit for bit on one device; false lets cuDNN choose the fastest algorithm."""
     threads: int = Field(default=1, ge=1)
     """CPU threads per client; more help only large networks. Results repeat bit for bit with equal threads."""
+    memory: float | None = Field(default=None, gt=0)
+    """GPU memory to take, as a share (up to 1) or in bytes (default: what is free when it is needed)."""
     state_limit_mb: int = Field(default=1024, ge=0)
     """Client states beyond this many megabytes are stored on disk."""
     version: str = __version__
@@ -260,7 +292,8 @@ class Recipe(BaseModel):
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values; keys that version 0.1 did not have only where they are set."""
         training = {k: v for k, v in vars(self.training).items() if v is not None or k not in _LATER}
-        values = self.model_dump(mode="json") | {"training": training}
+        data = {k: v for k, v in self.data.model_dump(mode="json").items() if k not in _LATER_DATA or v != _OF_DATA[k]}
+        values = self.model_dump(mode="json") | {"training": training, "data": data}
         return {k: v for k, v in values.items() if v is not None or k not in _LATER}
 
     def to_toml(self) -> str:
@@ -312,7 +345,9 @@ class Recipe(BaseModel):
         return cls.from_toml(text, str(path))
 
 
-_LATER = ("patience", "warmup", "client_epochs")
+_LATER = ("patience", "keep_predictions", "memory", "warmup", "client_epochs")
+_LATER_DATA = ("group_across", "copies", "skip_broken", "subset", "normalize")
+_OF_DATA = Data().model_dump(mode="json")
 
 
 def _method(text: str) -> Method:
@@ -353,7 +388,8 @@ def _problem(error: object) -> str:
     """What is wrong with one key, in one sentence without an end."""
     assert isinstance(error, dict)
     kind, place, more = error["type"], error["loc"], error.get("ctx", {})
-    path = ".".join(map(str, place))
+    within = 2 if place and place[0] in ("training", "data") else 1  # what follows are positions, and types of a union
+    path = ".".join(map(str, place[:within]))
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         inside = {"training": [f.name for f in fields(Training)], "data": list(Data.model_fields)}
         known = inside.get(str(place[0]), []) if len(place) > 1 else list(Recipe.model_fields)

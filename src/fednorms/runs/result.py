@@ -13,10 +13,15 @@ from fednorms.core.errors import BadInput
 from fednorms.core.markup import html_page, html_table, latex_table, markdown_table
 from fednorms.core.optional import new_frame
 from fednorms.core.states import ServerState
+from fednorms.engines.devices import numerics
 from fednorms.evaluation.scores import Scores
+from fednorms.runs.differences import Answers, Tested
+from fednorms.runs.last_predictions import predict_now, predicted_modes
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.run_names import short
 from fednorms.runs.session import Session
+from fednorms.runs.store import predictions as store
+from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.use.choose import choose
 
 if TYPE_CHECKING:
@@ -116,14 +121,34 @@ class Result:
         name = f"{label or self.headline}/{split}"
         return [(r["round"], r["scores"][name]["mean"]) for r in self.history if name in r["scores"]]
 
-    def model(self, site: str | None = None) -> nn.Module:
+    def model(self, site: str | None = None, *, averaged: bool = False) -> nn.Module:
         """The trained model as a plain module in eval mode: the server's, or a site's own.
 
+        If clients keep tensors, as in FedBN, there is none for all sites; `averaged` takes the mean over clients.
         Input: images scaled to [0, 1] and normalized as the recipe and the federation say; output: logits.
         """
         if self._session is None or self._state is None:
             raise BadInput("This result was read from disk. Export its model with fednorms.export(path, out).")
-        return site_model(self._session, self._state, site)
+        return site_model(self._session, self._state, site, averaged)
+
+    def answers(self) -> dict[str, Tested]:
+        """What each test image was taken for in the last round, by mode; those that the run kept, if it has a folder.
+
+        Nothing across machines, or if the recipe keeps no predictions.
+        """
+        session, state = self._session, self._state
+        if session is None or state is None or session.data is None or self.recipe.keep_predictions is False:
+            return {}
+        found: dict[str, Tested] = {}
+        for mode in predicted_modes(session):
+            if self.path is not None:
+                said = store.read(RunDirectory(self.path), state.round, str(mode)) or {}
+            else:
+                with numerics(self.recipe.precision, self.recipe.deterministic):
+                    said = predict_now(session, state, mode)
+            if said:
+                found[str(mode)] = {site: Answers.of(p) for site, p in said.items()}
+        return found
 
     def to_dict(self) -> Row:
         """Everything but the models, as plain values."""
@@ -203,12 +228,15 @@ class Result:
         """The last round in percent: a line per mode, a column per domain."""
         tested = {name: self.scores(name.rpartition("/")[0], split=name.rpartition("/")[2]) for name in self._shown()}
         domains = list(dict.fromkeys(d for s in tested.values() for d in s.domains))
-        balanced = self.recipe.metric == "balanced_accuracy"
-        header = ["model/statistics", "split", *domains, "mean", "std over sites", *(["balanced"] if balanced else [])]
+        metric = self.recipe.metric
+        balanced = metric == "balanced_accuracy"
+        over_sites = ["mean", "accuracy"] if balanced else ["mean", "std over sites"]
+        header = ["model/statistics", "split", *domains, *over_sites]
         rows = []
         for s in tested.values():
-            per_domain = [f"{100 * s.domains[d]:.1f}" if d in s.domains else "-" for d in domains]
-            over = [100 * s.mean, 100 * s.std, *([100 * s.balanced_accuracy] if balanced else [])]
+            by_domain = s.judged_domains(metric)
+            per_domain = [f"{100 * by_domain[d]:.1f}" if d in by_domain else "-" for d in domains]
+            over = [100 * s.judged(metric), 100 * (s.mean if balanced else s.std)]
             rows.append([s.label, s.split, *per_domain, *(f"{x:.1f}" for x in over)])
         return header, rows
 
@@ -237,7 +265,8 @@ class Result:
     def _repr_html_(self) -> str:
         if not self.history:
             return html_page(repr(self))
-        remarks = ["Accuracy in percent, last round.", *self._remarks(), *(f"Note: {note}" for note in self.notes)]
+        what = "Balanced accuracy" if self.recipe.metric == "balanced_accuracy" else "Accuracy"
+        remarks = [f"{what} in percent, last round.", *self._remarks(), *(f"Note: {note}" for note in self.notes)]
         return html_page(self._title(), html_table(*self._table(), numbers_from=2), notes=remarks)
 
     def _shown(self) -> list[str]:
@@ -249,19 +278,21 @@ class Result:
     def _lines(self, name: str) -> list[str]:
         label, _, split = name.rpartition("/")
         s = self.scores(label, split=split)
-        what = f"{'test' if split == 'test' else 'validation'} accuracy"
-        domain, worst = s.worst
-        plain = f"{100 * s.mean:.1f} % (std over sites {100 * s.std:.1f}, worst {domain} {100 * worst:.1f})"
-        balanced = self.recipe.metric == "balanced_accuracy"
-        first = f"balanced accuracy {100 * s.balanced_accuracy:.1f} %, " if balanced else ""
+        where = "test" if split == "test" else "validation"
+        domains = s.judged_domains(self.recipe.metric)
+        domain, worst = min(domains.items(), key=lambda item: item[1])
+        found = f"(std over sites {100 * s.std:.1f}, worst {domain} {100 * worst:.1f})"
+        if self.recipe.metric == "balanced_accuracy":
+            found = f"(worst {domain} {100 * worst:.1f}), accuracy {100 * s.mean:.1f} %"
+            where = f"{where} balanced"
         return [
-            f"  {label} {first}{what} {plain}",
-            "  " + "  ".join(f"{d} {100 * a:.1f}" for d, a in s.domains.items()),
+            f"  {label} {where} accuracy {100 * s.judged(self.recipe.metric):.1f} % {found}",
+            "  " + "  ".join(f"{d} {100 * a:.1f}" for d, a in domains.items()),
         ]
 
 
-def site_model(session: Session, state: ServerState, site: str | None) -> nn.Module:
+def site_model(session: Session, state: ServerState, site: str | None, averaged: bool = False) -> nn.Module:
     """The server's model (site=None) or the model of one client, as a new module in eval mode."""
     task, engine = session.task, session.engine
     sent = engine.test_broadcast(state, session.cohort(max(state.round - 1, 0)))
-    return task.net.plain(choose(task, session.facts, sent, engine.store, site).tensors)
+    return task.net.plain(choose(task, session.facts, sent, engine.store, site, averaged=averaged).tensors)

@@ -16,6 +16,7 @@ from fednorms.core.tree import Tree
 from fednorms.engines.base import Trained
 from fednorms.evaluation.modes import MEASURED
 from fednorms.evaluation.scores import Scores, SiteScore
+from fednorms.runs.last_predictions import keep_predictions
 from fednorms.runs.local_scores import LocalScores
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
@@ -56,6 +57,8 @@ def play(
     """
     refuse_blind_stopping(session)
     run = _Run.starting(session, directory, go_on=go_on)
+    if directory and run.state.round == 0 and session.recipe.keep_checkpoints == "all":
+        run.save(directory, [], better=False, last=False)  # curves of analyses start here
     while run.state.round < session.recipe.rounds and not run.stopped:
         if why := run.out_of_patience():
             run.stop(why)
@@ -134,7 +137,7 @@ class _Run:
         better = self._found_better(scores)
         if self.directory:
             self.directory.append_metrics(row)
-            self._save(self.directory, cohort, better, last=last)
+            self.save(self.directory, cohort, better, last=last)
         self.result.add(row, self.best)
         return RoundEvent(self.state.round, session.recipe.rounds, row, scores, self.state, session.recipe)
 
@@ -156,9 +159,9 @@ class _Run:
         better = self._found_better(scores)
         self.result.best = self.best
         if self.directory:  # a kill in between must not leave a row that the checkpoint does not know
-            self._save(self.directory, cohort, better=False, last=True, open_row=True)
+            self.save(self.directory, cohort, better=False, last=True, open_row=True)
             self.directory.replace_metrics(row)
-            self._save(self.directory, cohort, better, last=True)
+            self.save(self.directory, cohort, better, last=True)
 
     def _found_better(self, scores: dict[str, Scores]) -> bool:
         """Whether this round has the best validation so far; it is then recorded."""
@@ -187,6 +190,7 @@ class _Run:
         self.result.notes += self.session.engine.notes
         self.result.close(self.session, self.state)
         if self.directory:
+            self.result.notes += keep_predictions(self.session, self.directory, self.state, self.best)
             self.directory.write_summary(self.result.to_dict())
         return self.result
 
@@ -249,7 +253,7 @@ class _Run:
         new, self.refused = self.session.engine.refused - self.refused, self.session.engine.refused
         return new
 
-    def _save(
+    def save(
         self, directory: RunDirectory, cohort: list[str], better: bool, *, last: bool, open_row: bool = False
     ) -> None:
         """Write the best model and the checkpoint where they are due; with an `open_row`, the last row may change."""

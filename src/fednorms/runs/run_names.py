@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from fednorms.runs.recipe import Recipe
 
@@ -34,3 +35,18 @@ def short(name: str) -> str:
     if name.startswith("custom:"):
         return name.removeprefix("custom:").partition("@")[0]
     return name.removeprefix("folder:").rstrip("/").rpartition("/")[2]
+
+
+def folders_of(labels: Iterable[str]) -> list[str]:
+    """The folders of a comparison's methods, without the seed; those with the same slug are numbered.
+
+    >>> folders_of(["scaffold + fedbn", "Scaffold+FedBN"])
+    ['scaffold+fedbn', 'scaffold+fedbn-v2']
+    """
+    names: list[str] = []
+    for label in labels:
+        name, number = slug(label), 2
+        while name in names:
+            name, number = f"{slug(label)}-v{number}", number + 1
+        names.append(name)
+    return names

@@ -11,6 +11,7 @@ from torch import nn
 from fednorms.core import checks
 from fednorms.core.accounting import Guarantee
 from fednorms.core.errors import BadInput
+from fednorms.core.preprocessing import Preprocessing
 from fednorms.core.sampling import Participation
 from fednorms.core.states import Task
 from fednorms.data import Federation, Protocol
@@ -20,11 +21,12 @@ from fednorms.data.registry import federation as read_federation
 from fednorms.engines.base import Engine, EngineSettings
 from fednorms.engines.open import open_engine
 from fednorms.evaluation.modes import Mode, headline
+from fednorms.models.zoo import LIBRARIES, input_normalization
 from fednorms.runs.assemble import assemble, participation_of
 from fednorms.runs.callables import NO_CALLABLES, Callables
 from fednorms.runs.device import unused_gpu
 from fednorms.runs.losses import Loss, base_loss
-from fednorms.runs.option_names import option
+from fednorms.runs.option_names import option, setting
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.store.clients import ClientStore
 
@@ -101,7 +103,7 @@ class Session:
         _check_sizes(training, task)
         plan = Plan.of(recipe, task, facts)
         store = ClientStore(recipe.state_limit_mb * 2**20, spill)
-        settings = EngineSettings(recipe.threads, recipe.on_divergence, recipe.workers)
+        settings = EngineSettings(recipe.threads, recipe.on_divergence, recipe.workers, recipe.memory or 0.0)
         engine = open_engine(recipe.engine, task, training, given, store, settings)
         return cls(recipe, facts, given, task, engine, *plan, unused_gpu=note)
 
@@ -127,6 +129,7 @@ class Session:
         )
         adopted = [f"from the data set's protocol: {', '.join(same.facts)}"] if same.facts else []
         settings = adopted + recipe.training.without_effect + ([self.unused_gpu] if self.unused_gpu else [])
+        settings += _other_normalization(recipe, self.facts.preprocessing)
         return settings + (data_notes(self.data) if self.data else _one_class(self.facts))
 
 
@@ -144,6 +147,24 @@ def data_notes(federation: Federation) -> list[str]:
         some = ", ".join(without[:5]) + (f" and {len(without) - 5} more" if len(without) > 5 else "")
         notes.append(f"no test images: {some}; scores are those of the other sites")
     return notes + _one_class(federation)
+
+
+def _other_normalization(recipe: Recipe, used: Preprocessing) -> list[str]:
+    """A note if a model's published weights were trained with another normalization of the input."""
+    library, colon, name = recipe.model.partition(":")
+    if not (recipe.pretrained or recipe.weights) or not colon or library not in LIBRARIES:
+        return []
+    known = input_normalization(library, name)
+    if known is None or all(
+        len(ours or ()) == len(theirs) and all(abs(a - b) < 0.01 for a, b in zip(ours or (), theirs, strict=True))
+        for ours, theirs in zip((used.mean, used.std), known, strict=True)
+    ):
+        return []
+    mean, std = (",".join(f"{v:.3g}" for v in side) for side in known)
+    return [
+        f"the published weights of {recipe.model} were trained on inputs with mean {mean} and standard deviation "
+        f"{std}, but the data set is normalized differently; {setting('normalize', f'{mean}/{std}')} changes that"
+    ]
 
 
 def _one_class(data: Federation | Facts) -> list[str]:
@@ -165,6 +186,11 @@ def open_federation(recipe: Recipe) -> Federation:
         allow_pickle=options.allow_pickle or None,
         group=options.group or None,
         channels=options.channels,
+        group_across=options.group_across or None,
+        copies=None if options.copies == "keep" else options.copies,
+        skip_broken=options.skip_broken or None,
+        subset=options.subset,
+        normalize=options.normalize or None,
     )
     if options.hold_out:
         found = found.hold_out(*options.hold_out)

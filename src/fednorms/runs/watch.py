@@ -63,7 +63,7 @@ def watching(
     ):
 
         def after_round(event: RoundEvent) -> Any:  # noqa: ANN401
-            reporter.round_done(event.round, event.row, event.scores)
+            reporter.round_done(event.round, event.row, event.scores, metric=event.recipe.metric)
             tracking.log(TrackedRun(name, event.recipe, path), event.row, event.scores)
             return callback(event) if callback else None
 

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from fednorms.core.errors import BadInput
+from fednorms.data.mapped import MappedImages
 from fednorms.data.readers import cifar, recognized
 from fednorms.data.registry import federation
 from tests.support.layouts import gradient, pickled, sizes
@@ -122,3 +123,15 @@ def test_corruptions_share_their_test_pictures(tmp_path):
     with pytest.raises(BadInput, match=r"(?s)frost.npy is missing.*49,800 of 50,000 rows of labels missing"):
         cifar.cifar_10_c(tmp_path)
     assert len(cifar.cifar_10_c(tmp_path, complete=False).clients) == 18
+
+
+def test_enlarged_images_beyond_the_memory_limit_stay_on_disk(batches, tmp_path):
+    options = {"protocol": "greg", "size": 40, "complete": False, "allow_pickle": True}
+    whole = cifar.cifar_10(batches, **options)
+    mapped = cifar.cifar_10(batches, **options, cache=tmp_path / "cache", memory_limit=1000)
+    assert isinstance(whole.sites[0].train.x, torch.Tensor)
+    assert isinstance(mapped.sites[0].train.x, MappedImages)
+    assert isinstance(mapped.sites[0].test.x, MappedImages)
+    assert mapped.fingerprint() == whole.fingerprint()
+    with pytest.raises(BadInput, match="needs a cache"):
+        cifar.cifar_10(batches, **options, cache=False, memory_limit=1000)

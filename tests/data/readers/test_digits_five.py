@@ -163,8 +163,8 @@ def test_protocols_by_name_and_recipe(sheets):
         federation("digits-five", root=sheets, protocol="fedwn")
     with pytest.raises(BadInput, match="needs root=FOLDER"):
         federation("digits-five")
-    with pytest.raises(BadInput, match='no option "val"'):
-        federation("digits-five", root=sheets, val=0.1)
+    with pytest.raises(BadInput, match='no option "test"'):
+        federation("digits-five", root=sheets, test=0.1)
     with pytest.raises(BadInput, match="It looks like digits-five"):
         federation(sheets)
     with pytest.raises(BadInput, match="has no protocols"):

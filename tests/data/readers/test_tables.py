@@ -12,6 +12,7 @@ from PIL import Image
 
 from fednorms.core.errors import BadInput
 from fednorms.data import Protocol
+from fednorms.data.folders import counted_only
 from fednorms.data.folders.preparations import lesion, shades_of_gray
 from fednorms.data.readers import camelyon17, centers, fairface, isic
 from fednorms.data.registry import federation
@@ -248,3 +249,45 @@ def test_a_table_of_centres(tmp_path):
     (tmp_path / "study.csv").write_text("a,b\n1,2\n")
     with pytest.raises(BadInput, match="has no table"):
         centers.centers(tmp_path)
+
+
+def test_fed_isic2019_by_lesion(tmp_path):
+    """Lesions have one to three images; every fourth lesion is at two centers."""
+    rows, lesion, number = [], {}, 0
+    for k in range(90):
+        for copy in range(1 + k % 3):
+            image = f"ISIC_{number:04d}"
+            center = (k + (copy if k % 4 == 0 else 0)) % 6
+            fold = "test" if number % 5 == 0 else "train"
+            rows.append({"image": image, "target": k % 8, "center": center, "fold": fold})
+            lesion[image] = f"L{k}"
+            picture(tmp_path / "ISIC_2019_Training_Input" / f"{image}.jpg", 50 + number, (40, 30))
+            number += 1
+    table(tmp_path / "train_test_split", rows)
+    options = {"root": tmp_path, "complete": False, "size": 10}
+    with pytest.raises(BadInput, match="needs the column lesion_id"):
+        federation("fed-isic2019", protocol="lesions", **options)
+    table(tmp_path / "lesions.csv", [{"image": i, "lesion_id": whose} for i, whose in lesion.items()])
+
+    def parts(**more):
+        with counted_only():
+            made = federation("fed-isic2019", **options, **more)
+        found = {}
+        for site in made.sites:
+            for part, split in site.splits.items():
+                for path in split.x.files:
+                    found.setdefault(lesion[path.stem], set()).add(part)
+        return made, found
+
+    official, divided = parts()
+    known = sum(row["fold"] == "test" and "train" in divided[lesion[row["image"]]] for row in rows)
+    assert any(note.startswith(f"{known} of ") for note in official.source["notes"])
+    for more in ({}, {"val": 0.2}):
+        made, found = parts(protocol="lesions", **more)
+        assert all(len(where) == 1 for where in found.values())
+        assert len(found) == 90
+        tests = sum(len(site.test) for site in made.sites if site.test is not None)
+        assert tests == pytest.approx(0.2 * number, abs=12)  # few images per center and diagnosis
+        assert ("val" in set().union(*found.values())) == bool(more)
+    _, validated = parts(val=0.2)
+    assert not any({"train", "val"} <= where for where in validated.values())

@@ -22,13 +22,13 @@ from fednorms.core.sampling import Participation
 from fednorms.methods.registry import names
 from fednorms.papers.analysis.analyze import analyze
 from fednorms.papers.analysis.measures import ANALYSES
-from fednorms.papers.analysis.picture import png
+from fednorms.papers.analysis.picture import figure, png
 from fednorms.papers.analysis.stored_run import StoredRun
 from fednorms.papers.analysis.subject import activated
 from fednorms.runs.store.directory import RunDirectory
 from tests.support.kept import SMALL, kept
 
-BY_ROUND = ["norms", "bn-variance", "training-gap", "smallest-probability"]
+BY_ROUND = ["norms", "bn-variance", "training-gap", "smallest-probability", "loss-bound"]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,8 @@ def test_every_analysis_finds_something_draws_it_and_does_not_change_the_run(run
     assert found.scalars or found.arrays
     assert all(math.isfinite(v) or name == "norms" for v in found.scalars.values())
     assert analyze(run, name).plain() == found.plain()
-    assert png(ANALYSES[name], {"FedAvg": [found, found], "again": [found]}, "A run").startswith(b"\x89PNG")
+    drawn = {"FedAvg": [found, found], "again": [found]}
+    assert png(ANALYSES[name], {"one": drawn, "two": drawn}, "A run").startswith(b"\x89PNG")
 
 
 def test_four_factors_of_the_last_model(run):
@@ -101,26 +102,27 @@ def test_norms_are_those_of_clients_right_after_training_and_of_the_server_after
         seen.append(rows[mine].mean())
         unseen.append(np.delete(rows.numpy(), mine.numpy()).mean())
     found = analyze(path, "norms").series
-    assert [t for t, _ in found["W seen"]] == [2, 3]
-    assert found["W seen"][0][1] == pytest.approx(float(np.mean(seen)), rel=1e-5)
-    assert found["W unseen"][0][1] == pytest.approx(float(np.mean(unseen)), rel=1e-5)
+    assert [t for t, _ in found["W seen"]] == [1, 2, 3]
+    assert found["W seen"][1][1] == pytest.approx(float(np.mean(seen)), rel=1e-5)
+    assert found["W unseen"][1][1] == pytest.approx(float(np.mean(unseen)), rel=1e-5)
     server = server_update(opened.task, opened.state, uploads).model
-    assert found["W global"][0][1] == pytest.approx(float(server["head.weight"].norm(dim=1).mean()), rel=1e-5)
+    assert found["W global"][1][1] == pytest.approx(float(server["head.weight"].norm(dim=1).mean()), rel=1e-5)
     tested = [seen_by(opened, server, s.name)[0] for s in opened.session.federation.clients if s.test]
-    assert found["F global"][0][1] == pytest.approx(float(torch.cat(tested).norm(dim=1).mean()), rel=1e-4)
-    gap = found["F seen"][0][1] - found["F global"][0][1]
-    assert found["F seen - global"][0][1] == pytest.approx(gap)
+    assert found["F global"][1][1] == pytest.approx(float(torch.cat(tested).norm(dim=1).mean()), rel=1e-4)
+    gap = found["F seen"][1][1] - found["F global"][1][1]
+    assert found["F seen - global"][1][1] == pytest.approx(gap)
 
 
 def test_variance_and_statistics_of_normalization_layers(run):
     opened = fn.open_run(run, which=2)
     means = torch.stack([u.model["norm1.running_mean"] for u in uploads_after(opened)])
     found = analyze(run, "bn-variance")
-    assert [t for t, _ in found.series["mean, norm1"]] == [2, 3]
-    assert found.series["mean, norm1"][1][1] == pytest.approx(float(means.var(0, unbiased=False).mean()), rel=1e-5)
+    first = found.series["mean, first layer (norm1)"]
+    assert [t for t, _ in first] == [1, 2, 3]
+    assert first[2][1] == pytest.approx(float(means.var(0, unbiased=False).mean()), rel=1e-5)
     statistics = analyze(run, "bn-statistics")
-    last = fn.open_run(run)
-    uploads = {u.client: u.model for u in uploads_after(last)}
+    uploads = {u.client: u.model for u in uploads_after(opened)}  # the last round, trained again
+    assert statistics.words["round"] == "3"
     _, b, server = statistics.words["models"]
     assert server == "server"
     values = statistics.arrays["variance, norm1"]
@@ -182,10 +184,20 @@ def test_divergence_between_clients_test_images(run):
     found = analyze(run, "divergence")
     assert found.words["clients"] == names
     a, b = (seen_by(opened, opened.state.model, n)[0].double() for n in names[:2])
-    normals = [torch.distributions.Normal(x.mean(0), (x.var(0, unbiased=False) + 1e-5).sqrt()) for x in (a, b)]
+    every = [seen_by(opened, opened.state.model, n)[0].double().var(0, unbiased=False) for n in names]
+    varies = [
+        c for c in range(a.shape[1]) if min(v[c] for v in every) >= 1e-3 * sum(v[c] for v in every) / len(every) > 0
+    ]
+    normals = [torch.distributions.Normal(x.mean(0), x.std(0, unbiased=False)) for x in (a[:, varies], b[:, varies])]
     kl = torch.distributions.kl_divergence
     both = kl(*normals) + kl(*reversed(normals))
     assert found.arrays["divergence"][0, 1] == pytest.approx(float(both.mean()), rel=1e-3)
+    assert found.scalars["channels left out"] == a.shape[1] - len(varies)
+    strict = analyze(run, "divergence", dead=0.01).scalars
+    assert strict["channels left out"] > found.scalars["channels left out"]
+    assert strict["mean over pairs"] < found.scalars["mean over pairs"]
+    with pytest.raises(BadInput, match="No feature varies at every client"):
+        analyze(run, "divergence", dead=1.0)
 
 
 class Shared(nn.Module):
@@ -214,7 +226,8 @@ def test_maps_are_taken_after_the_activation_and_before_pooling():
 def test_identical_models_have_identical_maps(run):
     found = analyze(run, "feature-maps")
     assert all(0 < v < 1 for v in found.scalars.values())
-    still = StoredRun(run).last
+    still = StoredRun(run).before_end
+    assert still.round == 2
     a, *others = still.sites  # each from its own domain
     server, one, two, *rest = found.words["lines"]
     clients = sorted(still.next_round.models)[:2]
@@ -228,7 +241,7 @@ def test_identical_models_have_identical_maps(run):
     same = {name: still.tensors(still.server) for name in still.next_round.models}
     still.__dict__["next_round"] = replace(still.next_round, models=same, tested=still.server)
     kept_run = StoredRun(run)
-    kept_run.__dict__["last"] = still
+    kept_run.__dict__["before_end"] = still
     alike = ANALYSES["feature-maps"].measure(kept_run).scalars
     assert alike == {"server and clients": pytest.approx(1), "clients": pytest.approx(1)}
 
@@ -263,7 +276,7 @@ def test_drift_is_that_of_round_ten(longer):
     assert client.removeprefix("client ").removesuffix(" in round 10") == min(before.next_cohort)
     assert found.scalars["shift of features"] > 0
     assert found.arrays[f"points of {server}"].shape == found.arrays[f"points of {client}"].shape
-    assert png(ANALYSES["drift-embedding"], {"FedAvg": [found]}, "Drift").startswith(b"\x89PNG")
+    assert png(ANALYSES["drift-embedding"], {"": {"FedAvg": [found]}}, "Drift").startswith(b"\x89PNG")
 
 
 def test_a_round_with_one_client_has_no_drift_and_the_next_with_several_is_used(longer, tmp_path):
@@ -384,10 +397,75 @@ def test_analyses_of_methods_with_states_and_local_tensors(tmp_path, text):
 
 def test_what_cannot_be_analysed_is_reported(tmp_path):
     fn.run(recipe=fn.Recipe.make(SMALL | {"method": "fedavg", "rounds": 1}), out=tmp_path / "run")
-    for name in BY_ROUND:
+    for name in [*BY_ROUND, "feature-maps", "bn-statistics"]:
         with pytest.raises(BadInput, match="only its last round"):
             analyze(tmp_path / "run", name)
-    with pytest.raises(BadInput, match="not tested with both kinds of statistics"):
-        analyze(tmp_path / "run", "test-gap")
     with pytest.raises(BadInput, match=r'No analysis "t-sne"'):
         analyze(tmp_path / "run", "t-sne")
+
+
+def test_the_gap_of_test_losses_is_computed_from_kept_rounds_if_it_was_not_recorded(run, tmp_path):
+    recorded = analyze(run, "test-gap").series["global/batch"]
+    path = kept(tmp_path / "run", participation="fixed:2")  # the same run, tested only as usual
+    assert analyze(path, "test-gap").series["global/batch"] == [(t, pytest.approx(gap)) for t, gap in recorded]
+
+
+def test_the_rate_of_a_schedule_that_ends_at_zero_does_not_hide_the_last_round(tmp_path):
+    path = kept(tmp_path / "run", training={"schedule": "cosine", "lr": 0.1})
+    assert analyze(path, "feature-maps").scalars["clients"] < 1 - 1e-6
+
+
+def test_a_round_and_a_client_can_be_chosen(run):
+    cohort = fn.open_run(run, which=1).next_cohort
+    found = analyze(run, "norms", round=2, client=cohort[1])
+    assert [t for t, _ in found.series["W seen"]] == [2]
+    upload = next(u for u in uploads_after(fn.open_run(run, which=1)) if u.client == cohort[1])
+    expected = upload.model["head.weight"].norm(dim=1)[fn.open_run(run).local.data[cohort[1]].y.unique()].mean()
+    assert found.series["W seen"][0][1] == pytest.approx(float(expected), rel=1e-5)
+    assert analyze(run, "bn-statistics", client=cohort[1], round=2).words["models"][0] == f"client {cohort[1]}"
+    absent = next(c for c in fn.open_run(run).session.engine.clients if c not in cohort)
+    for name in ("norms", "training-gap"):
+        with pytest.raises(BadInput, match=f'Client "{absent}" did not train'):
+            analyze(run, name, round=2, client=absent)
+
+
+def test_the_bound_of_the_loss_gap_holds_and_is_that_of_the_formula(run):
+    found = analyze(run, "loss-bound")
+    assert 0 < found.scalars["largest share of the bound"] <= 1
+    steps = list(StoredRun(run).at(2).training())
+    regularizer, gaps, bounds = [], [], []
+    for _, y, by_batch, by_server in steps:
+        for label, b, g in zip(y.tolist(), by_batch.double().softmax(1), by_server.double().softmax(1), strict=True):
+            kl = sum(float(p * (p / q).log()) for p, q in zip(b, g, strict=True))
+            lk = sum(float(q * (q / p).log()) for p, q in zip(b, g, strict=True))
+            regularizer.append((kl + lk) / 2)
+            gaps.append(abs(math.log(g[label]) - math.log(b[label])))
+            bounds.append(2 / min(float(b[label]), float(g[label])) * math.sqrt(regularizer[-1]))
+    for name, values in (("regularizer", regularizer), ("gap", gaps), ("bound", bounds)):
+        assert found.series[name][-1] == (3, pytest.approx(sum(values) / len(values), rel=1e-4))
+
+
+def test_weight_normalization_hides_shift_and_scale_of_filters(run):
+    found = analyze(run, "filter-drift").scalars
+    assert all(change < 1e-2 for name, change in found.items() if name.startswith("weight-normalized"))
+    assert all(change > 0.5 for name, change in found.items() if name.startswith("plain"))
+
+
+def test_findings_are_drawn_alone_and_with_those_of_other_runs(run, longer):
+    one, two = analyze(run, "norms"), analyze(longer, "norms")
+    assert one.label == "fedavg"
+    figure = one.plot(replace(two, label="longer"))
+    drawn = {text.get_text() for part in figure.subfigs for legend in part.legends for text in legend.get_texts()}
+    assert drawn == {f"{row}, {name}" for row in ("fedavg", "longer") for name in ("seen", "unseen", "global")}
+    axis = figure.subfigs[0].axes[0]
+    assert axis.get_ylabel() == "mean norm"
+    assert axis.lines[0].get_marker() != "None"
+    with pytest.raises(BadInput, match="cannot share a picture"):
+        one.plot(analyze(run, "divergence"))
+
+
+def test_settings_of_a_figure_share_their_scales(run, longer):
+    settings = {"a": {"fedavg": [analyze(run, "bn-variance")]}, "b": {"fedavg": [analyze(longer, "bn-variance")]}}
+    drawn = figure(ANALYSES["bn-variance"], settings, "Figure")
+    first, second = (part.axes for part in drawn.subfigs)
+    assert all(a.get_ylim() == b.get_ylim() for a, b in zip(first, second, strict=True))

@@ -76,20 +76,20 @@ def test_variance_across_clients_is_that_of_the_population():
 def test_divergence_of_normal_distributions(b, expected):
     one = torch.ones(1)
     for x, y in (((0, 1), b), (b, (0, 1))):  # symmetric
-        assert of_moments((x[0] * one, x[1] * one), (y[0] * one, y[1] * one), 0.0) == pytest.approx(expected)
+        assert of_moments((x[0] * one, x[1] * one), (y[0] * one, y[1] * one)) == pytest.approx(expected)
 
 
-def test_divergence_is_the_kl_of_torchs_distributions_and_dead_channels_count_nothing():
+def test_divergence_is_the_kl_of_torchs_distributions_and_dead_channels_are_left_out():
     a, b = features(seed=1)[0], 2 * features(seed=2)[0]
-    normals = [
-        torch.distributions.Normal(x.double().mean(0), (x.double().var(0, unbiased=False) + 1e-5).sqrt())
-        for x in (a, b)
-    ]
+    normals = [torch.distributions.Normal(x.double().mean(0), x.double().std(0, unbiased=False)) for x in (a, b)]
     kl = torch.distributions.kl_divergence
     assert divergence(a, b) == pytest.approx(float((kl(*normals) + kl(*normals[::-1])).mean()), rel=1e-6)
-    dead = torch.zeros(24, 1)
-    assert divergence(torch.cat([a, dead], 1), torch.cat([b, dead], 1)) == pytest.approx(divergence(a, b) * 5 / 6)
-    matrix = divergences([a, b, a])
+    dead, nearly = torch.zeros(24, 1), 1e-4 * a[:, :1]
+    for at_a, at_b in ((dead, dead), (dead, b[:, :1]), (nearly, b[:, :1])):
+        found = divergences([torch.cat([a, at_a], 1), torch.cat([b, at_b], 1)])
+        assert found.matrix[0, 1] == pytest.approx(divergence(a, b))
+        assert (found.dead, found.channels) == (1, a.shape[1] + 1)
+    matrix = divergences([a, b, a]).matrix
     assert np.allclose(matrix, matrix.T)
     assert matrix[0, 2] == 0
     assert matrix[0, 1] == pytest.approx(divergence(a, b))

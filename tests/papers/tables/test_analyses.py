@@ -29,11 +29,11 @@ def test_every_run_is_analysed_and_the_report_shows_what_was_found(tmp_path):
     text = (out / "RESULTS.md").read_text()
     assert "shows the analysis divergence: " in text
     assert f"| FedAvg | {sum(numbers) / 2:.4g} ± " in text
-    assert "](analysis-shift.png)" in text
-    assert (out / "analysis-shift.png").read_bytes().startswith(b"\x89PNG")
-    assert out / "analysis-shift.png" in done.files
+    assert "](analysis.png)" in text
+    assert (out / "analysis.png").read_bytes().startswith(b"\x89PNG")
+    assert out / "analysis.png" in done.files
     rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
-    [row] = [r for r in rows if r["selector"] == "divergence"]
+    [row] = [r for r in rows if r["selector"] == "divergence" and r["column"] == "mean over pairs"]
     assert float(row["ours"]) == pytest.approx(sum(numbers) / 2, abs=1e-4)
     assert done.summary.score == (0, 0)  # such a figure does not show accuracies
     assert not (out / "runs").exists()  # the setting keeps none
@@ -68,7 +68,7 @@ def test_an_analysis_stays_with_its_table(tmp_path):
     )
     assert plain.ran == 0  # reused
     assert "analysis" not in results(tmp_path / "b")["shift", "FedAvg", 0]
-    assert not (tmp_path / "b/analysis-shift.png").exists()
+    assert not (tmp_path / "b/analysis.png").exists()
 
 
 @pytest.mark.parametrize(

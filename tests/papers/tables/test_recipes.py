@@ -225,7 +225,7 @@ def _analysed(name, tiny, folder):
     execute(small.model_copy(update=often), out=folder)
     found = ANALYSES[table.analysis].measure(StoredRun(folder))
     assert found.scalars or found.arrays
-    assert png(ANALYSES[table.analysis], {row.name: [found]}, table.title).startswith(b"\x89PNG")
+    assert png(ANALYSES[table.analysis], {"": {row.name: [found]}}, table.title).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("name", sample(ANALYSED, 4))

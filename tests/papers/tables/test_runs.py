@@ -6,17 +6,22 @@ import csv
 import json
 import re
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
 import fednorms as fn
 from fednorms.core.errors import BadInput, RunFailed
+from fednorms.papers.tables.agreement import Differences, Order
 from fednorms.papers.tables.catalog import open_table
+from fednorms.papers.tables.plan import Job
 from fednorms.papers.tables.record import plain, same_run
 from fednorms.papers.tables.reproduce import Observer
 from fednorms.papers.tables.store import ResultStore
-from fednorms.papers.tables.summary import order, rank, winners_of
+from fednorms.papers.tables.summary import rank, winners_of
 from fednorms.papers.tables.table import Published
+from fednorms.papers.tables.time_budget import by_information, fitting
+from fednorms.runs.recipe import Recipe
 from tests.support.tables import MINI, copy_results, fails_while_running, put, results, stored, table
 
 
@@ -291,7 +296,7 @@ def test_the_report_of_a_table_without_published_values_does_not_explain_them(tm
     folder = table(tmp_path / "mini", **{f"{i}": (line, "") for i, line in enumerate(published)})
     done, _ = heard(folder, tmp_path / "out")
     text = (tmp_path / "out" / "RESULTS.md").read_text()
-    assert "**The table has no published numbers, only ours.**" in text
+    assert "** The table has no published numbers, only ours." in text
     assert "our mean ± sample standard deviation over seeds. † marks what is not comparable." in text
     assert "✗" not in text
     assert repr(done).endswith("The table has no published numbers, only ours.")
@@ -380,7 +385,7 @@ def test_ctrl_c_while_data_are_opened_reports_what_has_run_and_opens_nothing_mor
         opened.append(recipe)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fednorms.papers.tables.reproduce.look", interrupted)
+    monkeypatch.setattr("fednorms.papers.tables.table_data.look_at", interrupted)
     with pytest.raises(KeyboardInterrupt, match="Interrupted with 0 of 0 runs finished"):
         heard(finished[0], out)
     assert len(opened) == 1
@@ -429,12 +434,43 @@ def test_order_counts_pairs_of_rows_in_the_published_order(finished):
     def rows(*pairs):
         return {str(i): {"Avg": replace(entry, published=Published(p), ours=o)} for i, (p, o) in enumerate(pairs)}
 
-    selector = section.selectors["Avg"]
-    assert order(rows((1, 10), (2, 20), (3, 15)), "Avg", selector) == (2, 3)
-    assert order(rows((1, 10), (1, 20)), "Avg", selector) is None
-    assert order(rows((1, 10), (2, None), (3, 9)), "Avg", selector) == (0, 1)
+    def order(found):
+        return Order.of(found, "Avg", section.selectors["Avg"])
+
+    def counts(found):
+        return (found.same, found.pairs)
+
+    assert counts(order(rows((1, 10), (2, 20), (3, 15)))) == (2, 3)
+    assert order(rows((1, 10), (1, 20))) is None
+    assert counts(order(rows((1, 10), (2, None), (3, 9)))) == (0, 1)
     lost = {"x": {"Avg": replace(entry, published=Published(2), ours=None, diverged=3)}}
-    assert order(rows((1, 10), (3, 30)) | lost, "Avg", selector) == (2, 3)  # a row that diverged is last
+    assert counts(order(rows((1, 10), (3, 30)) | lost)) == (2, 3)  # a row that diverged is last
+
+
+@pytest.mark.parametrize(("std", "swapped"), [(1.0, True), (10.0, False), (None, False)])
+def test_swapped_rows_are_named_if_the_seeds_do_not_explain_it(finished, std, swapped):
+    section = finished[-2].summary.sections[0]
+    entry = replace(section.rows["FedAvg"]["Avg"], std=std, seeds=3, diverged=0)
+    found = {
+        name: {"Avg": replace(entry, published=Published(published), ours=ours)}
+        for name, published, ours in (("a", 90.0, 70.0), ("b", 80.0, 75.0), ("c", 60.0, 50.0))
+    }
+    order = Order.of(found, "Avg", section.selectors["Avg"])
+    assert order.swapped == ([("a", "b")] if swapped else [])
+    assert ("a below b" in order.sentence("Avg")) == swapped
+    pairs = [(1 if (p - q) * (o - r) > 0 else -1) for (p, o), (q, r) in combinations([(90, 70), (80, 75), (60, 50)], 2)]
+    assert order.tau == pytest.approx(sum(pairs) / len(pairs))
+
+
+def test_differences_are_two_sided_and_only_of_judged_cells(finished):
+    entry = replace(finished[-2].summary.sections[0].rows["FedAvg"]["Avg"], counts=True, diverged=0)
+    cells = [
+        (name, replace(entry, published=Published(80.0), ours=ours, verdict=verdict))
+        for name, ours, verdict in (("x", 84.0, "better"), ("y", 74.0, "miss"), ("z", 0.0, "not comparable"))
+    ]
+    found = Differences.of(cells)
+    assert (found.cells, found.mean, found.mean_size, found.largest, found.where) == (2, -1.0, 5.0, -6.0, "y")
+    assert Differences.of(cells[2:]) is None
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -471,3 +507,36 @@ def test_a_ranked_table_numbers_the_rows_that_ran(finished, tmp_path):
     assert f"| 1. {first} |" in text
     assert f"| 2. {second} |" in text
     assert f'- Ranked by "Avg": {first} (' in text
+
+
+def test_the_most_informative_runs_that_fit_the_time_are_started(tmp_path):
+    both = open_table(table(tmp_path / "mini"))
+
+    def job(row, seed, published):
+        numbers = {both.settings[0].name: {"Avg": Published(1.0)}} if published else {}
+        known = both.rows[0].model_copy(update={"name": row, "published": numbers})
+        return Job(both.settings[0], known, Recipe(seed=seed))
+
+    jobs = [job("ours", 0, False), job("a", 0, True), job("a", 1, True), job("b", 0, True)]
+    assert by_information(jobs) == [1, 3, 0, 2]
+    seconds = [10.0, 10.0, 10.0, 10.0]
+    assert fitting(jobs, seconds, left=25.0, parallel=1) == [1, 3]
+    assert fitting(jobs, seconds, left=25.0, parallel=2) == [1, 3, 0, 2]
+    assert fitting(jobs, [10.0, 10.0, 10.0, 90.0], left=25.0, parallel=1) == [1, 0]  # the long one does not fit
+    assert fitting(jobs, [None, 10.0, None, 10.0], left=20.0, parallel=1) == [1, 3]  # as long as the others
+    assert fitting(jobs, [None] * 4, left=1.0, parallel=1) == [1, 3, 0, 2]
+    assert fitting(jobs, seconds, left=0.0, parallel=4) == []
+
+
+def test_runs_that_do_not_fit_the_time_are_left_for_the_next_call(tmp_path, monkeypatch):
+    folder, asked = table(tmp_path / "mini"), {"settings": ["shift"], "only": ["FedAvg"], "device": "cpu", "seeds": 2}
+    with pytest.raises(BadInput, match="must be above 0"):
+        fn.reproduce(folder, out=tmp_path / "out", minutes=0, **asked)
+    expected = {0: 1e4, 1: 1e6}  # by seed
+    monkeypatch.setattr(
+        "fednorms.papers.tables.work.seconds_of", lambda jobs, *_, **__: [(expected[j.seed], "a guess") for j in jobs]
+    )
+    short = fn.reproduce(folder, out=tmp_path / "out", minutes=200, **asked)
+    assert short.ran == 1
+    assert set(results(tmp_path / "out")) == {("shift", "FedAvg", 0)}
+    assert fn.reproduce(folder, out=tmp_path / "out", **asked).ran == 1

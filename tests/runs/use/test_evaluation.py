@@ -309,7 +309,7 @@ def test_pooled_clients_of_fedbn_share_the_one_bn_that_was_trained():
         ("silobn", "global", "the server has none"),
         ("silobn", "personal/global", "the server has none"),
         ("fedavg", "personal/own", "clients keep no statistics"),
-        ("fedbn", "unseen/own", "never trained"),
+        ("fedbn", "unseen/own", "no site that trained"),
         ("fedwon", "global/re-estimated", "no layer with stored statistics"),
         ("gn", "global/batch", "no layer with stored statistics"),
         ("fedavg", "adapted", r"finetune"),

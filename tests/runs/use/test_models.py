@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import shutil
 
@@ -17,10 +16,11 @@ from torch import nn
 import fednorms as fn
 from fednorms import adapt, evaluate_run, export, load_model, open_run, predict
 from fednorms.core.errors import BadInput, RunFailed
-from fednorms.data import Preprocessing, Split
+from fednorms.evaluation.modes import averages
 from fednorms.runs.driver import execute
 from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.use import export as exporting
+from fednorms.runs.use import graphs
 from fednorms.runs.use.predict import image_files
 from tests.support.after import CLASSES, federation, recipe, write_images
 from tests.support.tiny import TinyNet, same
@@ -175,10 +175,14 @@ def test_a_client_that_never_trained_has_no_model(tmp_path):
 def test_an_export_gives_the_runs_own_logits(method, runs, root):
     path = runs(method)
     x = federation().site("b").test.x
+    opened = open_run(path)
+    personal = averages(opened.task) and len(opened.facts.clients) > 1
     for site in (None, "b"):
         out = root / f"{path.name}-{site}"
-        done = export(path, out, site=site)
-        assert [p.name for p in done.paths] == ["model.safetensors", "model.json", "README.txt"]
+        done = export(path, out, site=site, averaged=site is None and personal)
+        one = "model.pt2" if "fednn" in method else "load.py"
+        assert {p.name for p in done.paths} == {"model.safetensors", "model.json", "README.txt", "MODEL_CARD.md", one}
+        assert {p.name for p in done.paths} == {p.name for p in out.iterdir()}
         assert len((out / "README.txt").read_text().splitlines()) == 5
         model = load_model(out)
         assert model.classes == tuple(CLASSES)
@@ -192,7 +196,7 @@ def test_an_export_gives_the_runs_own_logits(method, runs, root):
 
 
 def test_without_a_site_the_mean_of_what_clients_keep_is_exported(runs, root):
-    out = export(runs("fedbn"), root / "mean")
+    out = export(runs("fedbn"), root / "mean", averaged=True)
     assert any("mean over 3 clients" in note for note in out.notes)
     states = open_run(runs("fedbn")).clients
     found = load_file(root / "mean" / "model.safetensors")["norm1.running_mean"]
@@ -220,41 +224,15 @@ def test_fedrdn_bakes_in_the_sites_statistics_or_measures_them(runs, root):
 def test_needs_says_which_layers_are_ours(runs, root):
     for method, layers in (
         ("fedavg", []),
-        ("fednn", ["fednorms.layers.AdaptiveGroupNorm", "fednorms.layers.WNConv2d"]),
+        ("fednn", ["fednorms.layers.AdaptiveGroupNorm"]),
     ):
         out = root / f"needs-{method}"
         export(runs(method), out)
         needs = json.loads((out / "model.json").read_text())["needs"]
         assert needs["layers"] == layers
-        assert needs["fednorms"]
-        assert needs["why"]
-
-
-def test_a_torchvision_model_loads_without_fednorms(tmp_path):
-    vision = pytest.importorskip("torchvision")
-    run(tmp_path / "r", "fedprox", model="torchvision:shufflenet_v2_x0_5", sites=_larger(), rounds=1)
-    export(tmp_path / "r", tmp_path / "x")
-    names: dict[str, object] = {}
-    code = json.loads((tmp_path / "x" / "model.json").read_text())["needs"]["load_without_fednorms"]
-    here = os.getcwd()
-    os.chdir(tmp_path / "x")
-    try:
-        exec(code, names)
-    finally:
-        os.chdir(here)
-    assert isinstance(names["model"], vision.models.ShuffleNetV2)
-    x = _larger().site("a").test.x[:2]
-    with torch.no_grad():
-        expected = names["model"](x.float() / 255)
-    assert torch.equal(load_model(tmp_path / "x").logits(x), expected)
-
-
-def _larger():
-    made = federation(unseen=False)
-    sites = [
-        fn.Site(s.name, s.domain, *(Split(p.x.repeat(1, 1, 4, 4), p.y) for p in s.splits.values())) for s in made.sites
-    ]
-    return fn.Federation("large", sites, CLASSES, Preprocessing())
+        assert not needs["fednorms"]
+        assert bool(needs["why"]) == bool(layers)
+        assert "import fednorms" not in needs["load_without_fednorms"]
 
 
 def test_export_refuses_a_directory_that_holds_something(runs, tmp_path):
@@ -269,7 +247,7 @@ def test_export_refuses_a_directory_that_holds_something(runs, tmp_path):
     assert [p.name for p in (tmp_path / "full").iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.parametrize("step", ["save_file", "_readme", "_verify"])
+@pytest.mark.parametrize("step", ["save_file", "readme", "card", "_verify"])
 def test_nothing_is_left_behind_when_writing_fails(step, runs, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -293,7 +271,7 @@ def test_a_model_that_cannot_be_reproduced_is_not_written(tmp_path):
 
 
 def test_onnx_says_what_to_install(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "find_spec", lambda name: None)
+    monkeypatch.setattr(graphs, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"pip install 'fednorms\[onnx\]'"):
         export(runs("fedavg"), tmp_path / "x", onnx=True)
 
@@ -362,8 +340,10 @@ def test_predictions_are_those_of_the_exported_model(method, runs, root, clinic,
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedwon", "fedrdn"])
 def test_an_exported_or_adapted_model_predicts_too(method, runs, clinic, tmp_path):
     for site in (None, "a"):
-        export(runs(method), tmp_path / f"{site}", site=site)
-        of_run, of_export = predict(runs(method), [clinic], site), predict(tmp_path / f"{site}", [clinic])
+        averaged = site is None and method == "fedbn"
+        export(runs(method), tmp_path / f"{site}", site=site, averaged=averaged)
+        of_run = predict(runs(method), [clinic], site, averaged=averaged)
+        of_export = predict(tmp_path / f"{site}", [clinic])
         assert [p.file for p in of_export] == [p.file for p in of_run]
         one, other = ([list(p.probabilities.values()) for p in found] for found in (of_run, of_export))
         torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=1e-6, rtol=1e-5)
@@ -389,9 +369,11 @@ def test_statistics_that_only_a_test_measures_are_reported(tmp_path, clinic):
 
 
 def test_predicting_without_a_site_says_what_it_did(runs, clinic):
-    assert "mean over 3 clients" in predict(runs("fedbn"), [clinic / "cat"])[0].note
+    assert "mean over 3 clients" in predict(runs("fedbn"), [clinic / "cat"], averaged=True)[0].note
     assert "statistics of these 6 images" in predict(runs("fedrdn"), [clinic / "cat"])[0].note
-    assert predict(runs("fedavg"), [clinic / "cat" / "0.png"])[0].note == ""
+    note = predict(runs("fedavg"), [clinic / "cat" / "0.png"])[0].note
+    assert note.startswith("Accuracy ")
+    assert '"global/global", round 2' in note
 
 
 def test_files_that_cannot_be_used_are_named(runs, clinic, tmp_path):
@@ -429,11 +411,16 @@ def test_a_new_site_gets_a_model(method, runs, clinic, tmp_path):
     assert done.fine_tuned.accuracy == right
     about = json.loads((tmp_path / "x" / "model.json").read_text())
     assert about["trained"]["site"] == "clinic"
-    assert about["adapted"] == {"images": 8, "epochs": 1}
+    assert (about["adapted"]["images"], about["adapted"]["epochs"]) == (8, 1)
+    assert about["adapted"]["before"] == done.before.to_dict()
+    assert about["adapted"]["after"] == done.fine_tuned.to_dict()
+    assert done.gain.value == pytest.approx(done.fine_tuned.accuracy - done.before.accuracy)
+    assert done.gain.low <= done.gain.value <= done.gain.high
+    assert " points [" in repr(done)
 
 
 def test_without_epochs_only_statistics_change(runs, clinic, tmp_path):
-    export(runs("fedbn"), tmp_path / "start")
+    export(runs("fedbn"), tmp_path / "start", averaged=True)
     done = adapt(runs("fedbn"), clinic, out=tmp_path / "x")
     start, after = (load_file(tmp_path / n / "model.safetensors") for n in ("start", "x"))
     changed = {n for n in start if not torch.equal(start[n], after[n])}

@@ -99,8 +99,10 @@ def test_the_preparation_is_data_too(skin, tmp_path):
 
 def test_onnx_refuses_a_preparation_that_it_cannot_do(skin, tmp_path):
     pytest.importorskip("onnxscript")
-    with pytest.raises(BadInput, match=r"shades of grey 6.*Export without onnx=True: `fednorms predict`"):
+    with pytest.raises(BadInput, match=r"shades of grey 6.*Export without onnx=True: read\(file\)"):
         export(skin[0] / "run", tmp_path / "x", onnx=True)
+    with pytest.raises(BadInput, match=r"shades of grey 6.*Export without torch_export=True"):
+        export(skin[0] / "run", tmp_path / "x", torch_export=True)
     assert not (tmp_path / "x").exists()
 
 

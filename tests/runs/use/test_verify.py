@@ -40,7 +40,7 @@ def states(path):
 
 def test_what_was_just_written_is_intact(made):
     found = states(made)
-    uncovered = {"notes.txt", "run/.lock"}
+    uncovered = {"notes.txt", "run/.lock", "model/MODEL_CARD.md"}
     assert {name for name, state in found.items() if state == "not covered"} == uncovered
     assert set(found.values()) == {"intact", "not covered"}
     files = {str(Path(folder, name).relative_to(made)) for folder, _, names in os.walk(made) for name in names}
@@ -128,7 +128,7 @@ def test_nothing_is_written(made):
 
 def test_the_command(made, tmp_path, capsys):
     assert main(["verify", str(made)]) == 0
-    assert "intact, 2 not covered, 0 damaged" in capsys.readouterr().out.splitlines()[0]
+    assert "intact, 3 not covered, 0 damaged" in capsys.readouterr().out.splitlines()[0]
     assert main(["verify", str(made / "data.fnpack"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["files"][0]["state"] == "intact"
     copy = shutil.copytree(made / "model", tmp_path / "model")
@@ -138,3 +138,15 @@ def test_the_command(made, tmp_path, capsys):
     assert main(["verify", str(tmp_path / "nowhere")]) == 2
     with pytest.raises(BadInput, match="has no content hash"):
         fn.verify(made / "notes.txt")
+
+
+def test_a_folder_without_anything_to_verify_is_said(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    for name, why in (("empty", "it is empty"), ("other", "no file in it has a content hash")):
+        for more in ([], ["--json"]):
+            assert main(["verify", str(tmp_path / name), *more]) == 2
+            said = capsys.readouterr()
+            assert f"Nothing to verify in {tmp_path / name}: {why}." in said.err.replace("\n", " ")
+            assert said.out == "" or more

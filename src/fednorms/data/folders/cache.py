@@ -9,10 +9,11 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -20,22 +21,29 @@ import torch
 from fednorms.core.errors import BadInput
 from fednorms.data.folders.cached import CachedImages, checked, hashes_of, length_of_hashes
 from fednorms.data.folders.decode import Decoding, Prepared
+from fednorms.data.folders.listed import ListedImages
 from fednorms.data.folders.scan import ImageFile
 from fednorms.data.mapped import MappedImages
 
 MEMORY_LIMIT = 2 * 2**30  # bytes of images that are read into memory; more stay on disk
+_OFF = ("off", "no", "none", "false", "0")  # values of FEDNORMS_CACHE that keep nothing
 _FORMAT = 2  # raise it when decoding changes: old cache files are then not used
 _counting: ContextVar[bool] = ContextVar("fednorms_counting", default=False)
 
 
 @contextmanager
 def counted_only() -> Iterator[None]:
-    """Open no image file within this context: each counts as one black pixel. For a quick look at a large folder."""
+    """Decode no image file within this context: splits hold `ListedImages`. For a look at the files themselves."""
     token = _counting.set(True)
     try:
         yield
     finally:
         _counting.reset(token)
+
+
+def is_counting() -> bool:
+    """Whether image files are only listed."""
+    return _counting.get()
 
 
 def read_images(
@@ -65,40 +73,79 @@ def load(
     wanted: Decoding, cache: str | Path | bool | None = None, memory_limit: int = MEMORY_LIMIT
 ) -> torch.Tensor | MappedImages:
     """The pixels of all files, taken from the cache if possible; above `memory_limit` bytes they stay on disk."""
-    if _counting.get():
-        return torch.zeros(len(wanted.files), wanted.shape[0], 1, 1, dtype=torch.uint8)
-    in_memory = math.prod(wanted.full) <= memory_limit
-    if cache is False:
+    if is_counting():
+        return ListedImages(wanted.root, [file.path for file in wanted.files], wanted.shape[0])
+    where = f'Folder "{wanted.root}"'
+    return kept(where, _key(wanted), wanted.full, wanted.images, cache, memory_limit, str(wanted.root.resolve()))
+
+
+def kept(
+    where: str,
+    key: str,
+    full: tuple[int, ...],
+    fill: Callable[[np.ndarray | None], np.ndarray],
+    cache: str | Path | bool | None = None,
+    memory_limit: int = MEMORY_LIMIT,
+    made_from: str = "",
+) -> torch.Tensor | MappedImages:
+    """The images that `fill` makes (in an array of its own, or in the one given), made once for every `key`.
+
+    `made_from` is the folder of the originals, for those who list the cache.
+    """
+    in_memory = math.prod(full) <= memory_limit
+    folder = cache_folder(cache)
+    if folder is None:
         if not in_memory:
-            raise BadInput(f'Folder "{wanted.root}" exceeds memory_limit and needs a cache. Set cache=FOLDER.')
-        return torch.from_numpy(wanted.images())
-    path = _cache_folder(cache) / f"{_key(wanted)}.npy"
-    found = _read(path, wanted.full, in_memory)
+            raise BadInput(
+                f"{where} exceeds memory_limit and needs a cache. Set cache=FOLDER, or the environment variable "
+                "FEDNORMS_CACHE to a folder."
+            )
+        return torch.from_numpy(fill(None))
+    path = folder / f"{key}.npy"
+    found = _read(path, full, in_memory)
     if found is None:
         try:
-            _write(path, wanted)
-            found = _read(path, wanted.full, in_memory)
+            _write(path, full, fill)
+            with replaced(path.with_suffix(".json")) as file:
+                file.write(json.dumps({"from": made_from, "shape": full}).encode("ascii"))
+            found = _read(path, full, in_memory)
         except OSError as problem:
             if not in_memory:
                 raise BadInput(
-                    f'Folder "{wanted.root}": cannot write the cache "{path.parent}" ({problem}), and the images '
-                    "exceed memory_limit. Set cache=FOLDER to a place with enough room, or raise memory_limit."
+                    f'{where}: cannot write the cache "{path.parent}" ({problem}), and the images exceed memory_limit. '
+                    "Set cache=FOLDER to a place with enough room, or raise memory_limit."
                 ) from problem
             warnings.warn(
-                f'Cannot write the cache "{path.parent}" ({problem}). {len(wanted.files)} images are decoded into '
+                f'Cannot write the cache "{path.parent}" ({problem}). {full[0]} images are decoded into '
                 "memory, now and in every later run until cache=FOLDER can be written.",
                 stacklevel=3,
             )
-            return torch.from_numpy(wanted.images())
+            return torch.from_numpy(fill(None))
     if found is None:
         raise BadInput(f'The cache "{path}" cannot be read back. Set cache=FOLDER to another disk.')
     return found
 
 
-def _cache_folder(cache: str | Path | bool | None) -> Path:
-    if cache is None or isinstance(cache, bool):
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fednorms"
-    return Path(cache).expanduser()
+def cache_folder(cache: str | Path | bool | None = None) -> Path | None:
+    """The folder for decoded images; None if nothing is to be kept.
+
+    The environment variable FEDNORMS_CACHE names another folder than the user's cache folder, or is "off".
+
+    >>> cache_folder(False) is None, cache_folder("/tmp/images")
+    (True, PosixPath('/tmp/images'))
+    """
+    if cache is False:
+        return None
+    if cache is not None and cache is not True:
+        return Path(cache).expanduser()
+    chosen = os.environ.get("FEDNORMS_CACHE", "")
+    if chosen.lower() in _OFF:
+        return None
+    return (
+        Path(chosen).expanduser()
+        if chosen
+        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fednorms"
+    )
 
 
 def _key(wanted: Decoding) -> str:
@@ -133,29 +180,37 @@ def _read(path: Path, full: tuple[int, ...], in_memory: bool) -> torch.Tensor | 
     return torch.from_numpy(stored)
 
 
-def _write(path: Path, wanted: Decoding) -> None:
-    """Decode into a file of another name, then rename it: a cache file is either complete or absent."""
+def _write(path: Path, full: tuple[int, ...], fill: Callable[[np.ndarray | None], np.ndarray]) -> None:
+    """Fill a file of another name, then rename it: a cache file is either complete or absent."""
+    with replaced(path) as out:
+        np.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": full})
+        offset, size = out.tell(), math.prod(full)
+        # Reserve all of it now: a full disk is then an error here instead of a crash while the map is written.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(out.fileno(), 0, offset + size + length_of_hashes(size))
+        else:
+            out.truncate(offset + size + length_of_hashes(size))
+        out.flush()
+        images = np.memmap(out.name, np.uint8, "r+", offset, full)
+        fill(images)
+        images.flush()
+        out.seek(offset + size)
+        out.write(hashes_of(images))
+        del images
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """A file of another name that gets this name if all goes well; otherwise it is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for old in path.parent.glob("*.partial"):
         if time.time() - old.stat().st_mtime > 24 * 3600:  # left by a killed process
             old.unlink(missing_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".partial")
     try:
-        with os.fdopen(handle, "wb") as out:
-            np.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": wanted.full})
-            offset, size = out.tell(), math.prod(wanted.full)
-            # Reserve all of it now: a full disk is then an error here instead of a crash while the map is written.
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(out.fileno(), 0, offset + size + length_of_hashes(size))
-            else:
-                out.truncate(offset + size + length_of_hashes(size))
-        images = np.memmap(name, np.uint8, "r+", offset, wanted.full)
-        wanted.images(images)
-        images.flush()
+        os.close(handle)
         with open(name, "r+b") as out:
-            out.seek(offset + size)
-            out.write(hashes_of(images))
-        del images
+            yield out
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)

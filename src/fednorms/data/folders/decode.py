@@ -74,14 +74,14 @@ class Decoding:
         try:
             with open_image(file.path) as stored:
                 # The papers' programs ignore EXIF rotation, so published data sets are read as stored.
-                image = stored if file.of_data_set else _upright(_single(stored))
+                image = stored if file.of_data_set else upright(single(stored))
                 size = (image.height, image.width)
                 if image.mode.startswith("I"):
                     brightest = int(np.asarray(image).max(initial=0))
                 if not self.resize and size != (height, width):
                     return _Decoded(size, brightest)
                 ready = image if self.prepared is None else self.prepared.pixels(image)
-                pixels = np.asarray(_converted(ready, channels, (width, height) if self.resize else None))
+                pixels = np.asarray(converted(ready, channels, (width, height) if self.resize else None))
         except Exception as problem:  # Pillow's decoders raise almost anything on broken files
             return _Decoded(size, brightest, f'"{file.path}" cannot be read: {problem}')
         out[:] = pixels.reshape(height, width, channels).transpose(2, 0, 1)
@@ -152,10 +152,10 @@ def read_image(path: str | Path, shape: tuple[int, int, int], prepared: Prepared
         raise BadInput(f"Image files have 1, 3 or 4 channels, got {channels}.")
     try:
         with open_image(path) as image:
-            upright = _upright(_single(image))
-            ready = upright if prepared is None else prepared.pixels(upright)
+            turned = upright(single(image))
+            ready = turned if prepared is None else prepared.pixels(turned)
             size = None if (ready.height, ready.width) == (height, width) else (width, height)
-            pixels = np.array(_converted(ready, channels, size))
+            pixels = np.array(converted(ready, channels, size))
     except Exception as problem:  # Pillow's decoders raise almost anything on broken files
         raise BadInput(f'Image "{path}" cannot be read: {problem}.') from problem
     return torch.from_numpy(np.ascontiguousarray(pixels.reshape(height, width, channels).transpose(2, 0, 1)))
@@ -190,14 +190,14 @@ _TURNS = {
 }
 
 
-def _single(image: Image.Image) -> Image.Image:
+def single(image: Image.Image) -> Image.Image:
     """Refuse a TIFF of several pages, of which only one would be read; of an animation the first frame is used."""
     if image.format == "TIFF" and (pages := getattr(image, "n_frames", 1)) > 1:
         raise ValueError(f"it has {pages} pages; store each page as a separate image")
     return image
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def upright(image: Image.Image) -> Image.Image:
     """Apply the rotation that a camera stored (EXIF)."""
     turn = _TURNS.get(_orientation(image))
     return image if turn is None else image.transpose(turn)
@@ -212,7 +212,8 @@ def _orientation(image: Image.Image) -> int:
     return found
 
 
-def _converted(image: Image.Image, channels: int, size: tuple[int, int] | None) -> Image.Image:
+def converted(image: Image.Image, channels: int, size: tuple[int, int] | None) -> Image.Image:
+    """An image with this many channels of 8 bits, resized to width and height if wanted."""
     if image.mode.startswith("I"):
         # 16-bit gray (X-rays) is scaled to 8 bits; Pillow itself would clip.
         pixels = np.asarray(image)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
-import torch
 
 from fednorms.core.errors import BadInput
 from fednorms.core.options import few
-from fednorms.data.federation import Site
+from fednorms.data.folders.spelling import BETWEEN, as_known, key_of, one_spelling, split_named
 from fednorms.data.problems import raise_problems
-from fednorms.data.splits import split
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif")
-Group = str | Callable[[Path], Hashable]
 _READ = ", ".join(EXTENSIONS)
 LAYOUT = "expected root/site/class/image.png"
 SITE_LAYOUT = "expected folder/class/image.png, the folder of one site"
@@ -38,7 +32,11 @@ class ImageFile:
 
 
 def scan(root: Path) -> list[ImageFile]:
-    """All image files, sorted by site, split, class and name."""
+    """All image files, sorted by site, split, class and name.
+
+    Layouts as people download them are read as well: the sites in one folder inside `root`, `images/` in between, and
+    the split above the sites or classes.
+    """
     if not root.is_dir():
         raise BadInput(f'"{root}" is not a folder; {LAYOUT}.')
     sites = _folders(root)
@@ -50,28 +48,61 @@ def scan(root: Path) -> list[ImageFile]:
             f"({few([site.name for site in sites])}) hold images, not class folders; {LAYOUT}. If they are classes, "
             f'put them into the folder of their site, or use the folder above: "{root.parent}".'
         )
+    place, (files, problems) = root, _scan_root(root)
+    first = problems
+    while problems and (inner := _only_folder(place)):
+        place, (files, problems) = inner, _scan_root(inner)
+    raise_problems(f'Folder "{root}"', first if problems else [])
+    return files
+
+
+def _scan_root(root: Path) -> tuple[list[ImageFile], list[str]]:
+    """The image files of a folder of sites, and what is wrong with it."""
+    inside = _folders(root)
+    if not inside:
+        return [], [f'"{root}" has no site folders; {LAYOUT}']
+    named = [split_named(p.name) for p in inside]
+    if len(inside) > 1 and all(named) and "train" in named:
+        return _scan_splits(root, inside)
     files: list[ImageFile] = []
     stray = _images_in(root)
     problems = [f"it has {len(stray)} images next to its site folders; {LAYOUT}"] if stray else []
-    for site in sites:
-        inside, wrong = scan_site(site)
-        files += inside
+    for site in inside:
+        found, wrong = scan_site(site)
+        files += found
         problems += wrong
-    raise_problems(f'Folder "{root}"', problems)
-    return files
+    return files, problems
+
+
+def _scan_splits(root: Path, splits: Sequence[Path]) -> tuple[list[ImageFile], list[str]]:
+    """The image files of {train,test}/site/class, or of {train,test}/class, which is one site."""
+    files: list[ImageFile] = []
+    problems: list[str] = []
+    with_sites = any(_folders(_unwrapped(p)) for split in splits for p in _folders(_unwrapped(split)))
+    for split in splits:
+        part = split_named(split.name)
+        for site in _folders(_unwrapped(split)) if with_sites else [split]:
+            found, wrong = scan_site(site)
+            if any(file.part for file in found):
+                wrong.append(f'"{site}" has splits inside the split "{split.name}"; {LAYOUT}')
+            files += [replace(file, site=site.name if with_sites else root.resolve().name, part=part) for file in found]
+            problems += wrong
+    same = one_spelling((file.part, file.site) for file in files)
+    files = [replace(file, site=same.get(file.site, file.site)) for file in files]
+    return sorted(files, key=lambda file: (file.site, file.part, file.label, file.path.name)), problems
 
 
 def scan_site(site: Path, layout: str = LAYOUT) -> tuple[list[ImageFile], list[str]]:
     """The image files of one site and what is wrong with its folders."""
     files: list[ImageFile] = []
     problems: list[str] = []
-    inner = _folders(site)
-    divided = {p.name for p in inner} <= {"train", "val", "test"} and any(_folders(p) for p in inner)
+    inner = _folders(_unwrapped(site))
+    divided = all(split_named(p.name) for p in inner) and any(_folders(p) for p in inner)
     if divided and (stray := _images_in(site)):
         problems.append(
             f'"{site}" has {len(stray)} images next to its folders {", ".join(sorted(p.name for p in inner))}'
         )
-    for part, folder in [(p.name, p) for p in inner] if divided else [("", site)]:
+    for part, folder in [(split_named(p.name), _unwrapped(p)) for p in inner] if divided else [("", _unwrapped(site))]:
         labels = _folders(folder)
         if not labels:
             loose = len(_images_in(folder))
@@ -81,13 +112,28 @@ def scan_site(site: Path, layout: str = LAYOUT) -> tuple[list[ImageFile], list[s
             problems.append(f'"{folder}" has {len(stray)} images next to its class folders; {layout}')
         for label in labels:
             images = _images_in(label)
-            if inside := [p for p in _folders(label) if any(q.suffix.lower() in EXTENSIONS for q in p.rglob("*"))]:
+            inside = [p for p in _folders(label) if any(q.suffix.lower() in EXTENSIONS for q in p.rglob("*"))]
+            if len(inside) == 1 and key_of(inside[0].name) in BETWEEN and not images and not _folders(inside[0]):
+                images, inside = _images_in(inside[0]), []
+            if inside:
                 also = "next to" if images else "instead of"
                 problems.append(f'"{label}" has folders ("{inside[0].name}") {also} images; {layout}')
             files += [ImageFile(path, site.name, part, label.name) for path in images]
     if not files and not problems:
         problems.append(f'site "{site.name}" has no images ({_READ})')
     return files, problems
+
+
+def _only_folder(folder: Path) -> Path | None:
+    """The only folder in a folder without images, as unpacked archives have it."""
+    inside = _folders(folder)
+    return inside[0] if len(inside) == 1 and not _images_in(folder) else None
+
+
+def _unwrapped(folder: Path) -> Path:
+    """A folder, or the folder images/ that is all it has if that has folders in turn."""
+    inner = _only_folder(folder)
+    return inner if inner and key_of(inner.name) in BETWEEN and _folders(inner) else folder
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -114,6 +160,18 @@ def _images_in(folder: Path) -> list[Path]:
     return [p for p in _visible(folder) if p.suffix.lower() in EXTENSIONS and p.is_file()]
 
 
+def respelled(files: Sequence[ImageFile], classes: Sequence[str] | None) -> tuple[list[ImageFile], list[str]]:
+    """Give classes that sites spell differently one name (a known one, where `classes` are given), and say which."""
+    labels = [file.label for file in files]
+    same = one_spelling(((f.site, f.part), f.label) for f in files) if classes is None else as_known(labels, classes)
+    how = "they differ only in case, separators or encoding"
+    notes = [f'class folders "{name}" are read as "{same[name]}" ({how})' for name in same]
+    if not same:
+        return list(files), []
+    respelt = [replace(file, label=same.get(file.label, file.label)) for file in files]
+    return sorted(respelt, key=lambda file: (file.site, file.part, file.label, file.path.name)), notes
+
+
 def class_names(root: Path, files: Sequence[ImageFile], classes: Sequence[str] | None) -> list[str]:
     """The names of the classes: those given, or the class folders in sorted order."""
     found = sorted({file.label for file in files})
@@ -125,76 +183,22 @@ def class_names(root: Path, files: Sequence[ImageFile], classes: Sequence[str] |
     return list(classes)
 
 
-def groups_of(files: Sequence[ImageFile], group: Group | None) -> list[str] | None:
-    """The group (a patient) of every file, or None without groups."""
-    if group is None:
-        return None
-    if not isinstance(group, str):
-        return [str(group(file.path)) for file in files]
-    try:
-        pattern = re.compile(group)
-    except re.error as problem:
-        raise BadInput(f'group "{group}" is not a regular expression: {problem}.') from None
-    matches = [pattern.search(file.path.name) for file in files]
-    missed = [str(file.path) for file, match in zip(files, matches, strict=True) if match is None]
-    if missed:
-        raise BadInput(
-            f'group "{group}" matches nothing in {len(missed)} of {len(files)} file names; the first is "{missed[0]}".'
-        )
-    return [(m.group(1) or "") if pattern.groups else m.group(0) for m in matches if m is not None]
+def nested(root: Path, files: Sequence[ImageFile]) -> list[str]:
+    """A note if the sites were found in a folder inside `root`: it may have been meant as a site."""
+    inner = _only_folder(root)
+    if inner is None or inner.name in (sites := sorted({file.site for file in files})) or key_of(inner.name) in BETWEEN:
+        return []
+    shown = ", ".join(sites[:4]) + (" ..." if len(sites) > 4 else "")
+    return [f'the sites are the folders inside "{inner.name}": {shown}']
 
 
-def divide(
-    files: Sequence[ImageFile],
-    y: torch.Tensor,
-    groups: Sequence[str] | None,
-    val: float,
-    test: float,
-    seed: int,
-) -> dict[str, np.ndarray]:
-    """The positions of each split of one site: as its folders say, or drawn."""
-    if not files[0].part:
-        return _tested_first(y, groups, val, test, seed, files[0].site)
-    if groups is not None:
-        home: dict[str, str] = {}
-        for file, member in zip(files, groups, strict=True):
-            if home.setdefault(member, file.part) != file.part:
-                raise BadInput(
-                    f'Site "{file.site}": group "{member}" is in both {home[member]} and {file.part} '
-                    f'("{file.path}"). Move its images into one of them.'
-                )
-    parts = np.array([file.part for file in files])
-    return {part: np.flatnonzero(parts == part) for part in ("train", "val", "test")}
-
-
-def _tested_first(
-    y: torch.Tensor, groups: Sequence[str] | None, val: float, test: float, seed: int, site: str
-) -> dict[str, np.ndarray]:
-    """Draw the test images first, then the validation images: another `val` leaves the test images unchanged."""
-    first = split(y, {"test": test}, seed, site, groups)
-    rest = first["train"]
-    of_rest = None if groups is None else [groups[i] for i in rest]
-    second = split(y[rest], {"val": val / (1 - test)}, seed, f"{site} val", of_rest)
-    return {"train": rest[second["train"]], "val": rest[second["val"]], "test": first["test"]}
-
-
-def check_groups(sites: Sequence[Site], groups: Sequence[str] | None, test: float) -> None:
-    """Refuse groups so large that no image is left for testing, which would otherwise show only after training."""
-    if groups is not None and test and not any("test" in site.splits for site in sites):
-        raise BadInput(
-            f"group makes {len(set(groups))} groups, too few at every site to keep one for testing. Check that the "
-            "pattern tells patients apart."
-        )
-
-
-def other_files(root: Path) -> list[str]:
+def other_files(files: Sequence[ImageFile]) -> list[str]:
     """A note about files in class folders that are not images, in case the user takes them for images."""
     kinds = Counter(
         p.suffix.lower() or "no suffix"
-        for site in _folders(root)
-        for pattern in ("*/*", "*/*/*")
-        for p in site.glob(pattern)
-        if p.is_file() and p.suffix.lower() not in EXTENSIONS and not p.name.startswith(".")
+        for folder in dict.fromkeys(file.path.parent for file in files)
+        for p in _visible(folder)
+        if p.suffix.lower() not in EXTENSIONS and p.is_file()
     )
     said = ", ".join(f"{n} of {kind}" for kind, n in sorted(kinds.items())[:5])
     return [f"files that are not read: {said} (read are {_READ})"] if kinds else []

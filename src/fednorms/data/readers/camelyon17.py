@@ -21,6 +21,7 @@ from fednorms.data.readers.pictures import FEDBN, MEMORY, PLAIN, Cache, Member, 
 from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 from fednorms.data.readers.tables import read_table, whole_number
+from fednorms.data.sizes import Size
 from fednorms.data.splits import split
 
 COUNTS = {"center0": 59_436, "center1": 34_904, "center2": 85_054, "center3": 129_838, "center4": 146_722}
@@ -33,7 +34,7 @@ PROTOCOLS = {
 def camelyon17(
     root: str | Path,
     protocol: str = "greg",
-    size: int | None = None,
+    size: Size | None = None,
     seed: int = 0,
     complete: bool = True,
     cache: Cache = None,

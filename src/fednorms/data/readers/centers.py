@@ -22,6 +22,7 @@ from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, abse
 from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, chosen
 from fednorms.data.readers.tables import columns_of, read_table, tables_in
+from fednorms.data.sizes import Size
 from fednorms.data.splits import split
 
 PROTOCOLS = {"own": "a custom table (or FLamby's): image, label, center, and fold, or a split drawn here"}
@@ -38,7 +39,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 def centers(
     root: str | Path,
     protocol: str = "own",
-    size: int = 224,
+    size: Size = 224,
     seed: int = 0,
     val: float = 0.0,
     test: float = 0.2,

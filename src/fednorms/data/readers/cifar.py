@@ -26,7 +26,8 @@ from fednorms.data.problems import raise_problems
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.digits_five import as_rgb
 from fednorms.data.readers.divisions import stratified
-from fednorms.data.readers.pictures import FEDBN, Pictures, images_in
+from fednorms.data.readers.enlarged import enlarged
+from fednorms.data.readers.pictures import FEDBN, MEMORY, Cache, Pictures, images_in
 from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 
@@ -87,6 +88,8 @@ def cifar_10(
     size: int | None = None,
     complete: bool = True,
     allow_pickle: bool = False,
+    cache: Cache = None,
+    memory_limit: int = MEMORY,
 ) -> Federation:
     """Read CIFAR-10: 50,000 training and 10,000 test images at one site, for a partition rule to divide.
 
@@ -94,7 +97,7 @@ def cifar_10(
     protocol says whose mean and standard deviation. GReg does not state its input size, normalization and choice of
     images; here it is 224 pixels, as on its other data sets, no normalization, and a stratified half.
     """
-    return _cifar(CIFAR10, _CIFAR10, root, protocol, size, complete, allow_pickle)
+    return _cifar(CIFAR10, _CIFAR10, root, protocol, size, complete, allow_pickle, cache, memory_limit)
 
 
 def cifar_100(
@@ -103,6 +106,8 @@ def cifar_100(
     size: int | None = None,
     complete: bool = True,
     allow_pickle: bool = False,
+    cache: Cache = None,
+    memory_limit: int = MEMORY,
 ) -> Federation:
     """Read CIFAR-100: 50,000 training and 10,000 test images of a hundred classes at one site.
 
@@ -111,7 +116,7 @@ def cifar_100(
     `root` is the folder of the python files, of the binary version, or of {train,test}/{class}/*.png. The protocol says
     whose mean and standard deviation.
     """
-    return _cifar(CIFAR100, _CIFAR100, root, protocol, size, complete, allow_pickle)
+    return _cifar(CIFAR100, _CIFAR100, root, protocol, size, complete, allow_pickle, cache, memory_limit)
 
 
 def cifar10_layout(root: Path) -> str | None:
@@ -142,12 +147,15 @@ def _cifar(
     size: int | None,
     complete: bool,
     allow_pickle: bool,
+    cache: Cache,
+    memory_limit: int,
 ) -> Federation:
     place = reader.find(root, protocol)
     size = size or (224 if protocol == "greg" else 32)
     found = _layout(edition, place)
     problems: list[str] = []
-    splits, sizes, classes = {}, {}, list(CIFAR10_CLASSES)
+    arrays: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    sizes, classes = {}, list(CIFAR10_CLASSES)
     for part, names in (("train", edition.train), ("test", edition.test)):
         try:
             if found == "PNG folders":
@@ -163,11 +171,14 @@ def _cifar(
         if protocol == "greg" and part == "train":
             half = stratified(y, len(y) // 2, 0, edition.name)
             x, y = x[half], y[half]
-        splits[part] = Split(torch.from_numpy(as_rgb(x, size)), torch.from_numpy(y))
+        arrays[part] = x, y
     raise_problems(f'Federation "{edition.name}" in "{place}"', problems)
     if edition.classes == 100 and found != "PNG folders":
         classes = _fine_names(place, allow_pickle)
     notes = deviations(edition.name, compared(edition.name, sizes, {"train": 50_000, "test": 10_000}), complete)
+    pixels, where = {part: x for part, (x, _) in arrays.items()}, f'Federation "{edition.name}"'
+    images = enlarged(where, pixels, size, cache, memory_limit, str(place.resolve()))
+    splits = {part: Split(images[part], torch.from_numpy(y)) for part, (_, y) in arrays.items()}
     site = Site(edition.name, edition.name, splits["train"], test=splits["test"])
     source = {"spec": edition.name, **source_of(root, protocol, 0, notes), "size": size}
     return Federation(
@@ -294,6 +305,7 @@ CIFAR10 = Reader(
     Published(
         "Small photographs (32 x 32 pixels) of ten classes.", _PAGE, "none found", {"cifar-10": (50_000, 10_000)}
     ),
+    square=True,
 )
 CIFAR100 = Reader(
     "cifar-100",
@@ -306,6 +318,7 @@ CIFAR100 = Reader(
     Published(
         "Small photographs (32 x 32 pixels) of 100 classes.", _PAGE, "none found", {"cifar-100": (50_000, 10_000)}
     ),
+    square=True,
 )
 CIFAR10C = Reader(
     "cifar-10-c",
@@ -321,4 +334,5 @@ CIFAR10C = Reader(
         "CC BY 4.0",
         {"all": 950_000},
     ),
+    square=True,
 )

@@ -378,4 +378,5 @@ READER = Reader(
         "SVHN is for non-commercial use; none found for the others",
         {domain.name: (domain.train, domain.test) for domain in _DOMAINS},
     ),
+    square=True,
 )

@@ -33,6 +33,7 @@ from fednorms.data.readers.pictures import (
 )
 from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, compared, deviations, source_of
+from fednorms.data.sizes import Size
 
 TEN_CLASSES = (
     "bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra",
@@ -67,7 +68,7 @@ _CLIENTS, _EACH, _TOP = 200, 380, 100
 def domainnet(
     root: str | Path,
     protocol: str = "fedwon",
-    size: int | None = None,
+    size: Size | None = None,
     seed: int = 0,
     complete: bool = True,
     allow_pickle: bool = False,
@@ -113,7 +114,7 @@ def _official(
     root: str | Path,
     place: Path,
     protocol: str,
-    size: int | None,
+    size: Size | None,
     seed: int,
     complete: bool,
     cache: Cache,

@@ -20,6 +20,7 @@ from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, abse
 from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 from fednorms.data.readers.tables import read_table
+from fednorms.data.sizes import Size
 
 RACES = ("East Asian", "Indian", "Black", "White", "Middle Eastern", "Latino_Hispanic", "Southeast Asian")
 _ROWS = {"train": 86_744, "test": 10_954}
@@ -29,7 +30,7 @@ PROTOCOLS = {"fednn": "FedNN: a client per race, target gender, official validat
 def fairface(
     root: str | Path,
     protocol: str = "fednn",
-    size: int = 224,
+    size: Size = 224,
     complete: bool = True,
     cache: Cache = None,
     memory_limit: int = MEMORY,

@@ -30,6 +30,7 @@ from fednorms.data.readers.pictures import (
     pickled_list,
 )
 from fednorms.data.readers.reader import source_of
+from fednorms.data.sizes import Size
 
 
 def fedbn_lists(
@@ -78,7 +79,7 @@ def fedbn_federation(
     classes: tuple[str, ...],
     protocol: str,
     shares: tuple[float, float] | None,
-    size: int,
+    size: Size,
     seed: int,
     notes: list[str],
     cache: Cache,

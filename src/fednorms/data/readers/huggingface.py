@@ -14,6 +14,7 @@ from fednorms.data.federation import Federation
 from fednorms.data.readers.npz import IMAGE_NAMES, LABEL_NAMES, with_source
 from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, chosen
+from fednorms.data.sizes import Size, sides
 
 PROTOCOLS = {"own": "a custom dataset, divided into sites by a column; its splits, or drawn ones"}
 _SITE = ("site", "domain", "client", "center", "centre", "hospital")
@@ -22,7 +23,7 @@ _SITE = ("site", "domain", "client", "center", "centre", "hospital")
 def hugging_face(
     root: str | Path,
     protocol: str = "own",
-    size: int | None = None,
+    size: Size | None = None,
     seed: int = 0,
     val: float = 0.1,
     test: float = 0.2,
@@ -91,13 +92,13 @@ def _column(features: Mapping[str, Any], names: tuple[str, ...], what: str) -> s
     return found
 
 
-def _pixels(image: Any, size: int | None) -> np.ndarray:  # noqa: ANN401
+def _pixels(image: Any, size: Size | None) -> np.ndarray:  # noqa: ANN401
     from PIL import Image
 
     picture = image if isinstance(image, Image.Image) else Image.fromarray(np.asarray(image, np.uint8))
     picture = picture.convert("RGB")
     if size is not None:
-        picture = picture.resize((size, size), Image.Resampling.BILINEAR)
+        picture = picture.resize(sides(size)[::-1], Image.Resampling.BILINEAR)
     return np.asarray(picture)
 
 

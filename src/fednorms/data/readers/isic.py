@@ -14,7 +14,7 @@ Papers:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ from fednorms.data.readers.pictures import MEMORY, Cache, Member, Pictures, buil
 from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, compared, deviations, source_of
 from fednorms.data.readers.tables import columns_of, read_table, tables_in, whole_number, with_suffix
+from fednorms.data.splits import split
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 CENTERS = ("BCN", "HAM vidir_molemax", "HAM vidir_modern", "HAM rosendahl", "MSK", "HAM vienna_dias")
@@ -39,6 +40,8 @@ WEIGHTS = tuple(18_597 / n for n in (3332, 9084, 2649, 712, 1950, 184, 201, 485)
 PROTOCOLS = {
     "flamby": "FLamby and FedWon's Table 11: six centers, official folds, color constancy, 200 of 224 px; focal loss "
     "with class weights N/n_c, FLamby's augmentation, balanced accuracy",
+    "lesions": "as flamby, but split by lesion: all images of a lesion are in one split, across centers too (80/20, "
+    "drawn)",
 }
 _FLAMBY = Protocol("isic", "focal", WEIGHTS, "balanced_accuracy")
 _RAW = ("ISIC_2019_Training_Metadata.csv", "ISIC_2019_Training_GroundTruth.csv")
@@ -57,6 +60,7 @@ def fed_isic2019(
     complete: bool = True,
     cache: Cache = None,
     memory_limit: int = MEMORY,
+    val: float = 0.0,
 ) -> Federation:
     """Read Fed-ISIC2019: 23,247 pictures of skin lesions, eight diagnoses, six centers.
 
@@ -72,39 +76,39 @@ def fed_isic2019(
     HAM the `dataset` of HAM10000_metadata. HAM10000's own table (image_id, dx, dataset) is enough for its four centers.
     With `complete=False`, listed images and centers that are not there are left out. `size` is what a network sees;
     stored are 224/200 of it.
+
+    FLamby's folds divide lesions: many test images show a lesion that is trained on. The protocol "lesions" draws a
+    split that keeps the images of a lesion together, balanced for every center and diagnosis; it needs a table with
+    lesion_id. `val` is the fraction of the training images that are for validation, by lesion where lesions are known.
     """
     place = READER.find(root, protocol)
     if not isinstance(size, int) or size < 1:
         raise BadInput(f'Federation "fed-isic2019": size must be a positive number of pixels, got {size!r}.')
     table = _split_table(place)
     rows = read_table(table, ("image", "target", "center")) if table else list(_raw_rows(place))
-    folds = table is not None and "fold" in rows[0]
-    notes: list[str] = []
-    if not folds:
-        where = f"{table.name} has no folds" if table else "the raw metadata have no folds"
-        notes.append(f"{where}: an 80/20 split per centre was drawn with seed {seed}, which is not FLamby's")
     files = _images(place)
-    found, parts, problems = {}, {}, []
+    problems: list[str] = []
     lost = [row["image"] for row in rows if with_suffix(Path(row["image"])).name not in files]
     if len(lost) == len(rows):
         raise BadInput(f'Federation "fed-isic2019": none of the {len(rows):,} listed images is in "{place}".')
     if lost:
         problems.append(f"{len(lost):,} of {len(rows):,} listed images missing, the first is {lost[0]}")
         rows = [row for row in rows if with_suffix(Path(row["image"])).name in files]
-    for i, center in enumerate(CENTERS):
-        mine = [row for row in rows if whole_number(row["center"], "center") == i]
-        labels = np.asarray([whole_number(row["target"], "target") for row in mine], np.int64)
-        found[center] = Pictures([files[with_suffix(Path(row["image"])).name] for row in mine], labels)
-        if folds:
-            said = np.array([row["fold"] for row in mine])
-            parts[center] = {part: np.flatnonzero(said == part) for part in ("train", "test")}
-            have = {part: len(at) for part, at in parts[center].items()}
-            problems += compared(center, have, dict(zip(("train", "test"), COUNTS[i], strict=True)))
+    center = np.array([whole_number(row["center"], "center") for row in rows])
+    target = np.array([whole_number(row["target"], "target") for row in rows], np.int64)
+    part, notes = _parts(place, table, rows, center, target, protocol, val, seed)
+    found, parts = {}, {}
+    for i, name in enumerate(CENTERS):
+        mine = np.flatnonzero(center == i)
+        found[name] = Pictures([files[with_suffix(Path(rows[j]["image"])).name] for j in mine], target[mine])
+        parts[name] = {which: np.flatnonzero(part[mine] == which) for which in ("train", "val", "test")}
+        if "fold" in rows[0] and protocol == "flamby":
+            have = {"train": len(parts[name]["train"]) + len(parts[name]["val"]), "test": len(parts[name]["test"])}
+            problems += compared(name, have, dict(zip(("train", "test"), COUNTS[i], strict=True)))
         else:
-            parts[center] = fractions(labels, 0.0, 0.2, seed, center)
-            problems += compared("counts", {center: len(mine)}, {center: sum(COUNTS[i])})
+            problems += compared("counts", {name: len(mine)}, {name: sum(COUNTS[i])})
     notes = deviations("fed-isic2019", problems, complete) + notes
-    members = [Member(center, center, at) for center, at in parts.items() if len(found[center])]
+    members = [Member(name, name, at) for name, at in parts.items() if len(found[name])]
     side = max(size, size * 224 // 200)
     norm, source = Preprocessing.imagenet(crop=size), source_of(root, protocol, seed, notes) | {"size": size}
     return built(
@@ -134,6 +138,68 @@ def layout(root: Path) -> str | None:
         return "raw metadata, without FLamby's folds"
     ham = _ham_table(root)
     return f"HAM10000's own {ham.name}, four of the six centers" if ham and "dx" in columns_of(ham) else None
+
+
+def _parts(
+    place: Path,
+    table: Path | None,
+    rows: Sequence[Mapping[str, str]],
+    center: np.ndarray,
+    target: np.ndarray,
+    protocol: str,
+    val: float,
+    seed: int,
+) -> tuple[np.ndarray, list[str]]:
+    """The split of every row, and notes about it."""
+    lesion_of = _lesions(place)
+    lesions = [lesion_of.get(Path(row["image"]).stem, row["image"]) for row in rows]
+    cells = center * len(CLASSES) + target
+    part = np.full(len(rows), "train")
+    notes = []
+    if protocol == "lesions":
+        if not lesion_of:
+            raise BadInput(
+                f'Federation "fed-isic2019": the protocol "lesions" needs the column lesion_id, but no table in '
+                f'"{place}" has it ({_HAM[0]}, {_RAW[0]}, or a csv with image and lesion_id).'
+            )
+        part[split(cells, {"test": 0.2}, seed, "fed-isic2019 lesions", lesions)["test"]] = "test"
+    elif "fold" in rows[0]:
+        part[np.array([row["fold"] == "test" for row in rows])] = "test"
+        part[np.array([row["fold"] not in ("train", "test") for row in rows])] = "none"
+    else:
+        where = f"{table.name} has no folds" if table else "the raw metadata have no folds"
+        notes.append(f"{where}: an 80/20 split per centre was drawn with seed {seed}, which is not FLamby's")
+        for i, name in enumerate(CENTERS):
+            mine = np.flatnonzero(center == i)
+            if len(mine):
+                part[mine[fractions(target[mine], 0.0, 0.2, seed, name).get("test", [])]] = "test"
+    trained = {lesion for lesion, where in zip(lesions, part, strict=True) if where == "train"}
+    tests = np.flatnonzero(part == "test")
+    if known := sum(lesions[i] in trained for i in tests):
+        notes.append(
+            f"{known:,} of {len(tests):,} test images show a lesion that is also trained on; the protocol lesions "
+            "keeps lesions together"
+        )
+    if not 0 <= val < 1:
+        raise BadInput(f'Federation "fed-isic2019": val must be a fraction from 0 to below 1, got {val}.')
+    if val:
+        train = np.flatnonzero(part == "train")
+        whose = [lesions[i] for i in train]
+        part[train[split(cells[train], {"val": val}, seed, "fed-isic2019 val", whose)["val"]]] = "val"
+        notes.append(f"{100 * val:g} % of the training images are for validation, which is not FLamby's")
+    return part, notes
+
+
+def _lesions(place: Path) -> dict[str, str]:
+    """The lesion that each image shows, from any table that says it."""
+    found: dict[str, str] = {}
+    for path in dict.fromkeys([*tables_in(place), *(place / name for name in _HAM if (place / name).is_file())]):
+        columns = columns_of(path)
+        image = next((name for name in ("image", "image_id") if name in columns), "")
+        if image and "lesion_id" in columns:
+            rows = read_table(path, (image, "lesion_id"))
+            found |= {Path(row[image]).stem: row["lesion_id"] for row in rows if row["lesion_id"]}
+    return found
 
 
 def _split_table(place: Path) -> Path | None:
@@ -209,4 +275,5 @@ READER = Reader(
         "CC BY-NC 4.0",
         dict(zip(CENTERS, COUNTS, strict=True)),
     ),
+    square=True,
 )

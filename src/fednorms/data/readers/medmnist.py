@@ -18,13 +18,14 @@ from fednorms.data.problems import raise_problems
 from fednorms.data.readers.npz import array_files, arrays_in, is_medmnist, nchw, with_source
 from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, chosen
+from fednorms.data.sizes import Size
 
 PROTOCOLS = {"official": "the official train, validation and test splits; one site per file"}
 _PARTS = ("train", "val", "test")
 
 
 def medmnist(
-    root: str | Path, protocol: str = "official", size: int | None = None, channels: int | None = None
+    root: str | Path, protocol: str = "official", size: Size | None = None, channels: int | None = None
 ) -> Federation:
     """Read MedMNIST: a file such as bloodmnist.npz, or a folder of files with the same classes, one site each.
 

@@ -15,6 +15,7 @@ from fednorms.data.federation import Federation
 from fednorms.data.problems import raise_problems
 from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, chosen
+from fednorms.data.sizes import Size, sides
 
 PROTOCOLS = {"own": "custom arrays, one .npz per site; their splits, or drawn ones"}
 _PARTS = ("train", "val", "test")
@@ -25,7 +26,7 @@ LABEL_NAMES = ("y", "labels", "label", "target", "targets")
 def npz(
     root: str | Path,
     protocol: str = "own",
-    size: int | None = None,
+    size: Size | None = None,
     seed: int = 0,
     val: float = 0.1,
     test: float = 0.2,
@@ -96,7 +97,7 @@ def arrays_in(path: Path) -> dict[str, np.ndarray]:
         raise BadInput(f"{path.name} cannot be read as plain arrays: {problem}.") from problem
 
 
-def _site(arrays: Mapping[str, np.ndarray], size: int | None) -> tuple[Any, list[str] | None]:
+def _site(arrays: Mapping[str, np.ndarray], size: Size | None) -> tuple[Any, list[str] | None]:
     classes = [str(name) for name in arrays["classes"]] if "classes" in arrays else None
     pair = _pair(arrays, "")
     if pair is not None:
@@ -116,7 +117,7 @@ def _pair(arrays: Mapping[str, np.ndarray], part: str) -> tuple[np.ndarray, np.n
     return None if x is None or y is None else (x, y)
 
 
-def nchw(x: np.ndarray, size: int | None) -> np.ndarray:
+def nchw(x: np.ndarray, size: Size | None) -> np.ndarray:
     """Images of N,H,W or N,H,W,C or N,C,H,W as N,C,H,W, resized (bilinear, as Pillow does) if a size is given."""
     if x.ndim == 3:
         x = x[:, None]
@@ -126,15 +127,16 @@ def nchw(x: np.ndarray, size: int | None) -> np.ndarray:
         raise BadInput(
             f"cannot tell where the channels are in images of shape {x.shape}; store them as N,H,W or N,H,W,C."
         )
-    if size is None or x.shape[2:] == (size, size):
+    if size is None or x.shape[2:] == sides(size):
         return x
+    height, width = sides(size)
     from PIL import Image
 
     if x.dtype != np.uint8:
         raise BadInput(f"resizing needs uint8 images, got {x.dtype}; leave size out.")
     planes = x.reshape(-1, *x.shape[2:])  # bilinear treats every channel on its own
-    small = [np.asarray(Image.fromarray(plane).resize((size, size), Image.Resampling.BILINEAR)) for plane in planes]
-    return np.asarray(small, np.uint8).reshape(*x.shape[:2], size, size)
+    small = [np.asarray(Image.fromarray(plane).resize((width, height), Image.Resampling.BILINEAR)) for plane in planes]
+    return np.asarray(small, np.uint8).reshape(*x.shape[:2], height, width)
 
 
 def with_source(made: Federation, spec: str, root: str | Path, protocol: str, options: Mapping[str, Any]) -> Federation:

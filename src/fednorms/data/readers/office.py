@@ -34,6 +34,7 @@ from fednorms.data.readers.pictures import (
 )
 from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, compared, deviations, source_of
+from fednorms.data.sizes import Size
 
 CALTECH_CLASSES = (
     "back_pack", "bike", "calculator", "headphones", "keyboard",
@@ -84,7 +85,7 @@ OFFICE31_CLASSES = (
 def office_caltech_10(
     root: str | Path,
     protocol: str = "fedwon",
-    size: int = 256,
+    size: Size = 256,
     seed: int = 0,
     complete: bool = True,
     allow_pickle: bool = False,
@@ -130,7 +131,7 @@ def caltech_layout(root: Path) -> str | None:
 def office_home(
     root: str | Path,
     protocol: str = "fednn",
-    size: int = 224,
+    size: Size = 224,
     seed: int = 0,
     complete: bool = True,
     cache: Cache = None,
@@ -163,7 +164,7 @@ def home_layout(root: Path) -> str | None:
 def office_31(
     root: str | Path,
     protocol: str = "own",
-    size: int = 224,
+    size: Size = 224,
     seed: int = 0,
     val: float = 0.1,
     test: float = 0.2,

@@ -44,6 +44,7 @@ from fednorms.data.readers.pictures import (
 )
 from fednorms.data.readers.published import Published
 from fednorms.data.readers.reader import Reader, deviations, source_of
+from fednorms.data.sizes import Size
 
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 PACS_COUNTS: Mapping[str, Sequence[int]] = {
@@ -86,7 +87,7 @@ _VLCS_FOLDERS = {
 def pacs(
     root: str | Path,
     protocol: str = "fednn",
-    size: int | None = None,
+    size: Size | None = None,
     seed: int = 0,
     complete: bool = True,
     imagenet_norm: bool | None = None,
@@ -129,7 +130,7 @@ def pacs_layout(root: Path) -> str | None:
 def vlcs(
     root: str | Path,
     protocol: str = "fednn",
-    size: int | None = None,
+    size: Size | None = None,
     seed: int = 0,
     complete: bool = True,
     imagenet_norm: bool | None = None,
@@ -236,7 +237,7 @@ def _built(
     members: Sequence[Member],
     classes: Sequence[str],
     source: Mapping[str, Any],
-    size: int | None,
+    size: Size | None,
     imagenet_norm: bool | None,
     cache: Cache,
     memory_limit: int,

@@ -15,11 +15,13 @@ from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.folders import EXTENSIONS, Prepared, read_images
+from fednorms.data.folders.broken import Broken, broken_files, is_skipping, left_out_note
 from fednorms.data.pickles import load_pickle
 from fednorms.data.problems import raise_problems
 from fednorms.data.protocol import Protocol
 from fednorms.data.readers.divisions import Parts, shuffled
 from fednorms.data.readers.reader import compared
+from fednorms.data.sizes import Size, sides, size_problem
 
 Cache = str | Path | bool | None
 PLAIN = Protocol()  # no augmentation, cross-entropy, accuracy
@@ -247,7 +249,7 @@ def built(
     pictures: Mapping[str, Pictures],
     members: Sequence[Member],
     classes: Sequence[str],
-    size: int,
+    size: Size,
     preprocessing: Preprocessing,
     source: Mapping[str, Any],
     cache: Cache = None,
@@ -256,15 +258,16 @@ def built(
     protocol: Protocol = PLAIN,
 ) -> Federation:
     """Build the federation of these members; only images of some split are decoded, each once."""
-    if not isinstance(size, int) or size < 1:
-        raise BadInput(f'Federation "{name}": size must be a positive number of pixels, got {size!r}.')
+    raise_problems(f'Federation "{name}"', size_problem(size))
+    height, width = sides(size)
     used = {
         domain: np.unique(np.concatenate([at for m in members if m.domain == domain for at in m.parts.values()]))
         for domain in dict.fromkeys(m.domain for m in members)
     }
+    used, broken = _readable(place, pictures, used, cache) if is_skipping() else (used, [])
     paths = [pictures[domain].paths[i] for domain, at in used.items() for i in at]
-    images = read_images(place, paths, (3, size, size), cache, memory_limit, prepared)
-    if tuple(images.shape[2:]) != (size, size):
+    images = read_images(place, paths, (3, height, width), cache, memory_limit, prepared)
+    if tuple(images.shape[2:]) != (height, width):
         preprocessing = replace(preprocessing, crop=None)  # only counted: images are one pixel, which has no center
     y = torch.from_numpy(np.concatenate([pictures[domain].y[at] for domain, at in used.items()]))
     everything = Split(images, y)
@@ -272,14 +275,30 @@ def built(
     sites = []
     for member in members:
         splits = {
-            part: everything.subset(begin[member.domain] + np.searchsorted(used[member.domain], at))
+            part: everything.subset(begin[member.domain] + np.searchsorted(used[member.domain], kept))
             for part, at in member.parts.items()
-            if len(at)
+            if len(kept := at[np.isin(at, used[member.domain])])
         }
         whole = (splits.get("train"), splits.get("val"), splits.get("test"))
         sites.append(Site(member.name, member.domain, *whole))
-    told = {"prepared": prepared.name} if prepared else {}
-    return Federation(name, sites, classes, preprocessing, {"spec": name, "size": size, **told, **source}, protocol)
+    told: dict[str, Any] = {"prepared": prepared.name} if prepared else {}
+    if broken:
+        told |= {"left_out": [str(one) for one in broken]}
+        source = {**source, "notes": [*source.get("notes", []), *left_out_note(broken)]}
+    told |= {"size": size if isinstance(size, int) else [height, width]}
+    return Federation(name, sites, classes, preprocessing, {"spec": name, **told, **source}, protocol)
+
+
+def _readable(
+    place: Path, pictures: Mapping[str, Pictures], used: Mapping[str, np.ndarray], cache: Cache
+) -> tuple[dict[str, np.ndarray], list[Broken]]:
+    """The positions of pictures that can be read, and the files of the others."""
+    kept, broken = {}, list[Broken]()
+    for domain, at in used.items():
+        bad = broken_files(place, [pictures[domain].paths[i] for i in at], cache)
+        kept[domain] = np.delete(at, list(bad))
+        broken += bad.values()
+    return kept, broken
 
 
 def cross_device(domain: str, clients: int, each: int, pool: np.ndarray, test: np.ndarray, seed: int) -> list[Member]:

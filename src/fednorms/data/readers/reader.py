@@ -2,9 +2,9 @@
 
 Options mean the same in all readers: `root` is the folder of the data set, `protocol` is one of the reader's, `size` is
 in pixels (by default the paper's), and `seed` decides what is drawn. `val` and `test` are the fractions of a split that
-is drawn. `complete` fails if image counts differ from the published ones. `allow_pickle` opens pickled files, with an
-unpickler that accepts only NumPy arrays. `cache` is the folder for decoded images (False: none); above `memory_limit`
-bytes, images stay in the cache on disk.
+is drawn; `val` of a reader without it sets training images aside. `complete` fails if image counts differ from the
+published ones. `allow_pickle` opens pickled files, with an unpickler that accepts only NumPy arrays. `cache` is the
+folder for decoded images (False: none); above `memory_limit` bytes, images stay in the cache on disk.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from fednorms.core.errors import BadInput
+from fednorms.core.option_names import option
 from fednorms.core.options import nearest
+from fednorms.data.changes import with_validation
 from fednorms.data.federation import Federation
 from fednorms.data.folders import counted_only
 from fednorms.data.problems import raise_problems
 from fednorms.data.readers.published import NOWHERE, Published
+from fednorms.data.sizes import sides
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Reader:
         expected: the files that a folder of this data set has, for messages.
         folders: names of the folder that the data set's archive creates.
         published: where to get it.
+        square: its images are always squares.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Reader:
     expected: str = ""
     folders: Sequence[str] = ()
     published: Published = NOWHERE
+    square: bool = False
 
     def _with_where(self, text: str) -> str:
         """A message that data are missing, with where to get them."""
@@ -92,12 +97,19 @@ class Reader:
             missing = f'Federation "{self.name}" needs root=FOLDER, the folder of the data set; nothing is downloaded.'
             raise BadInput(self._with_where(missing))
         options = {option: value for option, value in given.items() if value is not None}
+        if "size" in options:
+            height, width = sides(options["size"])
+            if self.square and height != width:
+                raise BadInput(f'Federation "{self.name}" has square images: size must be one number of pixels.')
+            options["size"] = height if height == width else (height, width)
         known = [option for option in inspect.signature(self.read).parameters if option != "root"]
+        val = None if "val" in known else options.pop("val", None)
         raise_problems(
             f'Federation "{self.name}"',
             [f'it has no option "{option}"; it takes {", ".join(known)}' for option in options if option not in known],
         )
-        return self.read(root, **options)
+        made = self.read(root, **options)
+        return made if val is None else with_validation(made, val, options.get("seed", 0))
 
 
 def chosen(what: str, protocol: str, known: Mapping[str, Any]) -> str:
@@ -128,12 +140,22 @@ def deviations(what: str, problems: Sequence[str], complete: bool) -> list[str]:
     ['photo: 3 images are missing']
     """
     if problems and complete:
-        anyway = "complete=False, --no-complete, or --incomplete of reproduce reads it anyway"
         raise_problems(
-            f'Federation "{what}" is not as published ({anyway}; a run records the differences)',
+            f'Federation "{what}" is not as published ({anyway()} reads it anyway; a run records the differences)',
             problems,
         )
-    return list(problems)
+    return [Deviation(problem) for problem in problems]
+
+
+class Deviation(str):
+    """A note about a difference from the published data set."""
+
+
+def anyway() -> str:
+    """The option that reads an incomplete data set, in the words of the user's interface."""
+    if option("complete") == "complete=":
+        return "complete=False, or incomplete=True of reproduce,"
+    return "--no-complete, or --incomplete of reproduce,"
 
 
 def compared(where: str, found: Mapping[str, int], expected: Mapping[str, int], unit: str = "images") -> list[str]:

@@ -17,8 +17,8 @@ WARM_UPS = 3  # runs of a job before it is recorded: libraries choose algorithms
 class Device(Protocol):
     """Streams on which work is queued, and jobs that can be recorded once and repeated."""
 
-    def stream(self) -> Any:  # noqa: ANN401
-        """A new queue of work."""
+    def stream(self, number: int) -> Any:  # noqa: ANN401
+        """The queue of work with this number. All engines of a process share them: libraries keep memory per queue."""
         ...
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:  # noqa: ANN401
@@ -41,6 +41,10 @@ class Device(Protocol):
         """Record a job and return a function that repeats it. Raises RuntimeError if the job cannot be recorded."""
         ...
 
+    def forget(self, recorded: Job) -> None:
+        """Free the memory of a recorded job now, without waiting for the garbage collector."""
+        ...
+
     def synchronize(self) -> None:
         """Wait until all queued work is done."""
         ...
@@ -50,7 +54,11 @@ class Device(Protocol):
         ...
 
     def free_memory(self) -> int:
-        """Free memory in bytes."""
+        """Memory in bytes that may be taken now."""
+        ...
+
+    def held_by_others(self) -> bool:
+        """Whether other processes hold a good part of the device's memory, so waiting may help."""
         ...
 
     def used_memory(self) -> int:
@@ -70,15 +78,21 @@ class Device(Protocol):
         ...
 
 
+_STREAMS: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device and number; cuBLAS keeps a workspace for each
+
+
 class CudaDevice:
-    """A CUDA device."""
+    """A CUDA device; `memory` limits what is taken of it, as a share (up to 1) or in bytes (0: what is free)."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, memory: float = 0.0) -> None:
+        self.device, self.memory = device, memory
 
-    def stream(self) -> torch.cuda.Stream:
-        """A new CUDA stream."""
-        return torch.cuda.Stream(self.device)
+    def stream(self, number: int) -> torch.cuda.Stream:
+        """A CUDA stream of this process."""
+        index = torch.cuda.current_device() if self.device.index is None else self.device.index
+        if (index, number) not in _STREAMS:
+            _STREAMS[index, number] = torch.cuda.Stream(self.device)
+        return _STREAMS[index, number]
 
     def on(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
         """Make this stream the current one."""
@@ -112,6 +126,11 @@ class CudaDevice:
                 gc.enable()
         return graph.replay
 
+    def forget(self, recorded: Job) -> None:
+        """Free a graph and its share of the pool."""
+        if isinstance(graph := getattr(recorded, "__self__", None), torch.cuda.CUDAGraph):
+            graph.reset()
+
     def synchronize(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize(self.device)
@@ -121,8 +140,17 @@ class CudaDevice:
         torch.cuda.empty_cache()
 
     def free_memory(self) -> int:
-        """Free memory of the device in bytes."""
-        return torch.cuda.mem_get_info(self.device)[0]
+        """Free memory of the device in bytes, up to the limit of this process."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        if not self.memory:
+            return free
+        limit = self.memory * total if self.memory <= 1 else self.memory
+        return max(0, min(free, int(limit) - torch.cuda.memory_reserved(self.device)))
+
+    def held_by_others(self) -> bool:
+        """Whether others hold more than a tenth of the device."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        return total - free - torch.cuda.memory_reserved(self.device) > total / 10
 
     def used_memory(self) -> int:
         """Memory that torch has reserved, in bytes."""
@@ -151,7 +179,7 @@ class CpuDevice:
         self.memory = memory
         self.recorded = 0
 
-    def stream(self) -> None:
+    def stream(self, number: int) -> None:
         """There is only one queue."""
 
     def on(self, stream: None) -> AbstractContextManager[Any]:
@@ -173,6 +201,10 @@ class CpuDevice:
         job()
         return job
 
+    def forget(self, recorded: Job) -> None:
+        """Count that a job is gone."""
+        self.recorded -= 1
+
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
@@ -182,6 +214,10 @@ class CpuDevice:
     def free_memory(self) -> int:
         """The bytes that were given when the device was created."""
         return self.memory
+
+    def held_by_others(self) -> bool:
+        """Nobody else."""
+        return False
 
     def used_memory(self) -> int:
         """Nothing is counted."""
@@ -199,10 +235,10 @@ class CpuDevice:
         """Nothing to record: all work is done at once."""
 
 
-def device_of(device: torch.device) -> Device:
-    """The interface to a torch device.
+def device_of(device: torch.device, memory: float = 0.0) -> Device:
+    """The interface to a torch device; `memory` is the limit of `CudaDevice`.
 
     >>> type(device_of(torch.device("cpu"))).__name__
     'CpuDevice'
     """
-    return CudaDevice(device) if device.type == "cuda" else CpuDevice()
+    return CudaDevice(device, memory) if device.type == "cuda" else CpuDevice()

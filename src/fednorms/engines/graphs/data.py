@@ -26,13 +26,27 @@ class DeviceData:
         self.given, self.local, self.device = task, local, device
         self.first: dict[str, int] = {}  # the first row of each client in `resident`
         self.tests: dict[int, tuple[Split, Split]] = {}  # by id: the split, and its copy on the device
+        self.task = task
+        self.resident: tuple[Tensor, Tensor] | None = None
+        self.loaded = False
         self.longest = max(map(len, local.data.values()), default=0)  # images of the largest client
-        pixels = sum(len(data) for data in local.data.values()) * math.prod(local.testing.stored_shape)
-        room, size = device.free_memory(), task.like.element_size()
+
+    def load(self) -> None:
+        """Copy the training data to the device, if they fit into what is free now; nothing if that is done."""
+        if self.loaded:
+            return
+        task, self.loaded = self.given, True
+        pixels = sum(len(data) for data in self.local.data.values()) * math.prod(self.local.testing.stored_shape)
+        room, size = self.device.free_memory(), task.like.element_size()
         plain = not task.hooks["batch"] and 8 * pixels * size < room
         self.task = replace(task, preprocessing=Preprocessing()) if plain else task
-        fits = 2 * pixels * (size if plain else 1) <= room
-        self.resident: tuple[Tensor, Tensor] | None = self._load_all() if fits else None
+        if 2 * pixels * (size if plain else 1) <= room:
+            self.resident = self._load_all()
+
+    def close(self) -> None:
+        """Free all data on the device; `load` copies them again."""
+        self.resident, self.loaded = None, False
+        self.tests.clear()
 
     def _load_all(self) -> tuple[Tensor, Tensor]:
         xs, ys, n = [], [], 0

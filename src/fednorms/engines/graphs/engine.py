@@ -47,10 +47,12 @@ from fednorms.engines.graphs.layout import Layout, copy_tree
 from fednorms.engines.graphs.pending import PendingResults
 from fednorms.engines.graphs.workspace import Captured, Workspace, zero
 from fednorms.engines.local import LocalEngine
+from fednorms.engines.loop import train_in_turn
 from fednorms.engines.states import ClientStates
 from fednorms.evaluation.modes import Mode, model_for
 from fednorms.evaluation.scores import SiteScore
 
+WAITS, PAUSE = 20, 15.0  # how often, and for how many seconds, a run waits for memory that other processes hold
 TRIED = (8, 16, 4)  # numbers of streams, each timed for one round; results do not depend on them
 
 
@@ -70,7 +72,7 @@ class Graphs(LocalEngine):
         device: Device | None = None,
     ) -> None:
         super().__init__(task, training, testing, store, settings)
-        self.device = device or device_of(task.like.device)
+        self.device = device or device_of(task.like.device, settings.memory)
         self.layout = Layout(task.net.initial, task.net.exchanged)
         self.stream_count = streams or TRIED[0]
         self.trials: dict[int, float] = {} if not streams else {streams: 0.0}  # seconds per client
@@ -80,6 +82,7 @@ class Graphs(LocalEngine):
         self.evaluator: Evaluator | None = None
         self.data = DeviceData(task, self.local, self.device)
         self.room = self.device.free_memory() // 4  # for results that wait until a round is over
+        self.in_turn = False  # no memory for graphs: clients train one after the other
 
     # -- tests --------------------------------------------------------------------------------------------------
     def score_sites(self, jobs: Mapping[str, Broadcast], split: str, mode: Mode) -> dict[str, SiteScore]:
@@ -93,7 +96,14 @@ class Graphs(LocalEngine):
                 return dict(zip(jobs, found, strict=True))
             except RandomOutputs as why:
                 self._note(str(why))
+            except torch.OutOfMemoryError:
+                self._without_evaluator()
         return {name: self.score_site(name, sent, split, mode) for name, sent in jobs.items()}
+
+    def _without_evaluator(self) -> None:
+        """Free what recorded tests hold: sites are tested one by one."""
+        self._free()
+        self._note("out of memory: sites are tested one by one, without graphs")
 
     @override
     def score_site(self, name: str, sent: Broadcast, split: str, mode: Mode) -> SiteScore:
@@ -147,29 +157,58 @@ class Graphs(LocalEngine):
         return self.local.measure(p, job, sent, names)
 
     def train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool = False) -> Trained:
-        """Train the clients of a cohort on streams; results are those of the loop."""
-        while True:
+        """Train the clients of a cohort on streams; results are those of the loop.
+
+        Without memory, a round starts again: with half of the streams, then when other processes have given memory
+        back, then without graphs. Nothing of a failed round has been kept.
+        """
+        waits = 0
+        while not self.in_turn:
             try:
                 return self._train(sent, cohort, score=score)
             except torch.OutOfMemoryError:
-                if self.stream_count == 1:
-                    raise RunFailed(
-                        "The device has no memory for a single client. Choose a smaller batch_size or model, or "
-                        'engine="loop".'
-                    ) from None
-            # Nothing of this round has been kept: it starts again with half of the streams.
-            self.stream_count //= 2
-            self.trials = {self.stream_count: 0.0}
-            self.notes.append(f"out of memory: continued with {self.stream_count} clients side by side")
-            self.workspaces.clear()
-            self.device.synchronize()
-            self.device.empty_cache()
+                pass
+            self._free()
+            if self.stream_count > 1:
+                self.stream_count //= 2
+                self.trials = {self.stream_count: 0.0}
+                self._note(f"out of memory: continued with {self.stream_count} clients side by side")
+            elif waits < WAITS and self.device.held_by_others():
+                waits += 1
+                self._note("out of memory: other processes hold the device's memory, so the run waited for them")
+                time.sleep(PAUSE)
+            else:
+                self.in_turn = True
+                self._note("out of memory: clients train one after the other, without graphs")
+        try:
+            return train_in_turn(self, sent, cohort, score=score)
+        except torch.OutOfMemoryError:
+            raise RunFailed(
+                'The device has no memory for a single client. Choose a smaller batch_size or model, or device="cpu".'
+            ) from None
+
+    @override
+    def close(self) -> None:
+        """Give all memory on the device back; a later call takes it again."""
+        self._free()
+
+    def _free(self) -> None:
+        self.device.synchronize()
+        for space in self.workspaces.values():
+            space.close(self.device)
+        self.workspaces.clear()
+        if self.evaluator is not None:
+            self.evaluator.close()
+            self.evaluator = None
+        self.data.close()
+        self.device.empty_cache()
 
     def _train(self, sent: Broadcast, cohort: Sequence[str], *, score: bool) -> Trained:
         started, captures = time.perf_counter(), self.captures
         done = Trained([])
+        self.data.load()
         packed = self._pack(sent.model)
-        self.streams += [self.device.stream() for _ in range(self.stream_count - len(self.streams))]
+        self.streams = [self.device.stream(number) for number in range(self.stream_count)]
         self.device.fork(self.streams)
         room = sys.maxsize if score else self.room  # what is tested next stays on the device
         whole = frozenset(name for name, how in reductions(self.task).items() if how in ("list", "grouped"))
@@ -218,7 +257,8 @@ class Graphs(LocalEngine):
                 self.trials[count] = math.inf
         self.stream_count = min(self.trials, key=lambda count: self.trials[count])
         for number in [n for n in self.workspaces if n >= self.stream_count]:
-            del self.workspaces[number]
+            self.workspaces.pop(number).close(self.device)
+        self.device.empty_cache()
 
     def _pack(self, model: Tree) -> Tensor:
         block = self.layout.block(self.task.like)
@@ -287,7 +327,8 @@ class Graphs(LocalEngine):
         known = self.workspaces.get(number)
         if known and known.fits(sent, mine):
             return known
-        # What parts send or keep may change its shape between rounds; then a new workspace is needed.
+        if known:  # what parts send or keep has changed its shape
+            known.close(self.device)
         own = {k: v.clone() for k, v in mine.items()}
         copied = replace(sent, parts={k: v.clone() for k, v in sent.parts.items()})
         new, memory = (client, copied, own, model), (self.streams[number], self.device.pool(), self.data.room())

@@ -88,7 +88,7 @@ class Evaluator:
             p.evaluation().predict for p in task.method.having("evaluation")
         )
         self.images_on_device: dict[tuple[int, ...], SiteImages] = {}
-        self.stream, self.pool = device.stream(), device.pool()
+        self.stream, self.pool = device.stream(0), device.pool()  # training waits while sites are tested
         self.block = layout.block(task.like)
         self.model = Tree()
         self.parts: tuple[dict[str, Tree], dict[str, Tree]] = {}, {}  # what parts broadcast, and have at the site
@@ -120,7 +120,7 @@ class Evaluator:
     def shared(self, mode: Mode) -> bool:
         """Whether a mode tests the server's tensors at every site, without anything of the sites."""
         task = self.task
-        same = mode.model in ("global", "unseen") or (mode.model == "personal" and not task.personal)
+        same = mode.model in ("global", "unseen", "averaged") or (mode.model == "personal" and not task.personal)
         return same and mode.statistics == "global" and not self.uses_states and not task.method.having("begin")
 
     def scores(self, models: Iterable[SiteModel], images: SiteImages) -> list[SiteScore]:
@@ -137,6 +137,13 @@ class Evaluator:
         finally:
             self.device.join([self.stream])
         return self._scores(images, right, loss)
+
+    def close(self) -> None:
+        """Free all graphs and images."""
+        for recorded in self.graphs.values():
+            self.device.forget(recorded.run)
+        self.graphs.clear()
+        self.images_on_device.clear()
 
     def _grouped(self, models: Iterable[SiteModel], images: SiteImages) -> Iterator[tuple[SiteModel, int, int]]:
         """Models with their first and last (exclusive) rows; consecutive ones with the same tensors become one."""
@@ -166,6 +173,8 @@ class Evaluator:
             self.model = Tree({**self.layout.views(self.block), **integers})
             down, mine = ({name: tree.clone() for name, tree in group.items()} for group in given)
             self.parts = down, mine
+            for recorded in self.graphs.values():
+                self.device.forget(recorded.run)
             self.graphs.clear()
         for names in (self.layout.names, self.layout.integers):
             copy_tree(self.model.pick(names), tested.model)

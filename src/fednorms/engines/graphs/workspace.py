@@ -14,6 +14,7 @@ from fednorms.core.round import carry_of, noise_word
 from fednorms.core.states import Broadcast, Carry, Client, Task, context_of
 from fednorms.core.tree import Tree
 from fednorms.core.views import Context
+from fednorms.engines.graphs.capture import Device
 from fednorms.engines.graphs.layout import Layout, copy_tree, shapes_of
 
 
@@ -105,6 +106,14 @@ class Workspace:
         """A copy of the model in training, and the block that holds its floats."""
         block = self.live.clone()
         return Tree({**self.layout.views(block), **self.integers.clone()}), block
+
+    def close(self, device: Device) -> None:
+        """Free all graphs."""
+        for captured in self.graphs.values():
+            device.forget(captured.run)
+        self.graphs.clear()
+        if self.twin:
+            self.twin.close(device)
 
     def written(self) -> list[Tensor]:
         """All tensors that a step changes."""

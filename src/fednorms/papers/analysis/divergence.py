@@ -3,47 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+DEAD = 1e-3
+"""Share of a channel's mean variance below which it counts as constant at a client."""
 
-def divergence(a: Tensor, b: Tensor, eps: float = 1e-5) -> float:
+
+@dataclass(frozen=True)
+class Divergences:
+    """The divergence of every pair of clients, and how many of how many channels were left out."""
+
+    matrix: np.ndarray
+    dead: int
+    channels: int
+
+
+def divergence(a: Tensor, b: Tensor, dead: float = DEAD) -> float:
     """KL(a||b) + KL(b||a) of normal distributions fitted to each channel of two sets of features, averaged.
 
-    D = mean_c [(v_a + d^2) / (2 v_b) + (v_b + d^2) / (2 v_a) - 1], d = m_a - m_b, with `eps` added to variances, so
-    channels that are constant in both contribute nothing. GReg, Figure 6.
+    D = mean_c [(v_a + d^2) / (2 v_b) + (v_b + d^2) / (2 v_a) - 1], d = m_a - m_b, over the channels that vary in both.
+    GReg, Figure 6.
 
     >>> wide, far = torch.tensor([[-1.0], [1.0]]), torch.tensor([[1.0], [3.0]])
-    >>> round(divergence(wide, far, eps=0.0), 6), round(divergence(wide, 2 * wide, eps=0.0), 6)
+    >>> round(divergence(wide, far), 6), round(divergence(wide, 2 * wide), 6)
     (4.0, 1.125)
     """
-    return of_moments(_moments(a), _moments(b), eps)
+    return float(divergences([a, b], dead).matrix[0, 1])
 
 
-def divergences(features: Sequence[Tensor], eps: float = 1e-5) -> np.ndarray:
-    """`divergence` of every pair, as a symmetric matrix.
+def divergences(features: Sequence[Tensor], dead: float = DEAD) -> Divergences:
+    """`divergence` of every pair, as a symmetric matrix over the channels that vary at every client.
 
-    >>> divergences([torch.tensor([[-1.0], [1.0]]), torch.tensor([[1.0], [3.0]])], eps=0.0).round(6).tolist()
-    [[0.0, 4.0], [4.0, 0.0]]
+    The divergence of a channel that is constant somewhere is infinite; a small number added to its variance would
+    decide the result. A channel is left out if its variance at a client is less than `dead` times its mean variance.
+
+    >>> found = divergences([torch.tensor([[-1.0, 0.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [3.0, 1.0]])])
+    >>> found.matrix.round(6).tolist(), found.dead, found.channels
+    ([[0.0, 4.0], [4.0, 0.0]], 1, 2)
     """
-    moments = [_moments(f) for f in features]
-    return np.array([[of_moments(a, b, eps) for b in moments] for a in moments])
+    moments = [torch.var_mean(f.double(), 0, unbiased=False) for f in features]
+    var, mean = (torch.stack(values) for values in zip(*moments, strict=True))
+    alive = (var > 0).all(0) & (var >= dead * var.mean(0)).all(0)
+    pairs = [(mean[i][alive], var[i][alive]) for i in range(len(features))]
+    matrix = np.array([[of_moments(a, b) for b in pairs] for a in pairs])
+    return Divergences(matrix, int((~alive).sum()), len(alive))
 
 
-def of_moments(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], eps: float) -> float:
-    """The same, from means and variances.
+def of_moments(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> float:
+    """The same, from means and variances; NaN without channels.
 
     >>> one = torch.ones(1)
-    >>> round(of_moments((0 * one, one), (one, 4 * one), 0.0), 6)
+    >>> round(of_moments((0 * one, one), (one, 4 * one)), 6)
     1.75
     """
     (m, v), (n, w) = a, b
-    v, w, d2 = v + eps, w + eps, (m - n) ** 2
+    d2 = (m - n) ** 2
     return float(((v + d2) / (2 * w) + (w + d2) / (2 * v) - 1).mean())
-
-
-def _moments(f: Tensor) -> tuple[Tensor, Tensor]:
-    var, mean = torch.var_mean(f.double(), 0, unbiased=False)
-    return mean, var

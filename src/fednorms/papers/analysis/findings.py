@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from fednorms.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Series = list[tuple[int, float]]
 
@@ -15,6 +20,8 @@ Series = list[tuple[int, float]]
 @dataclass(frozen=True)
 class Findings:
     """Numbers, numbers by round, arrays, and words that describe them.
+
+    `analysis` and `label` (the run) name what was measured, for pictures.
 
     >>> found = Findings({"gap": 0.25}, {"loss": [(1, 0.5)]}, {"points": np.zeros((1, 2))}, {"client": "a"})
     >>> Findings.of(found.plain()).plain() == found.plain()
@@ -25,6 +32,23 @@ class Findings:
     series: dict[str, Series] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     words: dict[str, str | list[str]] = field(default_factory=dict)
+    analysis: str = ""
+    label: str = ""
+
+    def plot(self, *others: Findings) -> Figure:
+        """Draw the findings, next to those of other runs if given, with shared scales. Needs the extra "report".
+
+        Findings with the same label are drawn as seeds of one line.
+        """
+        from fednorms.papers.analysis.measures import analysis_named
+        from fednorms.papers.analysis.picture import figure
+
+        if other := next((o for o in others if o.analysis != self.analysis), None):
+            raise BadInput(f'Findings of "{self.analysis}" and "{other.analysis}" cannot share a picture.')
+        found: dict[str, list[Findings]] = {}
+        for one in (self, *others):
+            found.setdefault(one.label, []).append(one)
+        return figure(analysis_named(self.analysis), {"": found}, self.analysis)
 
     def plain(self) -> dict[str, Any]:
         """Values for JSON; numbers that are not finite become null."""
@@ -44,6 +68,15 @@ class Findings:
             {k: np.array(a, dtype=float) for k, a in values["arrays"].items()},
             dict(values["words"]),
         )
+
+
+def last_of(series: Mapping[str, Series]) -> dict[str, float]:
+    """The last value of every curve.
+
+    >>> last_of({"gap": [(1, 0.5), (2, 0.25)]})
+    {'gap, last': 0.25}
+    """
+    return {f"{name}, last": s[-1][1] for name, s in series.items()}
 
 
 def _number(value: float) -> float | int | None:

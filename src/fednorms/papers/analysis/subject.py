@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fednorms.core import noise
 from fednorms.core.errors import BadInput
 from fednorms.core.norms import is_norm
+from fednorms.core.options import nearest
 from fednorms.core.part import Route
 from fednorms.core.passes import depends_on_batch, prepare_test, rows_of_test
 from fednorms.core.round import base_phases, begin, broadcast, draws, step
@@ -93,6 +94,11 @@ class Subject:
         """The classifier's weights, one row per class."""
         return self.tensors(model)[f"{self.run.task.net.heads[0]}.weight"].detach().double().flatten(1).cpu()
 
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes."""
+        return list(self.run.facts.classes)
+
     def seen_by(self, client: str) -> set[int]:
         """The classes of a client's training images."""
         return set(self.run.local.data[client].y.unique().tolist())
@@ -144,9 +150,11 @@ class Subject:
                 logits, features = task.net.forward(tensors, x, train=False, batch_statistics=False)
             yield rows, logits, features, y, seen
 
-    def training(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    def training(self, client: str | None = None) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
         """The next round's local steps, one by one: client, labels, and the batch's logits before the step, with the
         batch's own statistics and with those that the server sent (for pooled data, with the running ones).
+
+        `client` follows only that one.
         """
         task, sent = self.run.task, broadcast(self.run.task, self.run.state)
         engine = self.run.session.engine
@@ -155,7 +163,10 @@ class Subject:
             raise BadInput(f"{joint[0]} trains clients together, so their steps cannot be followed one by one.")
         self.run.check_loss()
         pooled = set(engine.clients) != {s.name for s in self.run.session.federation.clients}
-        for name in self.run.next_cohort:
+        if client is not None and client not in self.run.next_cohort:
+            known = nearest(client, self.run.next_cohort)
+            raise BadInput(f'Client "{client}" did not train in round {self.round + 1}: {known}')
+        for name in self.run.next_cohort if client is None else [client]:
             carry, _ = begin(task, sent, self.run.local.client(name))
             for batches, phase in draws(task, carry, base_phases(task, carry.context)):
                 ahead = replace(carry, key=carry.key + torch.tensor([0, 1]).to(carry.key))  # as the step will see it

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
+from fednorms.core.counted import sized
 from fednorms.papers.tables.plan import Found
 from fednorms.papers.tables.record import Values
 from fednorms.papers.tables.selectors import Selector
@@ -124,10 +125,12 @@ def number(value: float, selector: Selector) -> str:
     """A number in the unit of its column.
 
     >>> number(98.76, Selector("mean")), number(0.0123, Selector("seconds")), number(14219210, Selector("bytes"))
-    ('98.8', '0.012', '14,219,210')
+    ('98.8', '0.012', '14.2 MB')
     """
     if selector.kind == "seconds":
         return f"{value:.3f}"
+    if selector.kind == "bytes":
+        return sized(value)
     return f"{value:,.0f}" if selector.is_cost else f"{value:.1f}"
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fednorms.papers.analysis.picture import head, png_of
 from fednorms.papers.tables.cell import NOT_COMPARABLE, TableCell, mark, ours_text, published_text
 from fednorms.papers.tables.summary import Section, Summary, axis_lines, axis_steps
-from fednorms.runs.report import COLORS, line_style
+from fednorms.runs.comparison_files import COLORS, line_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,7 +122,8 @@ def _heat_map(axis: Axes, section: Section) -> None:
     axis.set_xticks(range(len(columns)), columns, fontsize=8)
     axis.set_yticks(range(len(rows)), rows, fontsize=8)
     what = "ours and the paper's (%), purple better, orange worse" if section.has_published else "ours (%)"
-    axis.set_title(f"{section.title}: {what}", fontsize=9)
+    wide = max(40, 12 * len(columns))  # characters, roughly
+    axis.set_title(textwrap.fill(f"{section.title}: {what}", wide), fontsize=9)
     axis.tick_params(length=0)
     for side in axis.spines.values():
         side.set_visible(False)
@@ -157,4 +159,4 @@ def _finish(axis: Axes, label: str) -> None:
     axis.tick_params(labelsize=8)
     axis.grid(axis="y", color="#dddddd", linewidth=0.8)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=7, frameon=False)
+    axis.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5))  # covers no point

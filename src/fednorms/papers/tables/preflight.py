@@ -43,11 +43,11 @@ def recorded(job: Job, records: Sequence[Mapping[str, Any]], hardware: str) -> t
     return None
 
 
-def estimate(
-    jobs: Sequence[Job], records: Sequence[Mapping[str, Any]], hardware: str, parallel: int, *, measure: bool
-) -> Estimate:
-    """Estimate the time of these runs, `parallel` at a time; `measure` allows a minute to time one run per setting."""
-    began, total, bases = time.monotonic(), 0.0, []
+def seconds_of(
+    jobs: Sequence[Job], records: Sequence[Mapping[str, Any]], hardware: str, *, measure: bool
+) -> list[tuple[float | None, str]]:
+    """How long each run takes, and how that is known; `measure` allows a minute to time one run per setting."""
+    began, found = time.monotonic(), []
     timed: dict[str, float | None] = {}
     for job in jobs:
         known, name = recorded(job, records, hardware), job.setting.name
@@ -57,13 +57,21 @@ def estimate(
             else:  # assume as long as the others
                 others = [seconds for seconds in timed.values() if seconds is not None]
                 timed[name] = fmean(others) if others else None
-        seconds, basis = known or (timed[name], "a few timed rounds")
-        if seconds is None:
-            return Estimate(None, "no similar run")
-        total += seconds
-        bases.append(basis)
+        found.append(known or (timed[name], "a few timed rounds"))
+    return found
+
+
+def estimate(
+    jobs: Sequence[Job], records: Sequence[Mapping[str, Any]], hardware: str, parallel: int, *, measure: bool
+) -> Estimate:
+    """Estimate the time of these runs, `parallel` at a time; see `seconds_of`."""
+    found = seconds_of(jobs, records, hardware, measure=measure)
+    times = [seconds for seconds, _ in found if seconds is not None]
+    if len(times) < len(found):
+        return Estimate(None, "no similar run")
     cores = parallel if jobs and jobs[0].recipe.device != "cpu" else min(parallel, os.cpu_count() or 1)
-    return Estimate(total / max(1, min(cores, len(jobs))), " and ".join(dict.fromkeys(bases)))
+    basis = " and ".join(dict.fromkeys(basis for _, basis in found))
+    return Estimate(sum(times) / max(1, min(cores, len(jobs))), basis)
 
 
 class _Enough(Exception):

@@ -20,6 +20,7 @@ from fednorms.data.facts import SiteFacts
 from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.methods.registry import method as read_method
 from fednorms.papers.analysis.findings import Findings
+from fednorms.papers.tables.local_weights import named
 from fednorms.runs.cells import Outcome, RoundSummary
 from fednorms.runs.identity import own_parts
 from fednorms.runs.recipe import Recipe
@@ -27,7 +28,7 @@ from fednorms.runs.recipe import Recipe
 MOST_SITES = 20  # with more, only domains are stored
 # Keys that decide where and how a run is made, and not its result.
 _MACHINE = {"version", "device", "engine", "fingerprint", "threads", "workers", "checkpoint_every", "state_limit_mb"}
-_MACHINE |= {"keep_checkpoints"}
+_MACHINE |= {"keep_checkpoints", "keep_predictions", "memory"}
 _MACHINE |= {"data.root", "data.complete", "data.allow_pickle"}
 # Keys whose "auto" was replaced by the data set's value when the run started.
 _ADOPTED = {"data.augment", "loss", "class_weights", "metric"}
@@ -85,8 +86,9 @@ def _essence(recipe: Recipe) -> Values:
 
 
 def plain(recipe: Recipe) -> Values:
-    """A recipe as plain values, without the folder of its data."""
+    """A recipe as plain values, without the folders of its data and weights."""
     values = recipe.to_dict()
+    values["weights"] = named(recipe.weights)
     values["data"] = {k: v for k, v in values["data"].items() if k != "root"}
     return values
 

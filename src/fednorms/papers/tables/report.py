@@ -11,10 +11,11 @@ from typing import Any
 from fednorms.core.options import few
 from fednorms.papers.analysis.measures import ANALYSES
 from fednorms.papers.tables.cell import UNJUDGED, TableCell, mark, number, ours_text, published_text
-from fednorms.papers.tables.summary import Section, Summary, axis_lines, axis_steps, numbers_of, order_of, winners_of
+from fednorms.papers.tables.summary import Section, Summary, axis_lines, axis_steps, numbers_of, winners_of
 from fednorms.runs.progress import duration
 from fednorms.runs.store.atomic import clear_errors, write_atomic
 
+ANALYSIS = "analysis.png"
 NO_PICTURE = "No picture, because matplotlib is not installed: pip install 'fednorms[report]'"
 
 
@@ -31,36 +32,34 @@ def write(summary: Summary, folder: Path) -> list[Path]:
 
 
 def _pictures(summary: Summary) -> dict[str, bytes]:
-    """The picture of the table, and one per setting of its analysis; none without matplotlib."""
+    """The picture of the table, and that of its analysis; none without matplotlib."""
     try:
-        from fednorms.papers.analysis.picture import png as analysis_png
-        from fednorms.papers.tables.picture import png
-
-        image = png(summary)
-        found = {} if image is None else {"results.png": image}
-        for section in summary.sections:
-            if section.findings:
-                analysis = ANALYSES[summary.table.analysis]
-                found[_picture_of(section)] = analysis_png(analysis, section.findings, section.title)
+        import matplotlib  # noqa: F401
     except ImportError:
         return {}
+    from fednorms.papers.analysis.picture import png as analysis_png
+    from fednorms.papers.tables.picture import png
+
+    image = png(summary)
+    found = {} if image is None else {"results.png": image}
+    settings = {section.title: section.findings for section in summary.sections if section.findings}
+    if settings:
+        found[ANALYSIS] = analysis_png(ANALYSES[summary.table.analysis], settings, summary.table.heading)
     return found
-
-
-def _picture_of(section: Section) -> str:
-    return f"analysis-{section.setting.slug}.png"
 
 
 def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
     """The report as Markdown; `pictures` are the names of the files in the same folder."""
     table = summary.table
     shown = [section for section in summary.sections if section.shown]
-    lines = [f"# {_escape(table.heading)}", "", f"**{summary.verdict}** {summary.legend}", ""]
+    lines = [f"# {_escape(table.heading)}", "", f"**{summary.share}** {summary.verdict} {summary.legend}", ""]
+    lines += [d.sentence(), ""] if (d := summary.differences) else []
     lines += [f"![{_escape(table.heading)}](results.png)", ""] if "results.png" in pictures else []
     if table.analysis:
         analysis = ANALYSES[table.analysis]
         says = f"{analysis.says[0].lower()}{analysis.says[1:].rstrip('.')}"
         lines += [f"The figure shows the analysis {analysis.name}: {says}. The tables also list accuracies.", ""]
+        lines += [f"![{_escape(table.heading)}, {analysis.name}]({ANALYSIS})", ""] if ANALYSIS in pictures else []
     lines += _axis(summary) if len(shown) > 1 else []
     for section in shown:
         lines += [f"## {_escape(section.title)}", "", *_grid(section), ""]
@@ -68,9 +67,9 @@ def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
         if section.setting.ranked:
             lines.append(f"- {_escape(winners_of(section))}")
         if section.order:
-            lines.append(f"- {_escape(order_of(section))}")
+            lines.append(f"- {_escape(section.order.sentence(section.main))}")
         lines += [*(f"- {_escape(line)}" for line in facts(section, table.selection)), ""]
-        lines += _analysis(section, pictures)
+        lines += _analysis(section)
     missing = [section.title for section in summary.sections if not section.shown]
     if missing:
         lines += [f"Not run yet: {_escape('; '.join(missing))}.", ""]
@@ -99,19 +98,17 @@ def _axis(summary: Summary) -> list[str]:
     return [f"## {title}", "", *("| " + " | ".join(line) + " |" for line in lines), ""]
 
 
-def _analysis(section: Section, pictures: Collection[str]) -> list[str]:
+def _analysis(section: Section) -> list[str]:
     """What the figure's analysis found in a setting."""
     numbers = numbers_of(section.findings)
     names = list(dict.fromkeys(name for row in numbers.values() for name in row))
-    lines = []
-    if names:
-        lines += ["| analysis | " + " | ".join(map(_escape, names)) + " |", "| --- |" + " ---: |" * len(names)]
-        for row, found in numbers.items():
-            cells = [_mean_std(*found[name]) if name in found else "-" for name in names]
-            lines.append(f"| {_escape(row)} | " + " | ".join(cells) + " |")
-        lines.append("")
-    picture = _picture_of(section)
-    return lines + ([f"![{_escape(section.title)}]({picture})", ""] if picture in pictures else [])
+    if not names:
+        return []
+    lines = ["| analysis | " + " | ".join(map(_escape, names)) + " |", "| --- |" + " ---: |" * len(names)]
+    for row, found in numbers.items():
+        cells = [_mean_std(*found[name]) if name in found else "-" for name in names]
+        lines.append(f"| {_escape(row)} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
 
 
 def _mean_std(mean: float, std: float | None, seeds: int) -> str:

@@ -2,90 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from fednorms.core.errors import BadInput, FednormsError
-from fednorms.core.options import few
+from fednorms.core.errors import BadInput
 from fednorms.engines.devices import pick_device
-from fednorms.papers.analysis.measures import ANALYSES
-from fednorms.papers.analysis.stored_run import StoredRun
 from fednorms.papers.tables.catalog import default_out, open_table
-from fednorms.papers.tables.dry_run import Planned, PlannedSetting
+from fednorms.papers.tables.local_weights import read_weights, with_weights
 from fednorms.papers.tables.observer import Observer as Observer
 from fednorms.papers.tables.observer import Shown
-from fednorms.papers.tables.plan import (
-    Found,
-    Job,
-    OtherTables,
-    chosen_rows,
-    chosen_settings,
-    counts_tests,
-    found_in,
-    pairs,
-    recipe_for,
-)
-from fednorms.papers.tables.preflight import Checked, checked, estimate
-from fednorms.papers.tables.record import Values, is_analyzed, record, stored
-from fednorms.papers.tables.search import (
-    Point,
-    Search,
-    open_search,
-    point_slug,
-    shown,
-    with_searches,
-    without_validation,
-)
-from fednorms.papers.tables.sources import Source, check_columns, find_root, look, missing_data, needs
-from fednorms.papers.tables.store import ResultStore, remove
-from fednorms.papers.tables.summary import Summary, summarize
-from fednorms.papers.tables.table import Row, Setting, Table, as_recipe
+from fednorms.papers.tables.plan import chosen_rows, chosen_settings
+from fednorms.papers.tables.reproduction import Reproduction as Reproduction
+from fednorms.papers.tables.store import ResultStore
+from fednorms.papers.tables.table_data import TableData
 from fednorms.papers.tables.trial import rounds_of_trial, trial, trial_folder
-from fednorms.runs.cells import Cell, CellEvent, Outcome, run_cells
-from fednorms.runs.compare import hardware as hardware_of
-from fednorms.runs.progress import duration, is_wanted
-from fednorms.runs.recipe import Recipe
+from fednorms.papers.tables.work import Work
+from fednorms.runs.option_names import option
+from fednorms.runs.progress import is_wanted
 from fednorms.runs.store.atomic import check_folder
-from fednorms.runs.store.directory import same_recipe
-
-Fingerprint = Callable[[Setting, Recipe], str | None]
-Choices = dict[tuple[str, str], dict[str, Any]]  # by setting and row: what a search on validation images has chosen
-
-
-@dataclass
-class Reproduction:
-    """A table with everything that has run of it; its repr shows our results next to the published ones."""
-
-    table: Table
-    out: Path
-    summary: Summary
-    ran: int = 0
-    skipped: dict[str, str] = field(default_factory=dict)  # by setting, the data it needs
-    failed: dict[str, str] = field(default_factory=dict)  # by run, why
-    files: list[Path] = field(default_factory=list)
-    planned: Planned | None = None  # of a dry run
-
-    def __repr__(self) -> str:
-        return self.summary.text()
-
-    def _repr_html_(self) -> str:
-        return self.summary.html()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return {
-            "name": self.table.name,
-            **self.summary.to_dict(),
-            "ran": self.ran,
-            "skipped": self.skipped,
-            "failed": self.failed,
-            "out": str(self.out),
-            "files": [str(f) for f in self.files],
-        }
 
 
 def reproduce(
@@ -107,6 +41,8 @@ def reproduce(
     rounds: int | None = None,
     quick: bool = False,
     dry_run: bool = False,
+    minutes: float | None = None,
+    weights: Sequence[str] | Mapping[str, str | Path] = (),
 ) -> Reproduction:
     """Run what is left of a published table, and write RESULTS.md, results.csv and results.png into `out`.
 
@@ -130,12 +66,16 @@ def reproduce(
         rounds: The rounds of a trial (2); only with `quick`.
         quick: A trial of a few rounds and one seed in its own folder: marked, and never judged.
         dry_run: Run and write nothing; `planned` of the result says what would run, on which data, and how long.
+        minutes: Start only runs that are expected to end within so many minutes: the first seed of every row with
+            published numbers, then of the others, then the next seeds. The same call continues later.
+        weights: Files with weights by model, {"torchvision:resnet18": "resnet18.safetensors"} or texts MODEL=FILE, to
+            start from instead of downloading; results name file and hash.
 
     >>> reproduce("no-such-table")
     Traceback (most recent call last):
     fednorms.BadInput: No table "no-such-table": ...
     """
-    table = open_table(name)
+    table = with_weights(open_table(name), read_weights(weights))
     for what, number in (("jobs", jobs), ("seeds", table.seeds if seeds is None else seeds)):
         if number < 1:
             raise BadInput(f"reproduce: {what} must be an integer >= 1, got {number}.")
@@ -144,17 +84,20 @@ def reproduce(
     if few_rounds := rounds_of_trial(rounds, quick):
         table, folder = trial(table, few_rounds), trial_folder(table, few_rounds, out)
     check_folder(folder)
-    work = _Work(
+    if minutes is not None and not 0 < minutes < float("inf"):
+        raise BadInput(f"reproduce: {option('minutes')} must be above 0, got {minutes:g}.")
+    chosen = chosen_settings(table, settings)
+    reading = {"allow_pickle": allow_pickle, "complete": not incomplete}
+    work = Work(
         table=table,
-        settings=chosen_settings(table, settings),
+        settings=chosen,
         rows=chosen_rows(table, only),
         seeds=list(range(seeds or table.seeds)),
         store=ResultStore(folder),
-        given=[_folder(root) for root in given],
+        data=TableData(table, chosen, [_folder(root) for root in given], pick_device(device), reading),
         jobs=jobs,
-        device=pick_device(device),
-        reading={"allow_pickle": allow_pickle, "complete": not incomplete},
         observer=observer or (Shown() if is_wanted(progress) else Observer()),
+        minutes=minutes,
     )
     if dry_run:
         return work.dry_run()
@@ -171,365 +114,3 @@ def _folder(root: str | Path) -> Path:
     if not path.exists():
         raise BadInput(f"--data {root}: there is no such folder.")
     return path
-
-
-@dataclass
-class _Work:
-    """One call of `reproduce`."""
-
-    table: Table
-    settings: list[Setting]
-    rows: list[Row]
-    seeds: list[int]
-    store: ResultStore
-    given: list[Path]
-    jobs: int
-    device: str
-    reading: dict[str, bool]
-    observer: Observer
-    planned: int = 0
-    finished: int = 0
-    skipped: dict[str, str] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    roots: dict[str, str] = field(default_factory=dict)
-    sources: dict[str, Source] = field(default_factory=dict)
-
-    def carry_out(self, search_only: bool, report_only: bool) -> Reproduction:
-        self.observer.say(self.table.heading)
-        searches = self._searches()
-        found = found_in(self.store, self.table, self._chosen(searches))
-        self._find_data(with_searches(found, searches))
-        searches = self._searches(self._fingerprint)
-        if foreign := [" / ".join(key) for key, search in searches.items() if search.foreign]:
-            self.observer.say(f"Not used, because they were made with other data: searches of {few(foreign)}.")
-        pending = self._pending(searches, search_only)
-        self._check(pending, rows=not report_only)
-        if not report_only:
-            self._run_searches(searches)
-        if not search_only:
-            self._run_rows(searches, run=not report_only)
-        self.store.fold()
-        return self.report()
-
-    def dry_run(self) -> Reproduction:
-        """Say what would run; stored runs are counted without opening the data."""
-        searches = self._searches()
-        chosen = self._chosen(searches)
-        found = found_in(self.store, self.table, chosen)
-        self._look_for_data()
-        entries: list[PlannedSetting] = []
-        here: list[Job] = []
-        elsewhere: list[Job] = []
-        for setting in self.settings:
-            rows = [row for row in self.rows if row.runs_in(setting)]
-            missing = {row.name: s.missing for row in rows if (s := searches.get((setting.name, row.name)))}
-            jobs: list[Job] = []
-            finished = 0
-            for row in rows:
-                done = self._done(found, setting, row) & set(self.seeds)
-                finished += len(done)
-                first = {k: grid[0] for k, grid in row.search.items()}  # as good as any for an estimate
-                best = chosen.get((setting.name, row.name), as_recipe(first))
-                recipes = [searches[setting.name, row.name].recipe(*t) for t in missing.get(row.name, [])]
-                recipes += [recipe_for(self.table, setting, row, s, best) for s in self.seeds if s not in done]
-                jobs += [Job(setting, row, recipe) for recipe in recipes]
-            name = needs(setting, self.table) or ""
-            tries = sum(map(len, missing.values()))
-            rounds = sorted({self.table.recipe_of(setting, row, {}).rounds for row in rows})
-            counts = (len(rows), rounds, finished, len(jobs) - tries, tries)
-            entries.append(PlannedSetting(setting.name, name, self.roots.get(name, ""), *counts))
-            if setting.name in self.skipped:
-                elsewhere += jobs
-            else:
-                here += [Job(j.setting, j.row, self._here(setting, j.recipe)) for j in jobs]
-        records = found.every
-        if self.table.results is not None and self.table.results != self.store.out:
-            records += found_in(ResultStore(self.table.results), self.table, {}).every
-        measure = self.observer.wants_estimate and bool(here)
-        time = estimate(here or elsewhere, records, self.hardware, self.jobs, measure=measure)
-        planned = Planned(self.table.heading, str(self.store.out), entries, self.hardware, self.jobs, time)
-        return Reproduction(self.table, self.store.out, summarize(self.table, found, []), planned=planned)
-
-    # -- data and stored results ---------------------------------------------------------------------------------------
-    @property
-    def hardware(self) -> str:
-        return hardware_of(self.device)
-
-    def _pairs(self) -> list[tuple[Setting, Row]]:
-        return list(pairs(self.table, self.settings, self.rows))
-
-    def _searches(self, fingerprint: Fingerprint = lambda setting, recipe: None) -> dict[tuple[str, str], Search]:
-        return {
-            (setting.name, row.name): open_search(self.store, self.table, setting, row, fingerprint)
-            for setting, row in pairs(self.table)
-            if row.search
-        }
-
-    def _chosen(self, searches: dict[tuple[str, str], Search]) -> Choices:
-        return {key: as_recipe(s.chosen) for key, s in searches.items() if s.chosen is not None}
-
-    def _look_for_data(self) -> None:
-        """Find the data sets, and skip settings without theirs."""
-        wanted = list(dict.fromkeys(name for s in self.settings if (name := needs(s, self.table))))
-        for name in wanted:
-            root = find_root(name, self.given)
-            if root is None and len(wanted) == len(self.given) == 1:
-                root = self.given[0]  # its reader says what is wrong with it
-            if root is not None:
-                self.roots[name] = str(root.resolve())
-        for setting in self.settings:
-            if (name := needs(setting, self.table)) and name not in self.roots:
-                self.skipped[setting.name] = name
-
-    def _find_data(self, found: Found) -> None:
-        """Look for the data; raise an error if nothing is left to run or to show."""
-        self._look_for_data()
-        if len(self.skipped) == len(self.settings):
-            if not found.done:
-                raise missing_data(self.table, self.settings, self.given)
-            self.observer.say("No data were found: nothing runs, stored results are reported.")
-        for name, federation in self.skipped.items():
-            self.observer.say(f'Setting "{name}" is skipped: it needs {federation} (--data ROOT).')
-
-    def _here(self, setting: Setting, recipe: Recipe) -> Recipe:
-        """A recipe with the data and the device of this call."""
-        name = needs(setting, self.table)
-        reading: dict[str, Any] = self.reading | {"root": self.roots[name]} if name else {}
-        data = recipe.data.model_copy(update=reading)
-        return recipe.model_copy(update={"data": data, "device": self.device}).resolved()
-
-    def _final(self, setting: Setting, recipe: Recipe) -> Recipe:
-        """A recipe as it runs here, with the protocol and the fingerprint of its data."""
-        here = self._here(setting, recipe)
-        source = self._source(here)
-        adopted = here.adopting(source.facts.protocol)
-        return adopted.model_copy(update={"fingerprint": source.fingerprint})
-
-    def _fingerprint(self, setting: Setting, recipe: Recipe) -> str | None:
-        """The fingerprint of a setting's data; None if the data are missing or the setting was not asked for."""
-        return self._final(setting, recipe).fingerprint if self._at_hand(setting) else None
-
-    def _seen_fingerprint(self, setting: Setting, recipe: Recipe) -> str | None:
-        """The same for data that are open already, because nothing more is opened after Ctrl-C."""
-        source = self.sources.get(_key(self._here(setting, recipe))) if self._at_hand(setting) else None
-        return None if source is None else source.fingerprint
-
-    def _at_hand(self, setting: Setting) -> bool:
-        name = needs(setting, self.table)
-        return any(setting.name == s.name for s in self.settings) and (not name or name in self.roots)
-
-    def _source(self, recipe: Recipe) -> Source:
-        key = _key(recipe)
-        if key not in self.sources:
-            self.sources[key] = look(recipe)
-        return self.sources[key]
-
-    # -- before the first run -------------------------------------------------------------------------------------
-    def _pending(self, searches: dict[tuple[str, str], Search], search_only: bool) -> list[Job]:
-        """What has not run yet and has its data: every value of a search, or every seed of a row."""
-        chosen = self._chosen(searches)
-        found = found_in(self.store, self.table, chosen, self._fingerprint)
-        jobs = []
-        for setting, row in self._pairs():
-            key = (setting.name, row.name)
-            if setting.name in self.skipped:
-                continue
-            if (search := searches.get(key)) and search.missing:
-                tests = {"evaluate": self.table.recipe_of(setting, row, {}).evaluate}  # as the row will be tested
-                recipes = [search.recipe(point, seed).model_copy(update=tests) for point, seed in search.missing]
-            elif search_only or (row.search and key not in chosen):
-                continue
-            else:
-                recipes = self._left(setting, row, self._done(found, setting, row), chosen)
-            jobs += [Job(setting, row, self._here(setting, recipe)) for recipe in recipes]
-        return jobs
-
-    def _done(self, found: Found, setting: Setting, row: Row) -> set[int]:
-        """The seeds of a row that have run and, if the table has an analysis, were analyzed."""
-        return {r["recipe"]["seed"] for r in found.records(setting, row) if is_analyzed(r, self.table.analysis)}
-
-    def _left(self, setting: Setting, row: Row, done: set[int], chosen: Choices) -> list[Recipe]:
-        """The recipes of the other seeds, with the values that a search has chosen."""
-        best = chosen.get((setting.name, row.name), {})
-        return [recipe_for(self.table, setting, row, seed, best) for seed in self.seeds if seed not in done]
-
-    def _check(self, pending: list[Job], rows: bool) -> None:
-        """Refuse runs that cannot work, all at once and before anything runs; `rows` opens every run for that."""
-        settings = {job.setting.name: job for job in pending}.values()
-        columns = [problem for job in settings for problem in check_columns(job.setting, self._source(job.recipe))]
-        found = checked(pending) if rows else Checked()
-        found.refuse(self.table.name, columns)
-        for note in found.notes:
-            self.observer.say(note)
-
-    # -- searches -------------------------------------------------------------------------------------------------
-    def _run_searches(self, searches: dict[tuple[str, str], Search]) -> None:
-        cells: list[Cell] = []
-        pending: list[Job] = []
-        doing: dict[tuple[str, int], tuple[Search, Point]] = {}
-        for setting, row in self._pairs():
-            search = searches.get((setting.name, row.name))
-            if search is None or setting.name in self.skipped:
-                continue
-            for point, seed in search.missing:
-                recipe = self._final(setting, search.recipe(point, seed))
-                if not self._source(recipe).validated:
-                    raise without_validation(setting, row, recipe)
-                search.about = self._about(setting, row, recipe)
-                path = self.store.search_directory(setting, row, point_slug(point, seed))
-                label = f"{setting.name} / {row.name}, {shown(point)}"
-                cells.append(self._cell(label, recipe, path))
-                pending.append(Job(setting, row, recipe))
-                doing[label, seed] = (search, point)
-
-        def keep(cell: Cell, outcome: Outcome) -> bool:
-            search, point = doing[cell.label, cell.recipe.seed]
-            search.add(point, cell.recipe.seed, outcome, cell.recipe)
-            if outcome.status == "failed":
-                self.failed[f"{cell.label}, seed {cell.recipe.seed}"] = outcome.error
-            return outcome.status != "failed"
-
-        if cells:
-            self.observer.say(f"Search on validation images: {_runs(len(cells))}.")
-            self._say_time(pending, Found())
-            self._run("search", cells, keep)
-        for setting, row in self._pairs():
-            if (search := searches.get((setting.name, row.name))) and search.begun:
-                self.observer.say(search.sentence())
-
-    # -- the table's own runs -------------------------------------------------------------------------------------
-    def _run_rows(self, searches: dict[tuple[str, str], Search], run: bool) -> None:
-        chosen = self._chosen(searches)
-        found = found_in(self.store, self.table, chosen, self._fingerprint)
-        for names, why in ((found.stale, "the recipe has changed"), (found.foreign, "they were made with other data")):
-            if names:
-                self.observer.say(f"Not used, because {why}: {_runs(len(names))} ({few(names)}).")
-        pending: list[Job] = []
-        total, others = 0, OtherTables(self.store.out)
-        if broken := others.broken:
-            self.observer.say(f"Not reused, because they cannot be read: results of other tables ({few(broken)}).")
-        for setting, row in self._pairs():
-            done = self._done(found, setting, row)
-            if setting.name in self.skipped:
-                total += len(done)
-                continue
-            if row.search and (setting.name, row.name) not in chosen:
-                continue
-            total += len(self.seeds)
-            for recipe in self._left(setting, row, done, chosen):
-                job = Job(setting, row, self._final(setting, recipe))
-                if not self._reused(job, others):
-                    pending.append(job)
-        self.observer.say(f"{_runs(total)}: {total - len(pending)} finished, {len(pending)} to go.")
-        if not pending or not run:
-            return
-        self._say_time(pending, found)
-        by_name = {(job.label, job.seed): job for job in pending}
-        cells = [self._cell(j.label, j.recipe, self.store.directory(j.setting, j.row, j.seed)) for j in pending]
-
-        def keep(cell: Cell, outcome: Outcome) -> bool:
-            job = by_name[cell.label, cell.recipe.seed]
-            about = self._about(job.setting, job.row, cell.recipe)
-            sites = self._source(cell.recipe).sites
-            values = record(outcome, cell.recipe, sites, curve=job.setting.keeps_curve, about=about)
-            if self.table.analysis and outcome.status == "done":
-                values |= self._analyzed(cell)
-            self.store.save_run(job.setting, job.row, job.seed, values)
-            if values["status"] == "failed":
-                self.failed[f"{cell.label}, seed {job.seed}"] = values["error"]
-            return values["status"] != "failed" and not job.setting.keeps_run
-
-        self._run(self.table.name, cells, keep)
-
-    def _analyzed(self, cell: Cell) -> Values:
-        """The findings of the analysis in a finished run; if it fails, the run counts as failed and is kept."""
-        assert cell.path is not None
-        self.observer.say(f"{cell.label}, seed {cell.recipe.seed}: {self.table.analysis}.")
-        try:
-            return stored(self.table.analysis, ANALYSES[self.table.analysis].measure(StoredRun(cell.path)))
-        except Exception as error:
-            if not isinstance(error, FednormsError):  # an unexpected error: show where it came from
-                self.observer.say(traceback.format_exc().rstrip())
-            why = f"the run is finished, but its analysis failed: {error or type(error).__name__}"
-            self.observer.say(f"{cell.label}, seed {cell.recipe.seed}: {why}")
-            return {"status": "failed", "error": why.replace(str(cell.path), "RUN")}  # no path of this machine
-
-    def _reused(self, job: Job, others: OtherTables) -> bool:
-        """Reuse a run of another table; a model that is kept or analyzed must be trained here."""
-        if job.setting.keeps_run or self.table.analysis:
-            return False
-        about = {"table": self.table.name, "setting": job.setting.name, "row": job.row.name}
-        curve, same_tests = job.setting.keeps_curve, counts_tests(self.table, job.setting)
-        values = others.find(job.recipe, curve=curve, same_tests=same_tests, about=about)
-        if values is not None:
-            self.store.save_run(job.setting, job.row, job.seed, values)
-        return values is not None
-
-    def _say_time(self, pending: list[Job], found: Found) -> None:
-        measure = self.observer.wants_estimate
-        guess = estimate(pending, found.every, self.hardware, self.jobs, measure=measure)
-        if guess.seconds is not None:
-            self.observer.say(f"About {duration(guess.seconds)} on {self.hardware} (from {guess.basis}).")
-
-    # -- running --------------------------------------------------------------------------------------------------
-    def _cell(self, label: str, recipe: Recipe, path: Path) -> Cell:
-        """A run in its directory; what another recipe has left there cannot be continued and is removed."""
-        file = path / "recipe.toml"
-        try:
-            other = not same_recipe(file.read_text(encoding="utf-8"), recipe.to_toml())
-        except OSError:
-            other = path.exists() and any(path.iterdir())
-        if other:
-            shutil.rmtree(path, ignore_errors=True)
-        return Cell(label, recipe, path)
-
-    def _run(self, title: str, cells: list[Cell], keep: Callable[[Cell, Outcome], bool]) -> None:
-        """Run cells; `keep` stores each outcome at once, and returns whether the run's directory can be removed."""
-        by_name = {(cell.label, cell.recipe.seed): cell for cell in cells}
-        self.planned += len(cells)
-
-        def watch(event: CellEvent) -> None:
-            if event.outcome is not None:
-                cell = by_name[event.label, event.seed]
-                if keep(cell, event.outcome) and cell.path is not None:
-                    remove(cell.path, self.store.out)
-                self.finished += 1
-            self.observer.watch(event)
-
-        self.observer.begin(title, sum(cell.recipe.rounds for cell in cells))
-        try:
-            run_cells(cells, self.jobs, watch=watch)
-        finally:
-            self.observer.end()
-
-    def _about(self, setting: Setting, row: Row, recipe: Recipe) -> dict[str, Any]:
-        return {
-            "table": self.table.name,
-            "setting": setting.name,
-            "row": row.name,
-            "hardware": self.hardware,
-            "jobs": self.jobs,
-            "data": self._source(recipe).stored,
-        }
-
-    # -- the end --------------------------------------------------------------------------------------------------
-    def report(self, interrupted: bool = False) -> Reproduction:
-        from fednorms.papers.tables.report import write
-
-        fingerprint = self._seen_fingerprint if interrupted else self._fingerprint
-        searches = self._searches(fingerprint)
-        found = with_searches(found_in(self.store, self.table, self._chosen(searches), fingerprint), searches)
-        said = [s.sentence() for s in searches.values() if s.begun]
-        summary = summarize(self.table, found, said)
-        done = Reproduction(self.table, self.store.out, summary, self.finished, dict(self.skipped), dict(self.failed))
-        if found.every or found.failed:
-            done.files = write(summary, self.store.out)
-        return done
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'s' * (count != 1)}"
-
-
-def _key(recipe: Recipe) -> str:
-    return recipe.federation + recipe.data.model_copy(update={"augment": "auto"}).model_dump_json()

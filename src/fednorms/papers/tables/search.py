@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from inspect import signature
 from itertools import product
 from statistics import fmean
 from typing import Any
@@ -17,8 +16,8 @@ from fednorms.papers.tables.record import Values, error_of, made, plain, same_ru
 from fednorms.papers.tables.store import ResultStore
 from fednorms.papers.tables.table import Row, Setting, Table, as_recipe
 from fednorms.runs.cells import Outcome
-from fednorms.runs.compare import slug
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.run_names import slug
 
 Point = dict[str, Any]
 
@@ -224,8 +223,8 @@ def without_validation(setting: Setting, row: Row, recipe: Recipe) -> BadInput:
         named += f" ({protocol})"
         others = ", ".join(p for p in reader.protocols if p != protocol)
         advice = f"the setting another protocol, if one has some ({others}), or " if others else ""
-    if not packed and (reader is None or "val" in signature(reader.read).parameters):
-        advice = "the setting data.val above 0 (unless its data come with a split), or "
+    if not packed:
+        advice += "the setting data.val above 0 (unless its data come with a split), or "
     return BadInput(
         f'Row "{row.name}", setting "{setting.name}": a search needs validation images, but {named} has none. '
         f"Give {advice}the row a value instead of a search."

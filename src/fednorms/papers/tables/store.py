@@ -13,7 +13,7 @@ from pathlib import Path
 from fednorms.core.errors import RunFailed
 from fednorms.papers.tables.record import Values
 from fednorms.papers.tables.table import Row, Setting
-from fednorms.runs.compare import slug
+from fednorms.runs.run_names import slug
 from fednorms.runs.store.atomic import clear_errors, write_atomic
 
 try:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import combinations
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from fednorms.core.markup import html_page, html_table
+from fednorms.core.markup import aligned, html_page, html_table
 from fednorms.papers.analysis.findings import Findings
+from fednorms.papers.tables.agreement import Differences, Order
 from fednorms.papers.tables.cell import (
     BETTER,
     FAILED,
@@ -28,7 +28,6 @@ from fednorms.papers.tables.plan import Found
 from fednorms.papers.tables.record import Values
 from fednorms.papers.tables.selectors import Selector
 from fednorms.papers.tables.table import Row, Setting, Table
-from fednorms.runs.compare import aligned
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Section:
     rows: dict[str, dict[str, TableCell]]
     records: list[Values]
     main: str
-    order: tuple[int, int] | None  # pairs of rows in the published order in the main column, and all pairs
+    order: Order | None  # of rows in the main column
     not_comparable: dict[str, str]  # columns, and why
     findings: dict[str, list[Findings]]  # by row, of a figure's analysis in each seed's run
 
@@ -127,6 +126,27 @@ class Summary:
         )
 
     @property
+    def differences(self) -> Differences | None:
+        """Two-sided differences from the paper, over all judged cells."""
+        return Differences.of(
+            (f"{row}, {column}" + (f", {s.setting.name}" if len(self.table.settings) > 1 else ""), cell)
+            for s in self.sections
+            for row, cells in s.rows.items()
+            for column, cell in cells.items()
+        )
+
+    @property
+    def share(self) -> str:
+        """What share of the table has run, and what of it can be judged, in one sentence."""
+        runs = self.table.seeds * sum(row.runs_in(s) for s in self.table.settings for row in self.table.rows)
+        done = min(len(self.records), runs)
+        text = f"{'All' if done == runs else f'{done} of'} {runs} runs are done"
+        if not self.table.has_published:
+            return f"{text}."
+        judged = len(self._judged)
+        return f"{text}; {judged} of {judged + self.left} published cells can be judged."
+
+    @property
     def verdict(self) -> str:
         """The summary in one sentence."""
         good, judged = self.score
@@ -169,8 +189,8 @@ class Summary:
                 continue
             lines += [section.title, *aligned(section.text_cells())]
             lines += [winners_of(section)] if section.setting.ranked else []
-            lines += [*([order_of(section)] if section.order else []), ""]
-        return "\n".join([*lines, self.verdict])
+            lines += [*([section.order.sentence(section.main)] if section.order else []), ""]
+        return "\n".join([*lines, self.verdict, *([d.sentence()] if (d := self.differences) else [])])
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -182,6 +202,7 @@ class Summary:
             "within": good,
             "judged": judged,
             "left": self.left,
+            "differences": (d := self.differences) and asdict(d),
             "settings": [
                 {
                     "name": s.setting.name,
@@ -189,7 +210,7 @@ class Summary:
                     "runs": len(s.records),
                     "main": s.main,
                     "ranked": s.setting.ranked,
-                    "order": None if s.order is None else {"same": s.order[0], "pairs": s.order[1]},
+                    "order": s.order and s.order.to_dict(),
                     "not_comparable": s.not_comparable,
                     "rows": {
                         name: {column: _plain(cell) for column, cell in row.items()} for name, row in s.rows.items()
@@ -263,7 +284,7 @@ def _with_order(
 ) -> Section:
     main = main_column(setting, not_comparable, published)
     counted = {row.name: cells[row.name] for row in rows if row.counts}
-    in_order = order(counted, main, setting.selectors[main])
+    in_order = Order.of(counted, main, setting.selectors[main])
     return Section(setting, cells, records, main, in_order, not_comparable, findings_of(records, analysis))
 
 
@@ -304,23 +325,6 @@ def main_column(setting: Setting, not_comparable: Collection[str], published: Co
     return min(candidates, key=lambda c: (c not in published, c in not_comparable))  # the first of the best
 
 
-def order(rows: dict[str, dict[str, TableCell]], column: str, selector: Selector) -> tuple[int, int] | None:
-    """How many pairs of rows have the published order in a column, and how many pairs there are.
-
-    Rows with equal published values are not a pair. A row that diverged comes last.
-    """
-    last = math.inf if selector.less_is_better else -math.inf
-    both = [
-        (cell.published.mean, last if cell.ours is None else cell.ours)
-        for row in rows.values()
-        if (cell := row[column]).published and (cell.ours is not None or cell.diverged)
-    ]
-    pairs = [(p, q) for p, q in combinations(both, 2) if p[0] != q[0]]
-    if not pairs:
-        return None
-    return sum((p[1] > q[1]) if p[0] > q[0] else (p[1] < q[1]) for p, q in pairs), len(pairs)
-
-
 def winners_of(section: Section) -> str:
     """The first three of a ranked table, and the best row of every other column, in one sentence."""
     setting = section.setting
@@ -343,13 +347,6 @@ def winners_of(section: Section) -> str:
 
 def _numbers(section: Section, column: str) -> dict[str, float]:
     return {name: ours for name, row in section.rows.items() if (ours := row[column].ours) is not None}
-
-
-def order_of(section: Section) -> str:
-    """The order of rows in one sentence."""
-    assert section.order is not None
-    same, every = section.order
-    return f'Order of rows in "{section.main}": {same} of {every} pairs as published.'
 
 
 # -- figures with an axis over settings or rows -------------------------------------------------------------------

@@ -15,8 +15,8 @@ from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
 from fednorms.papers.tables.selectors import Selector
 from fednorms.papers.tables.validation import problems
-from fednorms.runs.compare import slug
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.run_names import slug
 
 FILE = "table.toml"
 

@@ -1,15 +1,16 @@
-"""A run's directory: recipe, metrics, summary, checkpoints, and a lock against a second writer."""
+"""A run's directory: recipe, facts, summary, checkpoints, and a lock against a second writer.
+
+`metrics.py` has its metrics.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from fednorms.runs.store.atomic import (
     write_atomic,
 )
 from fednorms.runs.store.links import refuse_links
+from fednorms.runs.store.metrics import IN_PLACE, MetricsFile, finite
 from fednorms.runs.store.seal import hash_of, sealed, unsealed
 
 try:
@@ -36,11 +38,9 @@ except ImportError:  # Windows: no lock there
     fcntl = None  # type: ignore[assignment]
 
 _LOCK = ".lock"
-# For files that are written in place: never through a link.
-_IN_PLACE = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
-class RunDirectory:
+class RunDirectory(MetricsFile):
     """The files of one run.
 
     >>> import tempfile
@@ -56,7 +56,7 @@ class RunDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._mark: tuple[int, str] | None = None  # rows and hash of the metrics, once they are known
+        super().__init__(self.path / "metrics.jsonl")
 
     def __repr__(self) -> str:
         return f"RunDirectory({str(self.path)!r})"
@@ -65,11 +65,6 @@ class RunDirectory:
     def recipe(self) -> Path:
         """The TOML recipe; it makes the directory a run."""
         return self.path / "recipe.toml"
-
-    @property
-    def metrics_path(self) -> Path:
-        """The metrics, one JSON object per line."""
-        return self.path / "metrics.jsonl"
 
     @property
     def summary_path(self) -> Path:
@@ -187,7 +182,7 @@ class RunDirectory:
         """
         refuse_links(self.path)
         with clear_errors(self.path / _LOCK):
-            handle = os.open(self.path / _LOCK, _IN_PLACE, 0o666)
+            handle = os.open(self.path / _LOCK, IN_PLACE, 0o666)
         try:
             if fcntl is not None:
                 try:
@@ -215,38 +210,6 @@ class RunDirectory:
             for file in (self.metrics_path, self.facts_path, self.recipe):
                 file.unlink(missing_ok=True)
 
-    def append_metrics(self, row: Mapping[str, Any]) -> None:
-        r"""Append one row, in one write; a number that is not finite becomes null.
-
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     RunDirectory(folder).append_metrics({"round": 0, "accuracy": {"a": float("inf")}})
-        ...     RunDirectory(folder).metrics_path.read_text()
-        '{"round": 0, "accuracy": {"a": null}}\n'
-        """
-        line = _line(row)
-        with clear_errors(self.metrics_path):
-            handle = os.open(self.metrics_path, _IN_PLACE, 0o666)
-            try:
-                end = _end_of_whole_lines(handle)
-                try:
-                    write_all(handle, line)
-                except BaseException:
-                    os.ftruncate(handle, end)  # also works on a full disk
-                    raise
-            finally:
-                os.close(handle)
-        if self._mark is not None:
-            self._mark = _mark_of([json.loads(line)], self._mark)
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """Read all rows; a last line that a crash left unfinished is ignored.
-
-        >>> RunDirectory("nowhere").metrics()
-        []
-        """
-        return [row for _, row in self._lines()]
-
     def recipe_mark(self) -> str:
         """The hash of the recipe as it is now; a checkpoint keeps it."""
         return hash_of(self.recipe.read_bytes())
@@ -258,88 +221,6 @@ class RunDirectory:
         return [
             f"{self.recipe} has changed since the last checkpoint was written; if you have not edited it, restore it"
         ]
-
-    def metrics_mark(self, *, without_last: bool = False) -> dict[str, Any]:
-        """How many rows the metrics have, and their hash, after putting them on disk for good; for a checkpoint.
-
-        `without_last` leaves out the last row, which is about to be written again.
-
-        >>> RunDirectory("nowhere").metrics_mark()["rows"]
-        0
-        """
-        if self._mark is None:
-            self._mark = _mark_of(self.metrics())
-        with clear_errors(self.metrics_path), suppress(FileNotFoundError):
-            handle = os.open(self.metrics_path, os.O_RDWR | getattr(os, "O_BINARY", 0))
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        rows, digest = _mark_of(self.metrics()[:-1]) if without_last else self._mark
-        return {"rows": rows, "hash": digest}
-
-    def check_metrics(self, mark: Mapping[str, Any] | None) -> str:
-        """Compare the metrics with what a checkpoint says of them; returns a note if they were removed.
-
-        Rows after the checkpoint do not count: a resumed run writes them again.
-        """
-        if not mark or not mark["rows"]:
-            return ""
-        if not self.metrics_path.exists():
-            return f"{self.metrics_path} is missing: the result lacks the rounds before the last checkpoint"
-        if _mark_of(self.metrics()[: mark["rows"]]) != (mark["rows"], mark["hash"]):
-            raise RunFailed(
-                f"{self.metrics_path} is damaged: its rows are not those that the last checkpoint was made with. "
-                "Restore it from a copy, or delete it to continue without these rows."
-            )
-        return ""
-
-    def replace_metrics(self, row: Mapping[str, Any]) -> None:
-        """Write the row of the last round again, with more in it; the other rows stay."""
-        kept = [line for line, other in self._lines() if other.get("round") != row["round"]]
-        write_atomic(self.metrics_path, b"".join([*kept, _line(row)]))
-        self._mark = None
-
-    def cut_metrics(self, round: int) -> int:
-        """Drop the rows of rounds after `round`, which a resumed run writes again; returns how many were dropped.
-
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     run = RunDirectory(folder)
-        ...     for number in range(5):
-        ...         run.append_metrics({"round": number})
-        ...     run.cut_metrics(1), run.metrics()
-        (3, [{'round': 0}, {'round': 1}])
-        """
-        lines = self._lines()
-        kept = [line for line, row in lines if row.get("round", round) <= round]
-        self._mark = None
-        if self.metrics_path.exists():
-            write_atomic(self.metrics_path, b"".join(kept))
-        return len(lines) - len(kept)
-
-    def _lines(self) -> list[tuple[bytes, dict[str, Any]]]:
-        try:
-            data = self.metrics_path.read_bytes()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise RunFailed(f"Cannot read {self.metrics_path}: {error.strerror or error}.") from error
-        lines = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
-        out = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ValueError
-            except ValueError as error:
-                if number == len(lines):
-                    break  # a power cut can leave the last line's length without its bytes
-                raise RunFailed(
-                    f"{self.metrics_path}, line {number}, is not a JSON object. Repair or remove that line."
-                ) from error
-            out.append((line, row))
-        return out
 
     def write_facts(self, facts: Facts) -> None:
         """Write federation.json."""
@@ -369,7 +250,7 @@ class RunDirectory:
         ...     RunDirectory(folder).summary()
         {'accuracy': 0.5}
         """
-        body = json.loads(json.dumps(_finite(summary), allow_nan=False, ensure_ascii=False).encode("utf-8", "replace"))
+        body = json.loads(json.dumps(finite(summary), allow_nan=False, ensure_ascii=False).encode("utf-8", "replace"))
         text = json.dumps(sealed(body), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
         write_atomic(self.summary_path, text.encode())
 
@@ -387,48 +268,6 @@ class RunDirectory:
             raise RunFailed(
                 f"Cannot read {self.summary_path} ({error}). `{self.resume_command}` writes it again."
             ) from error
-
-
-def _line(row: Mapping[str, Any]) -> bytes:
-    return (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
-
-
-def _finite(value: Any) -> Any:  # noqa: ANN401
-    """The same value as plain JSON types, with null for NaN and the infinities."""
-    if isinstance(value, Mapping):
-        return {str(key): _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, Integral):  # also NumPy's scalars
-        return int(value)
-    if isinstance(value, Real):
-        return float(value) if math.isfinite(value) else None
-    return value
-
-
-def _mark_of(rows: Sequence[Mapping[str, Any]], before: tuple[int, str] = (0, "")) -> tuple[int, str]:
-    """The number of rows and their hash, continued from `before`; times are left out: equal runs differ there."""
-    count, found = before
-    for row in rows:
-        count += 1
-        found = hash_of(json.dumps([found, {**row, "seconds": None}], sort_keys=True).encode())
-    return count, found
-
-
-def _end_of_whole_lines(handle: int) -> int:
-    """Cut off an unfinished last line, and move to where the next line begins."""
-    end = os.lseek(handle, 0, os.SEEK_END)
-    while end:
-        start = max(0, end - 4096)
-        os.lseek(handle, start, os.SEEK_SET)
-        block = os.read(handle, end - start)
-        end = start + block.rfind(b"\n") + 1 if b"\n" in block else start
-        if b"\n" in block:
-            break
-    os.ftruncate(handle, end)
-    return os.lseek(handle, end, os.SEEK_SET)
 
 
 def same_recipe(there: str, asked: str) -> bool:

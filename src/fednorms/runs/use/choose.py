@@ -1,8 +1,8 @@
-"""Choose a model of a run: a site's own, or the one for all sites."""
+"""Choose a model of a run: a site's own, the global one, or the mean of personal ones if that is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,13 +17,19 @@ from fednorms.core.tree import Tree
 from fednorms.data import Split
 from fednorms.data.facts import Facts, SiteFacts
 from fednorms.data.folders.preparations import preparation
-from fednorms.evaluation.modes import Mode, model_for, unseen_broadcast
+from fednorms.evaluation.modes import Mode, keeps_statistics, model_for, unseen_broadcast
+from fednorms.runs.option_names import flag, option
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A model's tensors with everything that belongs to them; `notes` say what a user may not expect."""
+    """A model's tensors with everything that belongs to them; `notes` say what a user may not expect.
 
+    `mode` is the evaluation mode that tests exactly this model; `site` is the client whose own model it is.
+    """
+
+    mode: Mode
+    site: str | None
     tensors: Tree
     mine: dict[str, Tree]
     sent: Broadcast
@@ -39,17 +45,19 @@ def choose(
     states: Mapping[str, ClientState],
     site: str | None = None,
     data: Split | None = None,
+    averaged: bool = False,
 ) -> Chosen:
     """Choose the model of a site, or (site=None) the one for all; `data` are images for parts that measure them.
 
-    For all sites and for sites that never trained, tensors that clients keep are averaged over the clients that
-    trained. `sent` is what an evaluation broadcasts.
+    A method whose clients keep tensors has no model for all sites, nor for sites that never trained. With `averaged`,
+    these tensors are averaged over the clients that trained. `sent` is what an evaluation broadcasts.
     """
     kept = [n for n, r in task.net.routes.items() if r is Route.LOCAL]
     found = None if site is None else _site(facts, site)
     state = None if site is None else states.get(site)
     own = site in facts.clients
     _check_kept(task, kept, states, site if own else None)
+    _check_averaged(task, facts, kept, site, own, averaged)
     notes = [] if found is None else _notes_on_site(task, found.name, own)
     if kept and not own:
         sent = unseen_broadcast(task, sent, states.values())
@@ -58,7 +66,34 @@ def choose(
     client = Client(site or "everybody", data or _empty(facts, samples), state, attributes)
     tensors, mine = model_for(task, sent, client, Mode("personal" if own else "unseen"))
     measuring = [p for p in input_normalizers(task) if state is None or p.name not in state.parts]
-    return Chosen(tensors, mine, sent, client, bool(measuring), notes)
+    mode, whose = _mode(task, own or len(facts.clients) == 1, bool(kept)), site if own else None
+    return Chosen(mode, whose, tensors, mine, sent, client, bool(measuring), notes)
+
+
+def _mode(task: Task, own: bool, kept: bool) -> Mode:
+    """The mode that tests a chosen model: with the statistics that it holds."""
+    if own and task.personal:
+        return Mode("personal", "own" if keeps_statistics(task) else "global")
+    return Mode("averaged" if kept else "global", "global")
+
+
+def _check_averaged(task: Task, facts: Facts, kept: list[str], site: str | None, own: bool, averaged: bool) -> None:
+    """Refuse a mean of personal models that was not asked for, and one that does not exist."""
+    if averaged and not kept:
+        raise BadInput(f'"{task.method}" has a global model, so nothing is averaged. Leave out {flag("averaged")}.')
+    if averaged and own:
+        raise BadInput(f'Site "{site}" has its own model. Leave out {flag("averaged")}, or {option("site")}.')
+    if kept and not own and not averaged and len(facts.clients) > 1:  # the model of a single client is nobody's mean
+        whose = "no global model" if site is None else f'no model for site "{site}", which did not train as a client'
+        raise BadInput(
+            f'"{task.method}" has {whose}: clients keep {len(kept)} tensors ({kept[0]}, ...). Name a client '
+            f"({option('site')}: {_some(facts.clients)}), or take the mean over clients with {flag('averaged')}. That "
+            "model can be much worse: test it first with `fednorms evaluate RUN --modes averaged`."
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if names[3:] else "")
 
 
 def _site(facts: Facts, name: str) -> SiteFacts:
@@ -77,7 +112,7 @@ def _check_kept(task: Task, kept: list[str], states: Mapping[str, ClientState], 
     if kept and client is not None and not (client in states and states[client].local):
         raise BadInput(
             f'Site "{client}" has not trained yet and has no personal model in this run. '
-            "Leave out the site to get the mean over the clients that have trained."
+            f"Take the mean over the clients that have trained with {flag('averaged')} and without {option('site')}."
         )
 
 

@@ -57,13 +57,9 @@ def evaluate_run(
     tested = list(dict.fromkeys(asked))
     with Reporter("evaluate", len(tested), silent=not is_wanted(progress), unit="mode") as reporter:
         for number, mode in enumerate(tested, 1):
-            if mode.model == "adapted" and opened.lost_loss:
-                raise BadInput(
-                    f'Mode "adapted" trains with the run\'s custom loss ({custom_name(opened.lost_loss)}). '
-                    "Pass it as loss=."
-                )
+            refuse_lost_loss(opened, mode)
             if mode.model == "after_local":
-                scores = _recorded(opened, mode, split)
+                scores: Scores | None = recorded_scores(opened, mode, split)
             else:
                 scores = session.engine.evaluate(opened.state, mode, opened.cohort, split)
             if scores is None:
@@ -72,11 +68,19 @@ def evaluate_run(
                 found[f"{mode}/{split}"] = scores
             reporter.advance(number, f"{mode}: " + ("nothing to test" if scores is None else per_cent(scores.mean)))
     if not found or (empty and modes):
-        raise BadInput(_nothing_to_test(session.federation, empty, split))
+        raise BadInput(nothing_to_test(session.federation, empty, split))
     return found
 
 
-def _nothing_to_test(federation: Federation, empty: list[Mode], split: str) -> str:
+def refuse_lost_loss(opened: OpenRun, mode: Mode) -> None:
+    """Refuse a mode that trains if the run's custom loss was not passed again."""
+    if mode.model == "adapted" and opened.lost_loss:
+        raise BadInput(
+            f'Mode "adapted" trains with the run\'s custom loss ({custom_name(opened.lost_loss)}). Pass it as loss=.'
+        )
+
+
+def nothing_to_test(federation: Federation, empty: list[Mode], split: str) -> str:
     """Say why a mode could not be tested, and what can be."""
     if not empty:
         return 'The recipe tests nothing (evaluate = []). Name a mode, such as "global" or "personal".'
@@ -93,7 +97,8 @@ def _nothing_to_test(federation: Federation, empty: list[Mode], split: str) -> s
     return f'"{empty[0]}" cannot be tested on {split} data of federation "{federation.name}": {why}.'
 
 
-def _recorded(opened: OpenRun, mode: Mode, split: str) -> Scores | None:
+def recorded_scores(opened: OpenRun, mode: Mode, split: str) -> Scores:
+    """The scores that a run recorded right after local training: these models are not stored."""
     name = f"{mode}/{split}"
     for row in opened.directory.metrics():
         if row["round"] == opened.state.round and name in row["scores"]:

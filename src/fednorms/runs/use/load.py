@@ -19,12 +19,13 @@ from fednorms.core.views import Local
 from fednorms.data import Preprocessing
 from fednorms.data.folders import read_image
 from fednorms.data.folders.preparations import preparation
+from fednorms.layers.folding import fold
 from fednorms.models.weights import plain
 from fednorms.runs.assemble import build_net
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.store.seal import hash_of_file, unsealed
 
-TENSORS, ABOUT, FORMAT = "model.safetensors", "model.json", 1
+TENSORS, ABOUT, FORMAT = "model.safetensors", "model.json", 2
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,7 @@ class LoadedModel:
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
         """Logits of a batch of images, N x classes."""
-        out = self.module(self.prepare(images))
-        return out[0] if isinstance(out, tuple) else out
+        return logits_of(self.module, self.prepare(images))
 
     def __call__(self, images: Tensor) -> Tensor:
         """Probabilities of a batch of images, N x classes."""
@@ -110,6 +110,16 @@ class LoadedModel:
         shape = "x".join(map(str, self.shape))
         name = self.about.get("architecture", {}).get("model", type(self.module).__name__)
         return f"LoadedModel({name}, {len(self.classes)} classes, {shape}, {of})"
+
+
+def logits_of(module: nn.Module, x: Tensor) -> Tensor:
+    """A network's logits; some return them together with features.
+
+    >>> logits_of(nn.Identity(), torch.zeros(2, 3)).shape
+    torch.Size([2, 3])
+    """
+    out = module(x)
+    return out[0] if isinstance(out, tuple) else out
 
 
 def load_model(folder: str | Path, model: nn.Module | None = None) -> LoadedModel:
@@ -130,6 +140,8 @@ def load_model(folder: str | Path, model: nn.Module | None = None) -> LoadedMode
     recipe = Recipe.make({k: made[k] for k in ("model", "method", "head", "precision")}, str(folder / ABOUT))
     net = build_net(recipe, len(about["classes"]), (shape[0], made["size"], made["size"]), model)
     module = net.plain(net.initial)
+    if about["format"] > 1:  # before, tensors were those of the layers that were trained
+        fold(module, shape)
     try:
         known = about.get("files", {}).get(TENSORS)  # version 0.1 wrote no hashes
         if known is not None and hash_of_file(folder / TENSORS) != known:
@@ -171,8 +183,8 @@ def _about(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise BadInput(f"{folder} is not an exported model: it has no readable {ABOUT} ({reason}).") from error
-    if version != FORMAT:
-        raise BadInput(f"{folder / ABOUT} has format {version}; this version of fednorms reads {FORMAT}.")
+    if version not in (1, FORMAT):
+        raise BadInput(f"{folder / ABOUT} has format {version}; this version of fednorms reads 1 to {FORMAT}.")
     try:
         return unsealed(stored)
     except ValueError:

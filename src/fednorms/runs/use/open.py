@@ -11,6 +11,7 @@ from typing import Literal
 from torch import nn
 
 from fednorms.core.errors import BadInput, RunFailed
+from fednorms.core.option_names import option, setting
 from fednorms.core.passes import passes
 from fednorms.core.round import broadcast, server_update
 from fednorms.core.states import Broadcast, ClientState, ServerState, Task
@@ -144,9 +145,9 @@ class OpenRun:
                 f"({custom_name(self.lost_loss)}). Pass the same as loss=."
             )
 
-    def choose(self, site: str | None = None, data: Split | None = None) -> Chosen:
+    def choose(self, site: str | None = None, data: Split | None = None, averaged: bool = False) -> Chosen:
         """Choose the model of a site, or the one for all sites; see `fednorms.runs.use.choose`."""
-        return choose(self.task, self.facts, self.test_broadcast, self.clients, site, data)
+        return choose(self.task, self.facts, self.test_broadcast, self.clients, site, data, averaged)
 
     @cached_property
     def test_broadcast(self) -> Broadcast:
@@ -230,7 +231,8 @@ def _checkpoint(directory: RunDirectory, recipe: Recipe, which: Which) -> Checkp
         if last is not None:
             raise BadInput(
                 f"Run {directory.path} has no best round, because none of its sites has validation data. "
-                'Use the last round (which="last"), or run again with data.val above 0.'
+                f"Use the last round ({setting('which', 'last')}), or run again with validation images "
+                f"({option('val').rstrip('=')} above 0)."
             )
     if (last := load(directory.checkpoints, recipe.device)) is None:
         raise BadInput(f"Run {directory.path} has no checkpoint yet. Continue it with `{directory.resume_command}`.")

@@ -25,6 +25,7 @@ from fednorms.runs.option_names import flag, option
 from fednorms.runs.use.choose import Chosen, averaged_statistics, check_statistics, unknown_preparation
 from fednorms.runs.use.load import ABOUT, LoadedModel, load_model
 from fednorms.runs.use.open import OpenRun, Which, open_run
+from fednorms.runs.use.scored import scored
 
 _BATCH, _NAMED = 256, 10
 
@@ -59,8 +60,12 @@ def predict(
     model: nn.Module | None = None,
     skip_broken: bool = False,
     device: str = "auto",
+    averaged: bool = False,
 ) -> list[Prediction]:
     """Classify image files, and all images in folders and below, with a run's global model or a site's own.
+
+    A method whose clients keep tensors, such as FedBN, has no global model: name a site, or take the mean over clients
+    with `averaged`. A note says how good the model was in the run's tests.
 
     Images are decoded, resized and normalized as the training images were. The run's data are not needed. `path` may
     also be a model that `export` or `adapt` wrote; it holds one model, so there is no site or round to choose. If
@@ -72,8 +77,8 @@ def predict(
     fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory).
     """
     if (Path(path) / ABOUT).is_file():
-        if site is not None or which != "last":
-            asked = f'site "{site}"' if site is not None else f'round "{which}"'
+        if site is not None or which != "last" or averaged:
+            asked = f'site "{site}"' if site is not None else f'round "{which}"' if which != "last" else "clients"
             raise BadInput(f"{path} is one exported model and has no {asked}. Leave that out, or name the run.")
         if device not in ("auto", "cpu"):
             raise BadInput(f"{path} is an exported model, which runs on the CPU. Leave out {option('device')}.")
@@ -82,18 +87,19 @@ def predict(
     facts = opened.facts
     check_statistics(opened.task.net.module, opened.task.net.name)
     images = _Images(image_files(inputs), skip_broken)
-    chosen = opened.choose(site)
+    chosen = opened.choose(site, averaged=averaged)
     notes = opened.notes + chosen.notes + averaged_statistics(opened.task, facts, site) + unknown_preparation(facts)
     batches = images.decoded(partial(read_image, shape=facts.stored_shape, prepared=preparation(facts.prepared)))
     if chosen.measured_here:  # a part that normalizes with the site's statistics measures these images
         read = list(batches)
         x = torch.cat([some for _, some in read])
         data = Split(x, torch.zeros(len(x), dtype=torch.int64))
-        chosen = opened.choose(site, data)
+        chosen = opened.choose(site, data, averaged)
         notes.append(f"The input is normalized with statistics of these {len(x)} images. Name a site to use its own.")
         batches = iter(read)
     if facts.dtype != "uint8":
         notes.append("The model was trained on floating-point images; pixels of files are scaled to [0, 1].")
+    notes.append(str(scored(opened, chosen)))
     rows = [(paths, _probabilities(opened, chosen, some)) for paths, some in batches]
     return _named(rows, facts.classes, notes + images.left_out)
 

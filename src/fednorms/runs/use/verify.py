@@ -12,6 +12,7 @@ from typing import Any, Literal
 from fednorms.core.errors import BadInput, FednormsError
 from fednorms.data.packed import check_pack, is_pack
 from fednorms.runs.recipe import Recipe
+from fednorms.runs.store import predictions
 from fednorms.runs.store.checkpoint import newest_extra, verified
 from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.store.links import refuse_links
@@ -83,6 +84,9 @@ def verify(path: str | Path) -> Verified:
         if file not in found or state == "damaged" or found[file].state == "not covered":
             found[file] = FileState(file, state, why)
     files = [found[name] for name in sorted(found)]
+    if all(file.state == "not covered" for file in files) and path.is_dir():
+        there = "it is empty" if not files else "no file in it has a content hash"
+        raise BadInput(f"Nothing to verify in {path}: {there}. Name a run, an exported model, a comparison or a pack.")
     if not path.is_dir() and files[0].state == "not covered":
         raise BadInput(f"{path} has no content hash. Name a run, an exported model, a comparison or a pack.")
     return Verified(path, files)
@@ -153,6 +157,8 @@ def _run(run: RunDirectory) -> _Found:
         yield run.path, "damaged", str(error)
         return
     yield from ((file, "damaged" if why else "intact", why) for file, why in verified(run.checkpoints))
+    for file in predictions.files(run):
+        yield from _single(file)
     extra = newest_extra(run.checkpoints)
     mark = extra[1].get("metrics") if extra else None
     if run.facts_path.exists() or mark:  # early runs of version 0.1 have none

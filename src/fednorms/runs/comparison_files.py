@@ -12,7 +12,7 @@ import numpy as np
 
 from fednorms.core.optional import new_figure
 from fednorms.data import Federation
-from fednorms.runs.compare import MEAN, Comparison
+from fednorms.runs.comparison import MEAN, Comparison
 from fednorms.runs.store.atomic import clear_errors, write_atomic
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def markdown(comparison: Comparison) -> str:
     fixed = len(header) - len(comparison.columns)
     lines = [header, ["---"] * fixed + ["---:"] * len(comparison.columns)]
     lines += [[_cell(c) for c in row] for row in rows]
-    notes = [f"- {_escape(remark)}" for remark in comparison.remarks()]
+    notes = [f"- {_escape(remark)}" for remark in [*comparison.legend()[1:], *comparison.remarks()]]
     return "\n".join([*("| " + " | ".join(line) + " |" for line in lines), "", *notes]) + "\n"
 
 

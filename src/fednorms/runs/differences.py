@@ -1,0 +1,125 @@
+"""Differences between compared methods: a paired bootstrap over test images and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from fednorms.core.noise import seed_of
+from fednorms.evaluation.bootstrap import Draws, replicates_for
+from fednorms.evaluation.intervals import Interval, interval
+from fednorms.evaluation.predictions import Predictions
+
+MEAN, BALANCED = "mean", "balanced"
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """The true and predicted class of each test image of a site, and its patient, where known."""
+
+    labels: np.ndarray
+    predicted: np.ndarray
+    groups: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, said: Predictions) -> Answers:
+        """What is needed of predictions to compare accuracies."""
+        whose = None if said.groups is None else np.unique(said.groups, return_inverse=True)[1].astype(np.int32)
+        return cls(said.labels.astype(np.int32), said.probabilities.argmax(1).astype(np.int32), whose)
+
+
+Tested = Mapping[str, Answers]  # by site
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """A column of the table for each seed: the accuracy, and its bootstrap replicates (seeds x replicates)."""
+
+    seeds: list[int]
+    values: np.ndarray
+    replicates: np.ndarray
+
+
+@dataclass
+class PairedBootstrap:
+    """Replicates of accuracies; all methods and seeds share the draws of test images, so differences are paired."""
+
+    domain_of: Mapping[str, str]
+    _draws: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    _replicates: int = 0
+
+    def columns(self, tested: Tested, *, balanced: bool = False) -> dict[str, tuple[float, np.ndarray]]:
+        """Accuracy per domain, the mean over domains, and (if asked for) balanced accuracy, each with replicates."""
+        self._replicates = self._replicates or replicates_for(sum(len(a.labels) for a in tested.values()))
+        right: dict[str, Any] = {}
+        total: dict[str, Any] = {}
+        recalls = []
+        for site, answers in sorted(tested.items()):
+            drawn, domain = self._drawn(site, answers), self.domain_of[site]
+            hit = answers.predicted == answers.labels
+            right[domain] = right.get(domain, 0) + _with_point(drawn, hit)
+            total[domain] = total.get(domain, 0) + _with_point(drawn, np.ones(len(hit)))
+            if balanced:
+                recalls.append(_balanced(drawn, answers.labels, hit))
+        found = {domain: right[domain] / total[domain] for domain in right}
+        whole = found | {MEAN: np.mean(list(found.values()), axis=0)}
+        if balanced:
+            whole[BALANCED] = np.mean(recalls, axis=0)
+        return {column: (float(both[0]), both[1:]) for column, both in whole.items()}
+
+    def _drawn(self, site: str, answers: Answers) -> np.ndarray:
+        key = site, len(answers.labels)
+        if key not in self._draws:
+            whose = None if answers.groups is None else answers.groups.astype(str)
+            self._draws[key] = Draws(len(answers.labels), whose, *key).next(self._replicates)
+        return self._draws[key]
+
+
+def difference(a: Replicated, b: Replicated) -> Interval:
+    """The difference a - b of two columns, with its interval over test images and the seeds that both have.
+
+    A replicate draws images and seeds with replacement, the same for both. Means over few drawn seeds vary too little,
+    by the factor sqrt((S - 1) / S), so their deviation is divided by it. With one seed only images are drawn.
+    """
+    common = [s for s in a.seeds if s in b.seeds]
+    if not common:
+        return Interval.undefined()
+    rows_a, rows_b = ([x.seeds.index(s) for s in common] for x in (a, b))
+    point = float((a.values[rows_a] - b.values[rows_b]).mean())
+    each = a.replicates[rows_a] - b.replicates[rows_b]  # seeds x replicates
+    count, replicates = each.shape
+    middle = each.mean(0)
+    if count > 1:
+        chosen = np.random.default_rng(seed_of("bootstrap of seeds", count)).integers(0, count, (count, replicates))
+        drawn = np.take_along_axis(each, chosen, axis=0).mean(0)
+        middle = middle + (drawn - middle) * sqrt(count / (count - 1))
+    return interval(point, middle)
+
+
+def within_noise(gap: Interval) -> bool:
+    """Whether a difference may be none: its interval holds 0.
+
+    >>> within_noise(Interval(0.02, -0.01, 0.05)), within_noise(Interval(0.02, 0.01, 0.03))
+    (True, False)
+    """
+    return gap.defined and gap.low <= 0 <= gap.high
+
+
+def _with_point(drawn: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The sum over images, then that of every replicate."""
+    weights = values.astype(np.float64)
+    return np.append(weights.sum(), drawn @ weights)
+
+
+def _balanced(drawn: np.ndarray, labels: np.ndarray, hit: np.ndarray) -> np.ndarray:
+    """The mean recall over classes, then that of every replicate; a class that was not drawn does not count."""
+    each = np.full((len(np.unique(labels)), len(drawn) + 1), np.nan)
+    for row, c in enumerate(np.unique(labels)):
+        there = labels == c
+        n = _with_point(drawn, there)
+        np.divide(_with_point(drawn, there & hit), n, out=each[row], where=n > 0)
+    return np.nanmean(each, axis=0)
