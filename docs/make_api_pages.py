@@ -13,6 +13,7 @@ THEMES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Train one method, or compare several.",
         ("runs", "reports", "core.training", "engines"),
     ),
+    "advice": ("Choose a method", "Find out which method to take, and tune one.", ("advice",)),
     "federations": ("Federations", "Open data as a federation of sites, and divide them.", ("data", "transforms")),
     "models": (
         "Use a trained model",

@@ -20,6 +20,9 @@ from fednorms._version import __version__
 
 if TYPE_CHECKING:
     from fednorms import layers, methods
+    from fednorms.advice.advice import Advice
+    from fednorms.advice.advise import advise
+    from fednorms.advice.tune import Tuned, tune
     from fednorms.core.errors import BadInput, Diverged, FednormsError, RunFailed
     from fednorms.core.method import Method
     from fednorms.core.norms import Statistics, norm_layer
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STOP",
+    "Advice",
     "BadInput",
     "Checked",
     "Comparison",
@@ -86,9 +90,11 @@ __all__ = [
     "Statistics",
     "Training",
     "Tree",
+    "Tuned",
     "Verified",
     "__version__",
     "adapt",
+    "advise",
     "analyze",
     "check",
     "compare",
@@ -114,10 +120,14 @@ __all__ = [
     "reproduce",
     "resume",
     "run",
+    "tune",
     "verify",
 ]
 
 _DEFINED_IN = {
+    "advice.advice": ("Advice",),
+    "advice.advise": ("advise",),
+    "advice.tune": ("Tuned", "tune"),
     "core.errors": ("BadInput", "Diverged", "FednormsError", "RunFailed"),
     "core.method": ("Method",),
     "core.norms": ("Statistics", "norm_layer"),

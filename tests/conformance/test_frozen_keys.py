@@ -259,6 +259,7 @@ HASHED_WORDS = [
     "model",
     "noise",
     "noise of a pass",
+    "noise of counts",
     "noise of layer inputs",
     "order",
     "order of a pass",
@@ -491,25 +492,36 @@ METHODS = {
     "dpcentral": "clip=1.0, noise=1.0, delta=1e-05, draws='auto' of auto|seeded|system",
     "dplocal": "clip=1.0, noise=1.0, delta=1e-05, draws='auto' of auto|seeded|system",
     "fbn": "rho=0.1",
+    "fedacg": "lam=0.85, beta=0.001",
     "fedadagrad": "lr=0.01, beta1=0.0, tau=0.001",
     "fedadam": "lr=0.01, beta1=0.9, beta2=0.99, tau=0.001",
+    "fedala": "layers=1, eta=1.0, share=0.8, threshold=0.1",
+    "fedap": "lam=0.5",
     "fedavgm": "beta=0.9, lr=1.0",
     "fedbabu": "epochs=5, lr=0.001",
     "fedbn": "upload=False",
+    "fedcm": "alpha=0.1",
+    "feddbe": "kappa=1.0, momentum=0.1",
     "feddc": "alpha=0.01, variant='paper' of paper|author",
+    "feddecorr": "beta=0.1, variant='author' of author|paper",
+    "feddgga": "step=0.2",
     "feddyn": "alpha=0.01, form='paper' of paper|code",
     "fedexp": "eps=0.001, average_last_two=True, variant='paper' of paper|author",
     "fedfa": "p=0.5, momentum=0.99, variance='channel' of channel|scalar, after=''",
     "fedfn": "bias=True",
     "fedfr": "mu=0.005",
+    "fedheal": "tau=0.3, beta=0.4",
+    "fedlesam": "rho=0.1",
     "fednorm": "",
     "fednova": "mu=None, variant='paper' of paper|author",
+    "fedntd": "beta=1.0, tau=1.0",
     "fedper": "",
     "fedplvm": "lam=1.0, alpha=0.25, tau=0.07",
     "fedproto": "lam=1.0, weights='count' of count|uniform, predict='prototype' of prototype|head",
     "fedprox": "mu=0.001, straggler_fraction=0.0",
     "fedrdn": "variant='paper' of paper|author",
     "fedrep": "head_epochs=10",
+    "fedsam": "rho=0.1, kind='sam' of sam|asam, eta=0.01",
     "fedtan": "",
     "fedyogi": "lr=0.01, beta1=0.9, beta2=0.99, tau=0.001",
     "finetune": "epochs=5, factor=0.1, train='all' of all|head|body, weight_decay=0.0",
@@ -517,6 +529,7 @@ METHODS = {
     "fraug": "latent=32, gamma=0.01, lam_g=1.0, lam_ft=1.0, factor=5.0, momentum=0.3, distance='l2' of l2|mmd",
     "frn": "learn_eps=False",
     "gn": "groups=0",
+    "gperxan": "lam=0.5",
     "greg": "alpha=1.0, rho=0.1, detach_global=False",
     "hbn": "rate=0.002, variant='paper' of paper|author",
     "inorm": "",
@@ -659,17 +672,18 @@ def test_options_of_readers():
 def test_layers_that_an_export_names():
     found = [name for name in layers.__all__ if isinstance(getattr(layers, name), type)]
     assert found == words("""
-        AdaptiveGroupNorm Change FeatureAugment FilterResponseNorm GlobalNorm HybridNorm KeyedDropout KeyedDropout2d
-        KeyedStochasticDepth MixedNorm NormAct PopulationNorm RepresentativeNorm SwitchableNorm Synthesis
-        UnitNormLinear WNConv2d WSConv2d
+        AdaptiveGroupNorm AssembledNorm Change FeatureAugment FilterResponseNorm GlobalNorm HybridNorm KeyedDropout
+        KeyedDropout2d KeyedStochasticDepth MixedNorm NormAct PopulationNorm RepresentativeNorm ShiftedLinear
+        SwitchableNorm Synthesis UnitNormLinear WNConv2d WSConv2d
     """)
 
 
 # -- what custom parts are written with -----------------------------------------------------------------------------
 VIEWS = {
     "Context": "round rounds lr lr_0 momentum keeps_momentum batch_size client samples relative clients attributes "
-    "evaluating mean_steps seed cohort deployed slots",
-    "Step": "params start x y context head path forward base logits features part down mine testing window hessian",
+    "evaluating mean_steps seed cohort deployed slots rates",
+    "Step": "params start x y context head path forward base logits features part down mine testing window hessian "
+    "buffers",
     "Begin": "context down mine owned received",
     "End": "params start delta mean_grad buffers steps gradient context down mine model owned",
     "Round": "model up mine sampled total context even",
@@ -684,8 +698,8 @@ VIEWS = {
 
 def test_hooks_and_what_they_see():
     assert sorted(HOOKS) == words("""
-        aggregate arrange batch begin decay down evaluation finish grad init loss missing objective oracle passes path
-        plan privacy receive route send server settled stats surgery twin weigh
+        aggregate arrange batch begin decay down down_to evaluation finish grad init loss lr_factor missing model_to
+        objective oracle passes path plan privacy receive route send server settled stats surgery twin weigh
     """)
     seen = [*(getattr(views, n) for n in ("Context", "Step", "Begin", "End", "Round", "Received", "Mechanism"))]
     seen += [fn.Phase, fn.Pass, fn.Eval, Slot]
@@ -1393,15 +1407,15 @@ def test_fields_of_descriptions():
     assert fields(fn.describe("scaffold + fedbn").to_dict(), "routes changes") == words("""
         method model weighting bytes_up bytes_down client_state server_state acts_on[] forward_passes_per_step
         extra_passes_per_round batch_of_one mixes_batch pretrained lost_weights lost_statistics unseen
-        stateless_clients averaged_only parts[].name parts[].acts_on[] parts[].layers_changed parts[].bytes_down
-        parts[].bytes_up parts[].client_state parts[].server_state parts[].setup_trips parts[].round_trips
-        parts[].test_trips parts[].averaged_only routes.* changes
+        stateless_clients averaged_only addressed parts[].name parts[].acts_on[] parts[].layers_changed
+        parts[].bytes_down parts[].bytes_up parts[].client_state parts[].server_state parts[].setup_trips
+        parts[].round_trips parts[].test_trips parts[].averaged_only parts[].addressed routes.* changes
     """)
     assert fields(what_leaves("scaffold + fedbn").to_dict()) == words("""
         method model leaves[].when leaves[].sender leaves[].what leaves[].names[] leaves[].nbytes
         leaves[].statistics leaves[].averaged told[].when told[].what told[].keys[] class_counts
         received[].sender received[].names[] received[].single stays[] stays_bytes secure_aggregation
-        deployable obstacle differential_privacy
+        addressed deployable obstacle differential_privacy
     """)
     assert fields(view_federation(tiny()).to_dict()) == words("""
         name classes[] sites[].name sites[].domain sites[].train sites[].val sites[].test sites[].labels[]
@@ -1411,7 +1425,16 @@ def test_fields_of_descriptions():
 
 
 # -- commands -------------------------------------------------------------------------------------------------------
+SEARCHED = (  # options of a recipe that a search does not decide itself
+    "--recipe --out --jobs --model --rounds --seed --participation --weighting --loss --class-weights --metric "
+    "--head --pretrained --weights --on-divergence --engine --workers --device --precision --deterministic "
+    "--threads --memory --state-limit-mb --epochs --steps --batch-size --schedule --decay --optimizer --momentum "
+    "--weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete --allow-pickle --size "
+    "--data-seed --val --test --group --group-across --copies --skip-broken --subset --normalize --channels "
+    "--hold-out --augment --partition --quiet --json"
+)
 COMMANDS = {
+    "advise": "--minutes --budget --one-model --personal --methods --rates --seeds --epsilon --retrain " + SEARCHED,
     "run": "--recipe --out --method --federation --model --rounds --seed --participation --weighting --loss "
     "--class-weights --metric --head --pretrained --weights --evaluate --evaluate-every --validate-every --patience "
     "--checkpoint-every --keep-checkpoints --keep-predictions --on-divergence --engine --workers --device --precision "
@@ -1419,7 +1442,7 @@ COMMANDS = {
     "--optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken --subset --normalize "
     "--channels --hold-out --augment --partition --quiet --json --track",
-    "compare": "--methods --seeds --lrs --recipe --out --jobs --federation --model --rounds --participation "
+    "compare": "--methods --seeds --lrs --search --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
     "--validate-every --patience --checkpoint-every --keep-checkpoints --keep-predictions --on-divergence --engine "
     "--workers --device "
@@ -1427,6 +1450,7 @@ COMMANDS = {
     "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
     "--complete --allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken "
     "--subset --normalize --channels --hold-out --augment --partition --quiet --json --track",
+    "tune": "--grid --seeds --federation " + SEARCHED,
     "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
     "--incomplete --quiet --json --dry-run --quick --rounds --minutes --weights",

@@ -23,6 +23,7 @@ ORDER = (
     "runs",
     "explain",
     "papers",
+    "advice",
     "reports",
     "flower",
     "cli",

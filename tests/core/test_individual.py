@@ -259,14 +259,18 @@ def test_leaving_out_all_clients_is_an_error():
 
 # -- what users are told ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("hook", "acts"), [("receive", "received updates"), ("weigh", "client weights"), ("aggregate", "aggregation")]
+    ("hook", "acts"), [("receive", ()), ("weigh", ("client weights",)), ("aggregate", ("aggregation",))]
 )
 def test_describe_and_privacy_say_that_the_server_sees_each_update(hook, acts):
     p = own(**{hook: IDLE[hook]})
     described, privacy = fn.describe(p), what_leaves(p)
-    assert described.acts_on == (acts,)
+    assert described.acts_on == acts
     assert not described.averaged_only
     assert "secure aggregation impossible" in repr(described)
     assert not privacy.secure_aggregation
     assert "The server must see each site's update: own." in repr(privacy)
     assert "The server must see" not in repr(what_leaves("fedavg"))
+
+
+def test_describe_says_whether_updates_are_changed():
+    assert fn.describe(scaling(0.5)).acts_on == ("received updates",)

@@ -148,7 +148,7 @@ def test_a_layer_freezes_within_a_recorded_step():
         Training(batch_size=8, steps=3),
     ],
 )
-@pytest.mark.parametrize("text", ["scaffold", "fedrep", "ditto"])
+@pytest.mark.parametrize("text", ["scaffold", "fedrep", "ditto", "fraug"])
 def test_every_way_of_local_training(training, text):
     task, fast = setting(Graphs, text, streams=2, training=training)
     _, loop = setting(Loop, text, training=training)

@@ -34,8 +34,10 @@ from fednorms.engines.workers.engine import Worker, Workers
 from fednorms.engines.workers.pool import Pool
 from fednorms.engines.workers.transport import Receiver, Sender
 from fednorms.evaluation.modes import Mode
+from fednorms.methods.registry import method
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.store.clients import ClientStore
+from tests.support.addressed import halfway
 from tests.support.tiny import CLASSES, same, tiny_data, tiny_net, tiny_task
 
 SIZES = (11, 7, 14, 9, 12)
@@ -236,9 +238,19 @@ CASES = {
 
 @pytest.mark.parametrize("text", CASES)
 def test_workers_give_the_bits_of_the_loop(pool, text):
+    same_bits(pool, text, CASES[text])
+
+
+def test_workers_carry_what_is_for_one_client(pool):
+    with halfway() as part:
+        same_bits(pool, part + method("scaffold + fedbn"), ["personal", "unseen"])
+        same_bits(pool, part, ["personal", "global"])
+
+
+def same_bits(pool, text, asked):
     task = task_of(text)
     loop, workers = engines(Workers, pool, task)
-    modes = [Mode.read(m).resolved(task) for m in CASES[text]]
+    modes = [Mode.read(m).resolved(task) for m in asked]
     one, two = play(loop, modes=modes), play(workers, modes=modes)
     assert same(one[0].model, two[0].model)
     assert one[0].parts.keys() == two[0].parts.keys()
@@ -330,6 +342,15 @@ DEVICE_CASES = ["fedavg", "scaffold + fedbn", "feddyn", "feddc", "hbn", "fbn", "
 
 @pytest.mark.parametrize("text", DEVICE_CASES)
 def test_devices_sum_to_the_loops_results(ranks, text):
+    same_sums(ranks, text)
+
+
+def test_devices_carry_what_is_for_one_client(ranks):
+    with halfway() as part:
+        same_sums(ranks, part + method("scaffold + fedbn"))
+
+
+def same_sums(ranks, text):
     task = task_of(text, torch.float64)
     modes = [Mode("personal" if task.personal else "global").resolved(task)]
     loop, devices = engines(Devices, ranks, task)

@@ -20,6 +20,7 @@ from fednorms.flower.project import read_project
 from fednorms.flower.server import serve
 from fednorms.methods.registry import load_all, method, names
 from fednorms.runs.driver import execute
+from tests.support.addressed import halfway
 from tests.support.flower_in_process import (
     LocalGrid,
     config_of,
@@ -45,6 +46,11 @@ def equals_the_loop(text, folder, **changes):
 @pytest.mark.parametrize("text", SAMPLE)
 def test_a_sample_equals_the_loop(text, tmp_path):
     equals_the_loop(text, tmp_path)
+
+
+def test_what_is_for_one_site_equals_the_loop(tmp_path):
+    with halfway() as part:
+        equals_the_loop(f"{part.name} + scaffold", tmp_path, rounds=3, evaluate='["personal", "global"]')
 
 
 @pytest.mark.slow

@@ -18,6 +18,17 @@ def _norm(x):
     return torch.stack([row.norm() for row in x]).mean()
 
 
+def stepped(tensors, gradients, make, lr, clip):
+    """The tensors after one step of an optimizer of their own, made by `make(params, lr)`."""
+    moved = {name: tensors[name].clone().requires_grad_() for name in gradients}
+    for name, w in moved.items():
+        w.grad = gradients[name].clone()
+    if clip:
+        nn.utils.clip_grad_norm_(moved.values(), clip)
+    make(moved.values(), lr).step()
+    return {name: w.detach() for name, w in moved.items()}
+
+
 def one_step(model, features, tensors, x, y, z, means, ratio, lam_g, lam_ft):
     """Gradients of the model, the generator and the private network, as three dictionaries."""
     classes, d, latent = model.head.out_features, model.head.in_features, z.shape[1]

@@ -102,14 +102,14 @@ def setup(task: Task, data: dict[str, Split]) -> Run:
     """The state before round 0, after the methods' setup passes."""
     run = Run(initial_state(task))
     for p, job in passes(task, "setup"):
-        sent = broadcast(task, run.server)
         trees = []
         for name, split in data.items():
-            client = Client(name, split)
-            mine = own_state(task, sent, None)
+            client, sent = Client(name, split, run.states.get(name)), broadcast(task, run.server).to(name)
+            mine = own_state(task, sent, client.state)
             view = LocalView(task, p, client, sent.model, context_of(task, 0, client), sent, mine)
             keep, up = job.client(view)
-            run.states[name] = ClientState(0, Tree(), {p.name: keep})
+            known = client.state.parts if client.state else {}
+            run.states[name] = ClientState(0, Tree(), {**known, p.name: keep})
             trees.append(up)
         here = Round(run.model, Tree(), Tree(), len(data), task.clients, context_of(task, 0, None))
         pooled = job.server(reduce_uploads(trees, [1.0] * len(trees), job.reduce), here)
@@ -133,7 +133,7 @@ def rounds(task: Task, data: dict[str, Split], n: int, *, run: Run | None = None
 
 def client_model(task: Task, data: dict[str, Split], run: Run, name: str) -> Tree:
     """What a client holds after it loaded the server's latest model."""
-    sent = broadcast(task, run.server)
+    sent = broadcast(task, run.server).to(name)
     client = Client(name, data[name], run.states.get(name))
     mine = own_state(task, sent, client.state)
     return load(task, sent, client, context_of(task, sent.round, client), mine)

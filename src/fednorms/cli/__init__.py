@@ -18,8 +18,10 @@ from fednorms.runs.option_names import command_line
 
 _GROUPS = {
     "Train": {
+        "advise": "find out which method to take for a federation",
         "run": "train one method on a federation, and test it",
         "compare": "train several methods over several seeds, and print one table",
+        "tune": "find the best learning rate and options of one method",
         "resume": "continue a run that was interrupted",
         "reproduce": "run a published table, and show our numbers next to the paper's",
     },

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.text import Text
@@ -40,6 +40,7 @@ class Compare(_Options, _Methods):
     For example:
       fednorms compare --methods fedavg fedbn "scaffold + fedfn" --seeds 3
       fednorms compare --methods fedavg fedfn --lrs fedfn=0.4 --federation photos/
+      fednorms compare --methods fedavg fedbn fedfn --search lr
 
     The same command continues an interrupted comparison. Finished runs are not repeated.
     """
@@ -48,6 +49,8 @@ class Compare(_Options, _Methods):
         default_factory=list
     )
     """Learning rates of single methods; the others use --lr."""
+    search: Annotated[Literal["lr"] | None, tyro.conf.arg(help_behavior_hint="")] = None
+    """Search every method's learning rate on validation images first, except those in --lrs."""
     recipe: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """A recipe in TOML for everything except method and seed; options override it."""
     out: Annotated[
@@ -71,6 +74,13 @@ def compare(args: Sequence[str]) -> int:
     recipe = merged(base, given).model_copy(update={"fingerprint": ""})
     federation = recipe.federation.removeprefix("folder:").rstrip("/").rpartition("/")[2]
     out = given.out or Path("runs") / f"compare-{slug(federation)}"
+    rates, notes = _rates(given.lrs), list[str]()
+    if given.search:
+        from fednorms.advice.tune import search_rates
+
+        quiet = given.output.quiet or given.output.json
+        found = search_rates(given.methods, rates, recipe, out / "search", jobs=given.jobs, progress=not quiet)
+        rates, notes = found.rates, found.notes
     total = len(given.methods) * given.seeds * recipe.rounds
     with Reporter("compare", total, silent=given.output.quiet or given.output.json) as reporter:
         watch = CellWatch(reporter)
@@ -80,7 +90,7 @@ def compare(args: Sequence[str]) -> int:
                 recipe.federation,
                 recipe.model,
                 seeds=given.seeds,
-                lr=_rates(given.lrs) or None,
+                lr=rates or None,
                 recipe=recipe,
                 out=out,
                 jobs=given.jobs,
@@ -91,6 +101,11 @@ def compare(args: Sequence[str]) -> int:
         except KeyboardInterrupt:
             done = f"{watch.finished} of {counted(len(given.methods) * given.seeds, 'run')}"
             raise KeyboardInterrupt(f"Interrupted with {done} finished. Continue with the same command.") from None
+    if notes:
+        from fednorms.runs.comparison_files import write
+
+        comparison.notes += notes
+        write(comparison, out)
     if report := final_report(comparison):
         comparison.files.append(report)
     if given.output.json:

@@ -13,6 +13,7 @@ from fednorms.cli.output import print_json, stderr
 from fednorms.cli.parsing import Flag, parse
 
 if TYPE_CHECKING:
+    from fednorms.advice.advice import Advice
     from fednorms.papers.tables.reproduce import Reproduction
     from fednorms.runs.comparison import Comparison
     from fednorms.runs.result import Result
@@ -55,7 +56,7 @@ def report(args: Sequence[str]) -> int:
     return 0
 
 
-def final_report(what: Result | Comparison | Reproduction) -> Path | None:
+def final_report(what: Result | Comparison | Reproduction | Advice) -> Path | None:
     """Write the report at the end of a command; what has been computed counts even if this fails, with a note."""
     from fednorms.reports.report import report as write_report
 

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -61,17 +62,19 @@ def unusable(
     images: Mapping[str, int],
     *,
     lengths: bool = True,
+    started: Mapping[str, Tree] = MappingProxyType({}),
     trial: Callable[[Part], Trial] = _no_trials,
 ) -> dict[str, str]:
     """Which clients sent uploads that the server cannot use, and why.
 
-    `sent` is the model they started from, `images` the number of training images that each has registered. `trial`
-    makes what a client would send for a part.
+    `sent` is the model they started from, except those of `started`. `images` are the numbers of training images that
+    they have registered. `trial` makes what a client would send for a part.
     """
     bad: dict[str, str] = {}
     most = _longest(task, sent) if lengths else math.inf
     for name, upload in uploads.items():
-        if wrong := misfit(task, upload) or _implausible(task, sent, upload, images[name]) or _long(sent, upload, most):
+        own = started.get(name, sent)
+        if wrong := misfit(task, upload) or _implausible(task, own, upload, images[name]) or _long(own, upload, most):
             bad[name] = wrong
     rest = {name: upload for name, upload in uploads.items() if name not in bad}
     for p in task.method.parts:

@@ -36,6 +36,8 @@ _RETURNS = {
     "path": ("a value that can be hashed", "Return None, a word, a number or a tuple of them"),
     "init": ("two Trees, the server's state and a client's", "Return fn.Tree(), fn.Tree() for no state"),
     "down": ("a Tree, what clients are sent of the server's state", "Return fn.Tree() to send nothing"),
+    "down_to": ("a Tree, what only this client is sent", "Return fn.Tree() for a client that gets what all get"),
+    "model_to": ("tensors of the model, a Tree", "Return model for a client that gets the server's"),
     "finish": ("two Trees, the new state and what is sent", "Return e.mine, fn.Tree() to change and send nothing"),
     "send": ("the update, a Tree", "Return delta if nothing changes"),
     "privacy": ("a Privacy, or None", "Return fn.Privacy(protect=...)"),

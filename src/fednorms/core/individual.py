@@ -32,7 +32,7 @@ def combine_individually(task: Task, state: ServerState, uploads: list[Upload]) 
     for p in method.having("receive"):
         uploads, parts[p.name] = received(task, state, p, parts[p.name], uploads, weights)
     for p in method.having("weigh"):
-        seen = _seen(task, state, p, parts[p.name], uploads, weights)
+        seen = view_of(task, state, p, parts[p.name], uploads, weights)
         factors, parts[p.name] = checks.factors(p, p.weigh(seen), len(uploads), state.round)
         weights = [w * factor for w, factor in zip(weights, factors, strict=True)]
     used = [(u, w) for u, w in zip(uploads, weights, strict=True) if w > 0]
@@ -48,7 +48,7 @@ def combine_individually(task: Task, state: ServerState, uploads: list[Upload]) 
     rule, mine, before = rules[0], parts[rules[0].name], state.model.pick(floats(task))
 
     def average(models: list[Tree], weights: list[float]) -> Tree:
-        seen = _seen(task, state, rule, mine, uploads, weights)
+        seen = view_of(task, state, rule, mine, uploads, weights)
         found, parts[rule.name] = checks.aggregated(rule, rule.aggregate(seen), before)
         checks.still_finite(rule, "aggregate", found, state.round)
         return Tree({**models[0], **possible(task, found)})  # counters are the first client's
@@ -63,7 +63,7 @@ def received(
 
     An upload that it does not change is the same object, and a tensor that it does not change keeps its bits.
     """
-    seen, before = _seen(task, state, p, mine, uploads, weights), state.model.pick(floats(task))
+    seen, before = view_of(task, state, p, mine, uploads, weights), state.model.pick(floats(task))
     marks = [update.marks() for update in seen.updates]
     updates, new = checks.updates(p, p.receive(seen), len(uploads), before)
     found = list(uploads)
@@ -77,7 +77,10 @@ def received(
     return found, new
 
 
-def _seen(task: Task, state: ServerState, p: Part, mine: Tree, uploads: list[Upload], weights: list[float]) -> Received:
+def view_of(
+    task: Task, state: ServerState, p: Part, mine: Tree, uploads: list[Upload], weights: list[float]
+) -> Received:
+    """What a part sees of these uploads."""
     before = state.model.pick(floats(task))
     return Received(
         clients=tuple(u.client for u in uploads),

@@ -38,6 +38,7 @@ class Method:
             *(f"{name} is given twice: list each part once" for name in _repeated([p.name for p in self.parts])),
             *(f"{' and '.join(names)} each {what}: keep one of them" for what, names in self._rivals().items()),
             *self._needing_plain_updates(),
+            *self._needing_one_model(),
             *(self._unprotected(*self.privacy) if self.privacy else ()),
             *(problem for p in self.having("passes") for problem in _riding_problems(p)),
         ]
@@ -58,6 +59,7 @@ class Method:
             "protect what is sent": [p for p in self.parts if p.privacy()],
             "replace the mean of models": self.having("aggregate"),
             "set the clients' weights": [p for p in self.parts if p.sets_weights],
+            "send each client another model": self.having("model_to"),
         }
         return {what: [p.name for p in parts] for what, parts in doing.items() if len(parts) > 1}
 
@@ -70,6 +72,15 @@ class Method:
             "sent: keep one of them"
             for p in self.parts
             if p.uses_even_mean or p.needs_plain_updates
+        ]
+
+    def _needing_one_model(self) -> list[str]:
+        """The parts that cannot work because clients do not start from the server's model."""
+        return [
+            f"{p.name} needs all clients to start from one model, but {q.name} sends each its own: keep one of them"
+            for q in self.having("model_to")
+            for p in self.parts
+            if p.uses_even_mean or ((how := p.privacy()) and how.release)
         ]
 
     def _unprotected(self, p: Part, privacy: Privacy) -> list[str]:
@@ -119,6 +130,11 @@ class Method:
         (['median'], [])
         """
         return [p.name for p in self.parts if any(overrides(p, hook) for hook in ("receive", "weigh", "aggregate"))]
+
+    @property
+    def addressing(self) -> list[Part]:
+        """The parts for which the server's messages differ by client, so it must know which client it answers."""
+        return [p for p in self.parts if any(overrides(p, hook) for hook in ("down_to", "model_to"))]
 
     @property
     def privacy(self) -> tuple[Part, Privacy] | None:

@@ -19,7 +19,7 @@ from fednorms.core.method import Method
 from fednorms.core.norms import is_norm, keeps_statistics, statistics_of
 from fednorms.core.options import few
 from fednorms.core.part import Part, Route, Slot
-from fednorms.core.slots import answers, conflicts, owners, slots_of
+from fednorms.core.slots import answers, conflicts, owners, rates_of, slots_of
 from fednorms.core.surgery import Change, replace_dropout
 from fednorms.core.tree import Tree
 
@@ -64,6 +64,9 @@ class Net:
         self.routes = self._route()
         self.initial = self._state()
         self._group()
+        self.rates = rates_of(
+            method.having("lr_factor"), (self.slots[n] for n in self.trainable("all", also_frozen=True))
+        )
         for p in method.parts:
             if missing := p.missing(self):
                 raise self._nothing(p, f"no {missing}")

@@ -204,6 +204,13 @@ class Part:
         """Add to the gradient after clipping, where an optimizer's weight decay goes; summed."""
         return Tree()
 
+    def lr_factor(self, slot: Slot) -> float | None:
+        """Train this tensor as if it had its own optimizer: at this multiple of the learning rate, clipped apart.
+
+        None leaves it with the model. Factors multiply; tensors that the same parts claim are clipped together.
+        """
+        return None
+
     def path(self, c: Context) -> Hashable:
         """Name the code path of a step in this round; an engine captures again when it changes."""
         return None
@@ -216,6 +223,14 @@ class Part:
     def down(self, mine: Tree) -> Tree:
         """Which of the server state is broadcast."""
         return Tree()
+
+    def down_to(self, mine: Tree, client: str) -> Tree:
+        """Which of the server state is sent to this client only, besides `down`; nothing for one it does not know."""
+        return Tree()
+
+    def model_to(self, model: Tree, mine: Tree, client: str) -> Tree:
+        """The exchanged tensors that this client gets instead of the server's; at most one part."""
+        return model
 
     def finish(self, e: End) -> tuple[Tree, Tree]:
         """After local training: (new own state, upload)."""

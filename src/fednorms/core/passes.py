@@ -50,8 +50,9 @@ def _transformed(
 
 
 def passes(task: Task, when: Literal["setup", "before", "after", "evaluate"]) -> list[tuple[Part, Pass]]:
-    """The parts' extra passes of one kind, in order."""
-    return [(p, job) for p in task.method.having("passes") for job in p.passes() if job.when == when]
+    """The parts' extra passes of one kind, in order; first those of the part that normalizes what others measure."""
+    parts = sorted(task.method.having("passes"), key=lambda p: not p.normalizes_input)
+    return [(p, job) for p in parts for job in p.passes() if job.when == when]
 
 
 @dataclass
@@ -149,6 +150,16 @@ class LocalView:
             if replaced := self.task.hooks["objective"]:
                 return checks.objective(replaced[0], replaced[0].objective(self._seen_by(replaced[0], s)))
         return self.task.loss_of(s.logits, y)
+
+    @torch.no_grad()
+    def test_loss(self, model: Tree) -> Tensor:
+        """The recipe's mean loss of a model over the training data, as a test sees them."""
+        total, n = torch.zeros_like(self.task.like, dtype=torch.float64), len(self.client.data)
+        for rows in rows_of_test(self.task, self.client.name, n):
+            x, y = self._prepared(rows)
+            logits, _ = self.task.net.forward(model, x, train=False, batch_statistics=False)
+            total += self.task.loss_of(logits, y).double() * (len(rows) / n)
+        return total.to(self.task.like)
 
     def uniform(self, draw: int, *shape: int) -> Tensor:
         """Uniforms in (0, 1) of this client, round and part."""

@@ -63,6 +63,7 @@ def possible(task: Task, model: Tree) -> Tree:
 
 
 def is_variance(slot: Slot) -> bool:
-    """Whether a tensor of the model holds variances."""
+    """Whether a tensor of the model holds variances; a trained tensor may be one of another scale, such as log_var."""
     statistics = statistics_of(slot.module)
-    return slot.leaf.endswith("var") or (statistics is not None and slot.leaf == statistics.var)
+    named = slot.kind == "buffer" and slot.leaf.endswith("var")
+    return named or (statistics is not None and slot.leaf == statistics.var)

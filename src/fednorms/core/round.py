@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fednorms.core import checks, noise
+from fednorms.core.addressing import Addressing
 from fednorms.core.batches import batch_plan
 from fednorms.core.errors import BadInput, Diverged
 from fednorms.core.individual import combine_individually
@@ -52,9 +53,13 @@ def _first_state(task: Task, p: Part, model: Tree) -> tuple[Tree, Tree]:
 
 
 def broadcast(task: Task, state: ServerState) -> Broadcast:
-    """What the server sends at the start of a round."""
+    """What the server sends at the start of a round, to all clients and to each (`Broadcast.to`)."""
     parts = {p.name: checks.tree(p, "down", p.down(state.parts[p.name])) for p in task.method.parts}
-    return Broadcast(state.round, state.model, parts)
+    addressing = None
+    if own := task.method.addressing:
+        kept = {p.name: state.parts[p.name] for p in own}
+        addressing = Addressing(tuple(own), kept, tuple(task.net.exchanged))
+    return Broadcast(state.round, state.model, parts, addressing)
 
 
 def own_state(task: Task, sent: Broadcast, state: ClientState | None) -> dict[str, Tree]:
@@ -77,6 +82,7 @@ def load(task: Task, sent: Broadcast, client: Client, context: Context, mine: di
 
 def begin(task: Task, sent: Broadcast, client: Client, *, evaluating: bool = False) -> tuple[Carry, dict[str, Tree]]:
     """Load the received model into a new carry; also return the uploads of passes before training."""
+    sent = sent.to(client.name)
     context = context_of(task, sent.round, client, evaluating=evaluating)
     mine, model, early = arrive(task, sent, client, context)
     return carry_of(task, sent, client, context, mine, model), early
@@ -141,7 +147,7 @@ def enter(task: Task, carry: Carry, phase: Phase) -> None:
     elif phase.weight_decay is not None:
         training = replace(training, weight_decay=phase.weight_decay)
     make = None if phase.plain else task.optimizer
-    carry.optimizer = Optimizer.fresh(training, moving, rate_of(carry.context, phase), task.like, make)
+    carry.optimizer = Optimizer.fresh(training, moving, rate_of(carry.context, phase), task.like, make, task.net.rates)
     for name, moment in carry.optimizer.first_moment.items():
         if name in carry.velocity:
             moment.copy_(carry.velocity[name])
@@ -180,7 +186,7 @@ def step(task: Task, carry: Carry, batches: list[Batch], phase: Phase) -> None:
             g = _looked_at(carry, p, "grad", p.grad(g, seen_by(p, views[0], carry)), carry.active)
             watch(carry, g.values(), p.name, "grad")
         if task.training.clip is not None and not phase.plain:
-            g = clipped(g, task.training.clip)
+            g = clipped(g, task.training.clip, task.net.rates)
         for p in task.hooks["decay"]:
             g = g + _looked_at(carry, p, "decay", p.decay(seen_by(p, views[0], carry)), carry.params)
         carry.optimizer.update(carry.params, g)

@@ -1,13 +1,15 @@
-"""The tensors of a model, and what parts say about each: its route."""
+"""The tensors of a model, and what parts say about each: its route and its learning rate."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import nn
 
 from fednorms.core.errors import BadInput
 from fednorms.core.norms import is_norm
+from fednorms.core.optim import Rate
 from fednorms.core.part import Part, Route, Slot
 
 
@@ -63,6 +65,21 @@ def conflicts(slot: Slot, said: Mapping[str, Route]) -> Iterator[str]:
     claims = {route: who for who, route in said.items()}
     if Route.FROZEN in claims and Route.LOCAL in claims and slot.trainable:
         yield f"{claims[Route.FROZEN]} freezes {slot.name} but {claims[Route.LOCAL]} keeps it local"
+
+
+def rates_of(parts: Sequence[Part], slots: Iterable[Slot]) -> dict[str, Rate]:
+    """The tensors that parts train at rates of their own."""
+    found = {}
+    for slot in slots:
+        said = {p.name: factor for p in parts if (factor := p.lr_factor(slot)) is not None}
+        for who, factor in said.items():
+            if not isinstance(factor, (int, float)) or not 0 <= factor < math.inf:
+                raise BadInput(
+                    f"{who}: lr_factor must return a finite number >= 0 or None, got {factor!r} for {slot.name}."
+                )
+        if said:
+            found[slot.name] = Rate(tuple(said), math.prod(said.values()))
+    return found
 
 
 def _has_weights(m: nn.Module) -> bool:

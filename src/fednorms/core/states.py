@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from fednorms.core.addressing import Addressing
 from fednorms.core.checks import kind
 from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
@@ -98,7 +99,7 @@ class Task:
     @property
     def personal(self) -> bool:
         """Whether clients have a model that differs from the server's."""
-        return bool(self.net.own) or self.twin is not None
+        return bool(self.net.own) or self.twin is not None or bool(self.method.having("model_to"))
 
     @cached_property
     def uses_mean_gradient(self) -> bool:
@@ -123,11 +124,24 @@ def loss_name(loss: Callable[..., Tensor]) -> str:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What the server sends: the model, and what each part sends down."""
+    """What the server sends: the model, and what each part sends down; `to` is what one client gets of it."""
 
     round: int
     model: Tree
     parts: dict[str, Tree]
+    addressing: Addressing | None = None  # of parts whose messages differ by client
+
+    def to(self, client: str, *, model: bool = True) -> Broadcast:
+        """What one client gets: this very broadcast if all get the same. Without `model`, the server's model."""
+        if self.addressing is None:
+            return self
+        own = self.addressing.model(self.model, client) if model else self.model
+        return Broadcast(self.round, own, self.addressing.trees(self.parts, client))
+
+    @property
+    def to_all(self) -> Broadcast:
+        """What all clients get, and all that a site gets which the server does not know."""
+        return self if self.addressing is None else replace(self, addressing=None)
 
 
 @dataclass(frozen=True)
@@ -206,6 +220,7 @@ def context_of(task: Task, t: int, client: Client | None, *, evaluating: bool = 
         cohort=task.cohort or task.clients,
         deployed=task.deployed,
         slots=task.net.slots,
+        rates=task.net.rates,
     )
 
 

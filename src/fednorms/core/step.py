@@ -37,7 +37,7 @@ def gradient_functions(
             params = Tree({k: v.detach().requires_grad_(k in active) for k, v in params.items()})
         s.params = params
         buffers = carry.buffers.clone() if touched else carry.buffers
-        touched = True
+        touched, s.buffers = True, buffers
         with noise.keyed(step_key(carry, draw)):
             s.logits, s.features = task.net.forward(
                 {**carry.fixed, **params, **buffers}, s.x, train=True, batch_statistics=phase.norm == "batch"
@@ -48,8 +48,9 @@ def gradient_functions(
         return total, params.pick(carry.active)
 
     def gradf(params: Tree, draw: int) -> Tree:
+        first = not touched  # an oracle may ask for the first batch again, at other parameters
         total, leaves = loss_at(params, draw)
-        if draw == 0:
+        if draw == 0 and first:
             carry.loss_sum += total.detach()
         g = _derivative(carry, total, leaves)
         watch(carry, g.values(), "the model", "gradient")
@@ -170,7 +171,8 @@ def full_gradient(task: Task, carry: Carry, params: Tree) -> Tree:
         s = step_view(task, carry, (x.to(task.like.device), y.to(task.like.device)), 0)
         stored = running or (len(rows) == 1 and task.needs_two)
         with noise.keyed(carry.key), torch.enable_grad():
-            tensors = {**fixed, **point, **carry.buffers.clone()}
+            s.buffers = carry.buffers.clone()
+            tensors = {**fixed, **point, **s.buffers}
             s.params = Tree({**carry.start.detach(), **point})
             s.logits, s.features = task.net.forward(tensors, s.x, train=True, batch_statistics=not stored)
             grads = torch.autograd.grad(_whole_loss(task, carry, s), list(point.values()), allow_unused=True)

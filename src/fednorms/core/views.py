@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fednorms.core import noise
 from fednorms.core.errors import BadInput
+from fednorms.core.optim import Rates
 from fednorms.core.tree import Tree
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ class Context:
     cohort: float = 1.0  # how many clients a round is expected to have
     deployed: bool = False  # across machines, where somebody may know the seed
     slots: Mapping[str, Slot] = field(default_factory=dict, repr=False, compare=False)  # of the whole model
+    rates: Rates = field(
+        default_factory=dict, repr=False, compare=False
+    )  # of tensors that parts claim with `lr_factor`
 
     def names(self, wanted: Callable[[Slot], bool]) -> tuple[str, ...]:
         """The names of the model's tensors whose slots are wanted: `names(lambda slot: is_batchnorm(slot.module))`.
@@ -67,6 +71,21 @@ class Context:
         so it costs microseconds and works in every engine.
         """
         return names_where(self.slots, wanted)
+
+    def effective_steps(self, k: int) -> float:
+        """K, or with momentum rho the sum of the weights that K steps give to their gradients."""
+        rho = self.momentum
+        return (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
+
+    def per_rate(self, update: Tree) -> Tree:
+        """An update, of which each tensor is divided by its factor of the learning rate; `lr` is then the rate of all.
+
+        It is the same tree if no part has set rates.
+        """
+        if not self.rates:
+            return update
+        factors = {name: rate.factor for name, rate in self.rates.items() if rate.factor}
+        return Tree({name: t / factors[name] if name in factors else t for name, t in update.items()})
 
     def normals(self, what: str, like: Tensor, *, system: bool) -> Tensor:
         """Standard normals of a tensor's shape: keyed by `what`, seed, round and client, or unpredictable ones."""
@@ -121,6 +140,8 @@ class Step:
     window: tuple[int, int] = (0, 0)  # height and width that the network takes of an image, see `Preprocessing.crop`
     hessian: Callable[[Tree, Tree, int], Tree] = _no_hessian
     """In `oracle`: (params, v, draw) -> the Hessian of the local loss at `params` on that batch, times v."""
+    buffers: Tree = field(default_factory=Tree)
+    """From `objective` on: the model's buffers as this pass left them."""
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniforms in (0, 1) from this part's own stream: the same numbers in every engine."""
@@ -189,8 +210,7 @@ class End(_OnRequest):
 
         It is right for SGD whose momentum starts fresh; a part that divides by it sets `divides_updates`.
         """
-        rho, k = self.context.momentum, self.steps
-        return (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
+        return self.context.effective_steps(self.steps)
 
 
 @dataclass(frozen=True)
@@ -316,6 +336,10 @@ class Local(Protocol):
 
         It is the recipe's, or that of the part that replaces it.
         """
+        ...
+
+    def test_loss(self, model: Tree) -> Tensor:
+        """The recipe's mean loss of a model over the training data, as a test sees them."""
         ...
 
     def uniform(self, draw: int, *shape: int) -> Tensor:

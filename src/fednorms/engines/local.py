@@ -56,18 +56,18 @@ class LocalClients:
         """Run an extra pass at clients; returns what each keeps and what it uploads."""
         found: dict[str, tuple[Tree, Tree]] = {}
         for name in names:
-            client = self.client(name)
+            client, here = self.client(name), sent.to(name)
             with self.seeded("pass", p.name, sent.round, name):
-                mine = own_state(self.task, sent, client.state)
-                context = context_of(self.task, sent.round, client)
-                model = load(self.task, sent, client, context, mine)
-                view = LocalView(self.task, p, client, model, context, sent, mine)
+                mine = own_state(self.task, here, client.state)
+                context = context_of(self.task, here.round, client)
+                model = load(self.task, here, client, context, mine)
+                view = LocalView(self.task, p, client, model, context, here, mine)
                 found[name] = checks.two_trees(p, "client of a pass", job.client(view))
         return found
 
     def score(self, sent: Broadcast, site: Site, data: Split, mode: Mode) -> SiteScore:
         """Test a mode at one site."""
-        client = self.at_test(site, data)
+        client, sent = self.at_test(site, data), mode.received(sent, site.name)
         with self.seeded("test", sent.round, site.name):
             model, mine = model_for(self.task, sent, client, mode)
             return score_site(self.task, sent, client, data, self.testing.num_classes, model, mine, mode)
@@ -90,7 +90,7 @@ class LocalClients:
 
         Parts that own trained tensors (FedNorm) upload them under the names under which they install them.
         """
-        net = self.task.net
+        net, sent = self.task.net, sent.to(client.name)
         owners = [name for name, owned in net.owned_by.items() if not net.owned_with_trained.isdisjoint(owned)]
         trained = {name: Tree({**sent.parts[name], **upload.parts.get(name, {})}) for name in owners}
         model = Tree({**sent.model, **upload.model})

@@ -71,6 +71,10 @@ class Mode:
             return None
         return int(size) if size else task.training.batch_size
 
+    def received(self, sent: Broadcast, site: str) -> Broadcast:
+        """What a site gets for this test: the model made for it, the server's, or what a new site gets."""
+        return sent.to_all if self.model == "unseen" else sent.to(site, model=self.model != "global")
+
     def resolved(self, task: Task) -> Mode:
         """With "auto" replaced by what the model holds, after checking that the method has such a model."""
         what = f'Method "{task.method}"'

@@ -11,6 +11,7 @@ from torch import nn
 
 from fednorms.core import noise
 from fednorms.core.counted import sized
+from fednorms.core.individual import view_of
 from fednorms.core.markup import html_page, html_table
 from fednorms.core.method import Method
 from fednorms.core.net import Net
@@ -51,8 +52,10 @@ ACTS_ON = {
     "oracle": "gradient",
     "grad": "gradient",
     "decay": "loss",
+    "lr_factor": "learning rates",
     "send": "sent update",
     "privacy": "sent update",
+    "model_to": "received model",
     "receive": "received updates",
     "weigh": "client weights",
     "aggregate": "aggregation",
@@ -83,6 +86,7 @@ class PartFacts:
     round_trips: int
     test_trips: int
     averaged_only: bool
+    addressed: bool  # what the server sends differs by client
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,11 @@ class Description:
         """Whether the server only needs sums of uploads, as secure aggregation provides."""
         return all(p.averaged_only for p in self.parts)
 
+    @property
+    def addressed(self) -> tuple[str, ...]:
+        """The parts whose messages from the server differ by client, so it must know which client it answers."""
+        return tuple(p.name for p in self.parts if p.addressed)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
         return {
@@ -175,6 +184,7 @@ class Description:
             "unseen": self.unseen,
             "stateless_clients": self.stateless_clients,
             "averaged_only": self.averaged_only,
+            "addressed": list(self.addressed),
             "parts": [vars(p) for p in self.parts],
             "routes": {n: r.name for n, r in self.routes.items()},
             "changes": self.changes,
@@ -207,6 +217,8 @@ class Description:
         one = "yes" if self.batch_of_one else "no"
         mixes = " (but images of a batch are normalized or changed together)" if self.mixes_batch else ""
         secure = "yes (secure aggregation possible)" if self.averaged_only else "no (secure aggregation impossible)"
+        same = f"no (the server must know which client it answers: {', '.join(self.addressed)})"
+        same = same if self.addressed else "yes"
         return [
             ("acts on", ", ".join(self.acts_on) or "nothing"),
             ("forward passes per local step", f"{self.forward_passes:g}"),
@@ -217,6 +229,7 @@ class Description:
             ("uses published weights", weights),
             ("serves sites that never trained", UNSEEN[self.unseen]),
             ("uploads are only averaged", secure),
+            ("all clients receive the same", same),
         ]
 
     def _repr_html_(self) -> str:
@@ -259,7 +272,8 @@ def describe(
     trial = Trial.of(chosen, model, classes, shape, head)
     task, net = trial.task, trial.task.net
     state = server_update(task, trial.state, trial.engine.train(broadcast(task, trial.state), NAMES).uploads)
-    sent, client = broadcast(task, state), trial.client()
+    client = trial.client()
+    sent = broadcast(task, state).to(client.name)
     with _counting(net) as seen:
         carry, early = begin(task, sent, client)
         before, seen[:] = sum(seen), []
@@ -297,6 +311,7 @@ def describe(
                 averaged_only=all(job.reduce in AVERAGED for job in p.passes())
                 and p.reduction in AVERAGED
                 and p.name not in chosen.individual,
+                addressed=p in chosen.addressing,
             )
             for p in chosen.parts
         ],
@@ -346,6 +361,9 @@ def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> 
         here = context_of(task, state.round, None)
         seen = Round(state.model, up, state.parts[p.name], len(uploads), task.clients, here, delta)
         acts -= {"server"} if p.server(delta, seen)[0] is delta else set()
+    if "receive" in acts:  # some only keep what clients sent
+        view = view_of(task, state, p, state.parts[p.name], uploads, [1.0] * len(uploads))
+        acts -= {"receive"} if p.receive(view)[0] is view.updates else set()
     if (privacy := p.privacy()) and privacy.release:
         acts.add("server")
     return tuple(dict.fromkeys(what for hook, what in ACTS_ON.items() if hook in acts))

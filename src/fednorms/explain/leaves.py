@@ -95,6 +95,7 @@ class SiteUploads:
     class_counts: tuple[str, ...] = ()  # parts whose uploads tell images per class
     individual: tuple[str, ...] = ()  # parts for which the server must see each site's update
     received: list[Received] = field(default_factory=list)  # what the other sites see, through the server
+    addressed: tuple[str, ...] = ()  # parts for which the server's messages differ by site
 
     @property
     def told(self) -> list[Told]:
@@ -118,6 +119,7 @@ class SiteUploads:
             "stays": list(self.kept),
             "stays_bytes": self.kept_bytes,
             "secure_aggregation": self.secure_aggregation,
+            "addressed": list(self.addressed),
             "deployable": not self.obstacle,
             "obstacle": self.obstacle,
             "differential_privacy": self.guarantee,
@@ -141,6 +143,11 @@ class SiteUploads:
             f"  Only sums over sites are needed: {'yes' if self.secure_aggregation else 'no'}"
             f" (secure aggregation {'possible' if self.secure_aggregation else 'impossible'} in principle).",
             *([f"  The server must see each site's update: {', '.join(self.individual)}."] if self.individual else []),
+            *(
+                [f"  The server must know which site it answers: {', '.join(self.addressed)}."]
+                if self.addressed
+                else []
+            ),
             f"  Runs across machines: {'no: ' + self.obstacle if self.obstacle else 'yes'}.",
         ]
         if self.guarantee:
@@ -169,10 +176,10 @@ def what_leaves(
     chosen = read_method(method)
     why = obstacle(chosen)
     trial = Trial.of(chosen, model, classes, shape, head)
-    task, net, sent = trial.task, trial.task.net, broadcast(trial.task, trial.state)
-    uploads = trial.engine.train(sent, NAMES).uploads
+    task, net, to_all = trial.task, trial.task.net, broadcast(trial.task, trial.state)
+    uploads = trial.engine.train(to_all, NAMES).uploads
     upload = uploads[0]
-    client = trial.client()
+    client, sent = trial.client(), to_all.to(NAMES[0])
     kinds = {"weights": upload.model.pick(net.sent_params)}
     kinds["running statistics of features"] = upload.model.pick(n for n in net.buffers if n in upload.model)
     leaving = [
@@ -210,6 +217,7 @@ def what_leaves(
         tuple(p.name for p in chosen.parts if p.tells_class_counts),
         tuple(chosen.individual),
         _received(trial, uploads),
+        tuple(p.name for p in chosen.addressing),
     )
 
 
@@ -217,7 +225,7 @@ def _received(trial: Trial, uploads: list[Upload]) -> list[Received]:
     """What the next broadcast holds after a round of both clients."""
     task, client = trial.task, trial.client()
     before = broadcast(task, trial.state)
-    sent = broadcast(task, server_update(task, trial.state, uploads))
+    sent = broadcast(task, server_update(task, trial.state, uploads)).to(NAMES[1])
     shared = tuple(n for n in sent.model if n in task.net.exchanged)
     found = [Received("model", shared, single=False)] if shared else []
     for p in task.method.parts:

@@ -125,7 +125,8 @@ class Remote(Engine):
                 bad[name] = printable(str(error))
         uploads = {n: u for n, u in uploads.items() if n not in bad}
         trial = partial(self._rehearsal.uploads, sent)
-        odd = border.unusable(self.task, sent.model, uploads, self._images(uploads), trial=trial)
+        started = {name: sent.to(name).model for name in uploads} if sent.addressing else {}
+        odd = border.unusable(self.task, sent.model, uploads, self._images(uploads), started=started, trial=trial)
         bad |= {name: printable(wrong) for name, wrong in odd.items()}
         self.refused += len(bad)
         done.lost |= bad
@@ -252,13 +253,16 @@ class Remote(Engine):
             last = sent.round >= self.task.rounds
             planned = [(m, s) for m, s in self.tests if last or m.model != "adapted"]
             wanted = planned if (mode, split) in planned else [(mode, split)]
-            self._scores = self._test(sent, list(jobs), [f"{m}/{s}" for m, s in wanted])
+            if sent.addressing:  # a message has one model: the server's, or the one made for the site
+                wanted = [(m, s) for m, s in wanted if (m.model == "global") == (mode.model == "global")]
+            same = {k: found for k, found in self._scores.items() if k[0] == sent.round}
+            self._scores = same | self._test(sent, list(jobs), [f"{m}/{s}" for m, s in wanted], mode)
         return self._scores[key]
 
     def _test(
-        self, sent: Broadcast, names: Sequence[str], tests: list[str]
+        self, sent: Broadcast, names: Sequence[str], tests: list[str], mode: Mode
     ) -> dict[tuple[int, str], dict[str, SiteScore]]:
-        answers = self._ask("evaluate", sent, names, {"tests": tests})
+        answers = self._ask("evaluate", sent, names, {"tests": tests}, mode)
         lost = {**answers.lost, **answers.diverged}
         self.notes += [f"test of round {sent.round}: {n} {why}" for n, why in sorted(lost.items())]
         scores: dict[tuple[int, str], dict[str, SiteScore]] = {(sent.round, label): {} for label in tests}
@@ -279,11 +283,12 @@ class Remote(Engine):
         return self._cached_measures[tested.round]
 
     # -- messages -----------------------------------------------------------------------------------------------
-    def _ask(self, kind: str, sent: Broadcast, names: Sequence[str], words: messages.About) -> Answers:
+    def _ask(
+        self, kind: str, sent: Broadcast, names: Sequence[str], words: messages.About, mode: Mode | None = None
+    ) -> Answers:
         net = self.task.net
         travels = set(net.exchanged)
         travels |= {n for n, t in sent.model.items() if n not in travels and not torch.equal(t, net.initial[n])}
-        model = sent.model.pick(n for n in sent.model if n in travels)
         fixed = net.initial.pick(n for n in net.initial if n not in set(net.exchanged))
         agreed = agreement(self.roster.facts)
         self._note_capped()
@@ -291,7 +296,9 @@ class Remote(Engine):
         for name in names:
             about = {**words, "agreement": agreed, "accepted": self._accepted(name)}
             once = Tree() if name in self._have_fixed else fixed
-            contents[name] = messages.pack_broadcast(sent, model, once, about)
+            here = mode.received(sent, name) if mode else sent.to(name)
+            model = here.model.pick(n for n in here.model if n in travels)
+            contents[name] = messages.pack_broadcast(here, model, once, about)
         answers = self.roster.ask(kind, contents)
         self._have_fixed |= set(answers.contents)
         self._have_fixed -= {*answers.lost, *answers.diverged}

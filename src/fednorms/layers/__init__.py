@@ -9,6 +9,7 @@ from fednorms.core.norms import is_batchnorm, is_norm, keeps_statistics
 from fednorms.core.surgery import Change, replace_dropout, swap, swap_convolutions, swap_heads
 from fednorms.layers.adaptive_group_norm import AdaptiveGroupNorm, mixed_normalize
 from fednorms.layers.agc import adaptive_clip, unitwise_norm
+from fednorms.layers.assembled_norm import AssembledNorm
 from fednorms.layers.feature_augment import FeatureAugment, feature_augment
 from fednorms.layers.feature_generator import Synthesis
 from fednorms.layers.filter_response_norm import FilterResponseNorm, filter_response
@@ -23,6 +24,7 @@ from fednorms.layers.population_norm import PopulationNorm
 from fednorms.layers.projection import with_projection
 from fednorms.layers.representative_norm import RepresentativeNorm
 from fednorms.layers.scaled_ws import WSConv2d, scaled_weight
+from fednorms.layers.shifted_linear import ShiftedLinear
 from fednorms.layers.switchable_norm import SwitchableNorm
 from fednorms.layers.thresholds import thresholded
 from fednorms.layers.unit_norm import UnitNormLinear, unit_norm
@@ -30,6 +32,7 @@ from fednorms.layers.weight_norm import WNConv2d, weight_norm
 
 __all__ = [
     "AdaptiveGroupNorm",
+    "AssembledNorm",
     "Change",
     "FeatureAugment",
     "FilterResponseNorm",
@@ -42,6 +45,7 @@ __all__ = [
     "NormAct",
     "PopulationNorm",
     "RepresentativeNorm",
+    "ShiftedLinear",
     "SwitchableNorm",
     "Synthesis",
     "UnitNormLinear",

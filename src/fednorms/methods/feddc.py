@@ -65,7 +65,7 @@ class FedDC(Part):
         author, c, u = self.variant == "author", branch(e.mine, "c"), e.context.relative
         rate, steps = (e.context.lr_0, e.context.mean_steps) if author else (e.context.lr, e.effective_steps)
         delta = e.delta.pick(c)
-        new = c - e.down / u - delta / (steps * rate) if rate else c
+        new = c - e.down / u - e.context.per_rate(delta) / (steps * rate) if rate else c
         return join(h=branch(e.mine, "h") + delta, c=new), (new - c) * u
 
     @override

@@ -48,12 +48,11 @@ class FRAug(Part):
     A shared generator G(z, y) makes features for everybody; a private network turns them into a residual on the
     client's class means m: f = ratio (m + FT(G, y)) + (1 - ratio) m, ratio = exp(gamma (t - T)), r = min(1/2, ratio). f
     trains only the head. G descends CE(head(G)) - lam_g dist(G, m) and FT descends -entropy(head(m + FT)) + lam_ft
-    dist(m + FT, m), each with `factor` times the learning rate and everything else fixed. Distances are mean L2 norms,
+    dist(m + FT, m), each at `factor` times the learning rate with all else fixed. Distances are mean L2 norms,
     or for G a kernel discrepancy (distance="mmd"; the authors use lam_g=10 for PACS). Acts on the loss. Client state:
     FT, class means, BatchNorm statistics. Communication: G besides the model.
-    Divergence: this is a reduced form. There is one combined gradient per step instead of three in turn, and `factor`
-    multiplies the losses of G and FT: that is a learning rate with plain SGD only. Under Adam and AdamW it has no
-    effect, and the losses of G and FT count in the norm that clipping bounds. Class means are measured at the start of
+    Divergence: this is a reduced form. There is one combined gradient per step instead of three in turn; G and FT
+    together are clipped apart from the model. Class means are measured at the start of
     a round (momentum 0.3) instead of batch by batch. The authors' numbers are not a target.
 
     >>> FRAug(distance="mmd", lam_g=10.0)
@@ -86,6 +85,10 @@ class FRAug(Part):
         private = slot.name.split(".")[:2] == ["fraug", "local"]
         statistics = is_batchnorm(slot.module) and slot.kind == "buffer"
         return Route.LOCAL if private or statistics else Route.SHARED
+
+    @override
+    def lr_factor(self, slot: Slot) -> float | None:
+        return self.factor if slot.name.split(".")[0] == "fraug" else None
 
     @override
     def missing(self, net: Net) -> str | None:
@@ -136,7 +139,7 @@ class FRAug(Part):
         p = head(private).log_softmax(1)
         generator = s.base(head(fake), s.y) - self.lam_g * self._apart(fake, m)
         privately = (p.exp() * p).sum(1).mean() + self.lam_ft * _norm(private - m)
-        return (1 - r) * real + r * synthetic + self.factor * (generator + privately)
+        return (1 - r) * real + r * synthetic + generator + privately
 
     def _apart(self, a: Tensor, b: Tensor) -> Tensor:
         return _norm(a - b) if self.distance == "l2" else kernel_discrepancy(a, b)

@@ -112,7 +112,7 @@ class Scaffold(Part):
         return new, new - e.mine
 
     def _difference(self, e: End, walked: float) -> Tree:
-        return e.mine - e.down - e.delta / walked if walked else e.mine
+        return e.mine - e.down - e.context.per_rate(e.delta) / walked if walked else e.mine
 
     @override
     def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:

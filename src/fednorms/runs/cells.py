@@ -33,12 +33,16 @@ from fednorms.runs.store.directory import RunDirectory
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison: the method as the user wrote it, its recipe (with the seed), and its directory."""
+    """One run of a comparison: the method as the user wrote it, its recipe (with the seed), and its directory.
+
+    `changed` are keys of the recipe that the stored run has otherwise, such as more rounds.
+    """
 
     label: str
     recipe: Recipe
     path: Path | None = None
     answers: bool = False  # whether the outcome keeps what was predicted, to compare it with others
+    changed: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Averages(NamedTuple):
@@ -141,6 +145,7 @@ def run_cell(cell: Cell, custom: Custom, watch: Watch) -> Outcome:
             loss=custom.loss,
             own=custom.training,
             callback=after_round,
+            changed=cell.changed,
         )
         outcome = Outcome.of(cell.label, result)
         return replace(outcome, answers=result.answers()) if cell.answers else outcome
@@ -186,7 +191,7 @@ def run_cells(
 
 
 def _finished(cell: Cell) -> bool:
-    if cell.path is None:
+    if cell.path is None or cell.changed:
         return False
     try:
         return RunDirectory(cell.path).summary() is not None

@@ -11,7 +11,7 @@ from typing import Any
 from fednorms._version import __version__
 from fednorms.core.errors import BadInput
 from fednorms.core.round import broadcast, initial_state
-from fednorms.core.states import Broadcast, ServerState
+from fednorms.core.states import Broadcast, ServerState, Task
 from fednorms.core.tree import Tree
 from fednorms.engines.base import Trained
 from fednorms.evaluation.modes import MEASURED
@@ -242,7 +242,7 @@ class _Run:
             **({"lost": done.lost} if done.lost else {}),
             **({"refused": refused} if (refused := self._refused_since()) else {}),
             **({"epsilon": guarantee.epsilon(self.state.round)} if guarantee else {}),
-            "bytes_down": len(cohort) * (sent.model.pick(task.net.exchanged).nbytes() + _bytes(sent.parts)),
+            "bytes_down": sum(_bytes_to(task, sent, name) for name in cohort),
             "bytes_up": sum(u.model.nbytes() + _bytes(u.parts) for u in uploads),
             "scores": {k: s.to_dict() for k, s in scores.items()},
             **({"after_local": {k: s.to_dict() for k, s in between.items()}} if between else {}),
@@ -278,6 +278,11 @@ class _Run:
 def _mean(values: list[float], weights: list[float]) -> float | None:
     found = sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights) if values else math.nan
     return None if math.isnan(found) else found
+
+
+def _bytes_to(task: Task, sent: Broadcast, client: str) -> int:
+    here = sent.to(client)
+    return here.model.pick(task.net.exchanged).nbytes() + _bytes(here.parts)
 
 
 def _bytes(parts: dict[str, Tree]) -> int:

@@ -118,6 +118,7 @@ class Graphs(LocalEngine):
                 yield SiteModel(sent, Client(name, splits[name]), sent.model, {})
                 continue
             client = self.local.at_test(self.local.tested_sites[name], self.data.test(splits[name]))
+            sent = mode.received(sent, name)
             self.device.mark_used(_tensors(client.state), evaluator.stream)
             # Only fine-tuning can draw from torch's own generator.
             with self.local.seeded("test", sent.round, name) if mode.model == "adapted" else nullcontext():
@@ -266,13 +267,13 @@ class Graphs(LocalEngine):
         return block
 
     def _one(self, number: int, sent: Broadcast, packed: Tensor, client: Client) -> tuple[Upload, ClientState]:
-        task = self.task
+        task, common, sent = self.task, sent.model, sent.to(client.name)
         context = context_of(task, sent.round, client)
         mine, model, early = arrive(task, sent, client, context)
         path = task.method.path(context)
         seen = {**mine, task.twin.name: Tree()} if task.twin else mine  # the second model has its own workspace
         space = self._workspace(number, sent, client, seen, model)
-        space.fill(sent, packed, seen, model)
+        space.fill(sent, common, packed, seen, model)
         self.data.fill(space, client)
         space.reset(context)
         outer = replace(

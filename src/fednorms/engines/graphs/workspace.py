@@ -70,7 +70,9 @@ class Workspace:
         carry = carry_of(task, sent, client, context_of(task, sent.round, client), mine, start)
         carry.params, carry.buffers = whole.pick(carry.params), whole.pick(task.net.buffers)
         carry.fixed = whole.pick(carry.fixed)
-        carry.optimizer = optimizer = Optimizer.fresh(task.training, carry.params.detach(), 0.0, like)
+        carry.optimizer = optimizer = Optimizer.fresh(
+            task.training, carry.params.detach(), 0.0, like, rates=task.net.rates
+        )
         relative, lr = torch.ones_like(like), torch.zeros_like(like)
         return cls(task, layout, carry, optimizer, live, origin, integers, relative, lr, stream, pool, data)
 
@@ -78,10 +80,10 @@ class Workspace:
         """Whether what parts send and keep has the shapes of this memory."""
         return shapes_of(self.carry.broadcast.parts, self.carry.mine) == shapes_of(sent.parts, mine)
 
-    def fill(self, sent: Broadcast, packed: Tensor, mine: dict[str, Tree], model: Tree) -> None:
-        """Copy a client into this memory: the broadcast block, then what differs from it, then the parts' states."""
+    def fill(self, sent: Broadcast, common: Tree, packed: Tensor, mine: dict[str, Tree], model: Tree) -> None:
+        """Copy a client into this memory: the block of the common model, what differs from it, the parts' states."""
         self.origin.copy_(packed)
-        own = {n: t for n, t in model.items() if t is not sent.model[n]}
+        own = {n: t for n, t in model.items() if t is not common[n]}
         targets = self.layout.views(self.origin) if own else Tree()
         copy_tree({n: targets[n] for n in own if n in targets}, own)
         copy_tree(self.integers, model)

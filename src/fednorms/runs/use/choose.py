@@ -64,7 +64,9 @@ def choose(
         notes.append(_note_on_mean(task, kept, states))
     attributes, samples = ({}, 0) if found is None else (dict(found.attributes), found.samples)
     client = Client(site or "everybody", data or _empty(facts, samples), state, attributes)
-    tensors, mine = model_for(task, sent, client, Mode("personal" if own else "unseen"))
+    mode = Mode("personal" if own else "unseen")
+    sent = mode.received(sent, client.name)
+    tensors, mine = model_for(task, sent, client, mode)
     measuring = [p for p in input_normalizers(task) if state is None or p.name not in state.parts]
     mode, whose = _mode(task, own or len(facts.clients) == 1, bool(kept)), site if own else None
     return Chosen(mode, whose, tensors, mine, sent, client, bool(measuring), notes)

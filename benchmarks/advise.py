@@ -1,0 +1,303 @@
+"""How well does `fednorms advise` advise? Run every arm in full on generated federations, and count the points lost.
+
+Every federation (kind of shift x strength x size x model) is trained with every arm at every learning rate. From these
+records the tournament is played again, bit for bit, since a run that is continued is the run with more rounds. The
+regret of an answer is the test accuracy of the best arm minus that of the answer, in points.
+
+    python benchmarks/advise.py run --state FOLDER       # trains what is missing; can be interrupted at any time
+    python benchmarks/advise.py results --state FOLDER   # writes docs/results/advise.json; then `make docs-pages`
+    python benchmarks/advise.py priors --state FOLDER    # writes what `advise` knows before it trains
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from advise_federations import Case, cases
+from torch import nn
+
+import fednorms as fn
+from fednorms.advice.arms import Question, propose
+from fednorms.advice.measures import measure
+from fednorms.advice.priors import expected_loss
+from fednorms.advice.summaries import probe
+from fednorms.advice.tournament import Played, Rungs, Trial, ladder, tournament
+from fednorms.runs.identity import Custom
+
+ROUNDS, BATCH, SEEDS, FINALISTS = 9, 16, 2, 3
+
+
+class Record:
+    """What is known about one case: its measures and its runs, in one file that is replaced after every run."""
+
+    def __init__(self, folder: Path, case: Case) -> None:
+        self.path = folder / f"{case.key.replace(', ', '_').replace(' ', '-')}.json"
+        self.values: dict[str, Any] = {"data": case.data, "name": case.name, "model": case.model, "runs": []}
+        if self.path.exists():
+            self.values = json.loads(self.path.read_text())
+
+    def run(self, arm: str, lr: float, seed: int) -> dict[str, Any] | None:
+        """A run that is known."""
+        return next((r for r in self.values["runs"] if (r["arm"], r["lr"], r["seed"]) == (arm, lr, seed)), None)
+
+    def save(self) -> None:
+        """Replace the file."""
+        new = self.path.with_suffix(".new")
+        new.write_text(json.dumps(self.values))
+        os.replace(new, self.path)
+
+
+def recipe() -> fn.Recipe:
+    """What all runs share."""
+    training = {"batch_size": BATCH, "lr": 0.05}
+    return fn.Recipe(rounds=ROUNDS, training=training, device="cpu", engine="loop", threads=1, evaluate=[])
+
+
+def train(folder: Path, most: int) -> None:
+    """Run everything that is missing: all rates with one seed first, then more seeds of each arm's best rate."""
+    torch.set_num_threads(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed in range(SEEDS):
+        for case in cases()[:most]:
+            record = Record(folder, case)
+            federation: fn.Federation | None = None
+            if "measures" not in record.values:
+                federation = case.make()
+                begun = time.perf_counter()
+                network = case.network()
+                made = Custom.of(federation, network, None)
+                sites = probe(
+                    recipe().model_copy(update={"model": model_name(network)}), without_test(federation), made
+                )
+                found = {m.name: m.value for m in measure(sites)}
+                record.values |= {"measures": found, "probe_seconds": time.perf_counter() - begun}
+                question = Question(network, 10, federation.shape, len(federation.clients), ROUNDS, BATCH)
+                one = Question(
+                    network, 10, federation.shape, len(federation.clients), ROUNDS, BATCH, wanted="one-model"
+                )
+                record.values["arms"] = {a.name: list(a.rates) for a in propose(question, found).arms}
+                record.values["one_model"] = [a.name for a in propose(one, found).arms]
+                record.save()
+            for arm, rates in record.values["arms"].items():
+                for lr in rates if seed == 0 else wanted_rates(record, arm):
+                    if record.run(arm, lr, seed):
+                        continue
+                    federation = federation or case.make()
+                    record.values["runs"].append(one_run(federation, case, arm, lr, seed))
+                    record.save()
+            print(f"{time.strftime('%H:%M:%S')} seed {seed}: {case.key}", flush=True)
+
+
+def model_name(network: str | nn.Module) -> str:
+    """How a recipe names a network."""
+    from fednorms.runs.identity import own_model
+
+    return network if isinstance(network, str) else own_model(network)
+
+
+def without_test(federation: fn.Federation) -> fn.Federation:
+    """The federation without test images: nothing that advises may see them."""
+    return replace(federation, sites=[replace(s, test=None) for s in federation.clients])
+
+
+def best_rate(record: Record, arm: str) -> float | None:
+    """The rate of an arm with the best validation after the last round of seed 0; None if all diverged."""
+    runs = [r for r in record.values["runs"] if r["arm"] == arm and r["seed"] == 0 and r["val"]]
+    return max(runs, key=lambda r: r["val"][-1])["lr"] if runs else None
+
+
+def wanted_rates(record: Record, arm: str) -> list[float]:
+    """The rates of an arm that need more seeds: its best one, and those that reach the last rung of a tournament."""
+    rates = {best_rate(record, arm)}
+    for arms in questions(record).values():
+        rates |= {t.values["lr"] for t, _ in replayed(record, arms, (0,))[-1].ranking[:FINALISTS] if t.arm == arm}
+    return sorted(rate for rate in rates if rate is not None)
+
+
+def questions(record: Record) -> dict[str, list[str]]:
+    """The arms that compete if any model will do, and if one model for all sites is asked for."""
+    arms = list(record.values["arms"])
+    return {"any": arms, "one model": [arm for arm in arms if arm in record.values["one_model"]]}
+
+
+def replayed(record: Record, arms: Sequence[str], seeds: Sequence[int]) -> list[Rungs]:
+    """Play the tournament of `advise` from the recorded curves."""
+
+    def play(jobs: Sequence[tuple[Trial, int]], rounds: int) -> list[Played]:
+        played = []
+        for trial, seed in jobs:
+            run = record.run(trial.arm, trial.values["lr"], seed)
+            if run is None:
+                raise LookupError(f"{record.path.stem}: {trial.name}, seed {seed} has not run yet")
+            played.append(Played(trial, seed, rounds, run["val"][rounds - 1] if run["val"] else None))
+        return played
+
+    trials = [Trial(arm, arm, {"lr": rate}) for arm in arms for rate in record.values["arms"][arm]]
+    rates = max(len(record.values["arms"][arm]) for arm in arms)
+    return tournament(trials, ladder(ROUNDS, len(arms), rates, seeds, FINALISTS), play)
+
+
+def one_run(federation: fn.Federation, case: Case, arm: str, lr: float, seed: int) -> dict[str, Any]:
+    """Train an arm in full: validation after every round, test after the last one; nothing if it diverged."""
+    begun = time.perf_counter()
+    known = {"arm": arm, "lr": lr, "seed": seed}
+    try:
+        result = fn.run(arm, federation, case.network(), recipe=recipe(), lr=lr, seed=seed, progress=False)
+    except fn.Diverged as error:
+        return known | {"val": [], "test": None, "error": str(error), "seconds": time.perf_counter() - begun}
+    session, state = result._session, result._state
+    assert session is not None
+    assert state is not None
+    tested = session.engine.evaluate(state, session.headline, session.cohort(ROUNDS - 1), "test")
+    assert tested is not None
+    val = [a for _, a in result.curve(split="val")]
+    return known | {"val": val, "test": tested.mean, "seconds": time.perf_counter() - begun}
+
+
+def tested(record: Record, arm: str, lr: float | None) -> float:
+    """Mean test accuracy of an arm at a rate over its seeds, in percent; 0 if it diverged."""
+    found = [r["test"] for r in record.values["runs"] if (r["arm"], r["lr"]) == (arm, lr)]
+    return 100 * fmean(t or 0.0 for t in found) if found else 0.0
+
+
+def lost(record: Record, arms: Sequence[str]) -> dict[str, float]:
+    """Points that each arm, at its best rate, loses to the best arm on test images."""
+    scores = {arm: tested(record, arm, best_rate(record, arm)) for arm in arms}
+    return {arm: max(scores.values()) - score for arm, score in scores.items()}
+
+
+def complete(folder: Path) -> list[Record]:
+    """The federations on which every arm has run at every rate."""
+    found = [Record(folder, case) for case in cases()]
+    return [
+        r
+        for r in found
+        if "arms" in r.values and all(r.run(arm, lr, 0) for arm, rates in r.values["arms"].items() for lr in rates)
+    ]
+
+
+def prior_records(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """What `advise` knows of each federation."""
+    return [
+        {
+            "data": r.values["data"],
+            "name": r.values["name"],
+            "model": r.values["model"],
+            "measures": {k: v if v is None else round(v, 4) for k, v in r.values["measures"].items()},
+            "lost": {arm: round(points, 2) for arm, points in lost(r, list(r.values["arms"])).items()},
+        }
+        for r in records
+    ]
+
+
+def judged(record: Record, known: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The regret of every answer to both questions; the priors do not know this data set."""
+    values = record.values
+    expected = expected_loss(values["measures"], [k for k in known if k["data"] != values["data"]])
+    out: dict[str, Any] = {key: values[key] for key in ("data", "name", "model", "measures")}
+    for question, unordered in questions(record).items():
+        arms = sorted(unordered, key=lambda arm: expected.get(arm, 0.0))  # as `propose` orders them
+        points = lost(record, arms)
+        best = max(tested(record, arm, best_rate(record, arm)) for arm in arms)
+        try:
+            rungs, seeds = replayed(record, arms, range(SEEDS)), SEEDS
+        except LookupError:
+            rungs, seeds = replayed(record, arms, (0,)), 1
+        answer = rungs[-1].ranking[0][0]
+        out[question] = {
+            "best": best,
+            "winner": min(points, key=lambda arm: points[arm]),
+            "answer": answer.name,
+            "seeds": seeds,
+            "rounds": trained_rounds(rungs),
+            "all_rounds": ROUNDS * seeds * sum(len(values["arms"][arm]) for arm in arms),
+            "advice": best - tested(record, answer.arm, answer.values["lr"]),
+            "measures": points[arms[0]],
+            "always": points,
+        }
+    return out
+
+
+def trained_rounds(rungs: Sequence[Rungs]) -> int:
+    """Rounds that a tournament trains."""
+    reached: dict[tuple[str, int], int] = {}
+    for rung in rungs:
+        for p in rung.played:
+            reached[p.trial.name, p.seed] = p.rounds
+    return sum(reached.values())
+
+
+def correlations(records: Sequence[Record]) -> dict[str, dict[str, float]]:
+    """Spearman's rank correlation of each measure with the points by which each arm is better than FedAvg."""
+    from scipy.stats import spearmanr
+
+    out: dict[str, dict[str, float]] = {}
+    for name in records[0].values["measures"]:
+        for arm in records[0].values["arms"]:
+            both = [
+                (r.values["measures"][name], points["fedavg"] - points[arm])
+                for r in records
+                for points in [lost(r, list(r.values["arms"]))]
+                if arm in points and r.values["measures"][name] is not None
+            ]
+            if arm != "fedavg" and len({a for a, _ in both}) > 2:
+                out.setdefault(name, {})[arm] = round(float(spearmanr(*zip(*both, strict=True)).statistic), 2)
+    return out
+
+
+def write_results(folder: Path) -> None:
+    """Write docs/results/advise.json, from which docs/make_advise_page.py makes the page."""
+    records = complete(folder)
+    known = prior_records(records)
+    results = {
+        "planned": len(cases()),
+        "rounds": ROUNDS,
+        "batch_size": BATCH,
+        "federations": [judged(r, known) for r in records],
+        "correlations": correlations(records),
+        "hours": sum(run["seconds"] for r in records for run in r.values["runs"]) / 3600,
+    }
+    path = Path(__file__).parent.parent / "docs" / "results" / "advise.json"
+    path.write_text(json.dumps(rounded(results), indent=1) + "\n")
+    print(f"{path}: {len(records)} of {len(cases())} federations")
+
+
+def rounded(value: Any) -> Any:
+    """Numbers with four digits after the point."""
+    if isinstance(value, dict):
+        return {k: rounded(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [rounded(v) for v in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def write_priors(folder: Path) -> None:
+    """Write what `advise` knows before it trains."""
+    records = prior_records(complete(folder))
+    lines = ",\n".join(json.dumps(record) for record in records)
+    path = Path(__file__).parent.parent / "src" / "fednorms" / "advice" / "priors.json"
+    path.write_text(f'{{"records": [\n{lines}\n]}}\n')
+    print(f"{path}: {len(records)} federations")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "results", "priors"))
+    parser.add_argument("--state", type=Path, required=True, help="folder of the records")
+    parser.add_argument("--most", type=int, default=1000, help="only the first so many federations")
+    given = parser.parse_args()
+    if given.what == "run":
+        train(given.state, given.most)
+    elif given.what == "results":
+        write_results(given.state)
+    else:
+        write_priors(given.state)

@@ -1,0 +1,48 @@
+"""The plan of a search, recorded in its folder: the same call continues it, and another question is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fednorms.core.errors import BadInput
+from fednorms.runs.option_names import option
+from fednorms.runs.store.atomic import clear_errors, write_atomic
+
+FILE = "plan.json"
+
+
+def recorded(folder: Path, asked: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """What the folder recorded for this question, or what `make` gives, which is then recorded."""
+    now = json.loads(json.dumps(asked))
+    try:
+        stored: dict[str, Any] = json.loads((folder / FILE).read_bytes())
+        then, found = stored["asked"], stored["found"]
+    except FileNotFoundError:
+        _refuse_others(folder)
+        made: dict[str, Any] = json.loads(json.dumps(make()))
+        with clear_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / FILE, (json.dumps({"asked": now, "found": made}, indent=1) + "\n").encode())
+        return made
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{folder / FILE} cannot be read ({error}). Choose another {option('out')}.") from None
+    if differs := [key for key in now if then.get(key) != now[key]]:
+        recipe = then.get("recipe", {})
+        inner = [key for key, value in now["recipe"].items() if recipe.get(key) != value]
+        what = ", ".join(dict.fromkeys([*inner, *(key for key in differs if key != "recipe")]))
+        raise BadInput(
+            f"{folder} holds the answer to another question. These differ: {what}. Choose another {option('out')}."
+        )
+    return dict(found)
+
+
+def _refuse_others(folder: Path) -> None:
+    others = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    if others:
+        raise BadInput(
+            f"{folder} is not empty and holds no search (it has {', '.join(others[:3])}). Choose another "
+            f"{option('out')}."
+        )

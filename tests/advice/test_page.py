@@ -1,0 +1,37 @@
+"""The page on how well `advise` does is made of its results, and counts them correctly."""
+
+import json
+from statistics import fmean
+
+import pytest
+
+from docs import make_advise_page as maker
+from fednorms.advice.priors import records
+
+RESULTS = json.loads(maker.PAGE.with_suffix(".json").read_text())
+
+
+def test_the_page_is_current():
+    assert maker.page(RESULTS) == maker.PAGE.read_text(encoding="utf-8"), "run: python docs/make_advise_page.py"
+
+
+@pytest.mark.parametrize("question", maker.QUESTIONS)
+def test_regrets_are_what_the_best_arm_gains(question):
+    for federation in RESULTS["federations"]:
+        asked = federation[question]
+        assert asked["always"][asked["winner"]] == min(asked["always"].values()) == 0
+        assert asked["measures"] in asked["always"].values()
+
+
+def test_the_goal_needs_both_conditions():
+    assert "is met" in maker.verdict({"advise": [0.5], "always a": [3.0], "always b": [2.0]})
+    assert "is missed" in maker.verdict({"advise": [0.5], "always a": [1.2]})
+    assert "is missed" in maker.verdict({"advise": [1.5], "always a": [9.0]})
+
+
+def test_priors_are_those_of_the_results():
+    known = {(r["data"], r["name"], r["model"]): r["lost"] for r in records()}
+    for federation in RESULTS["federations"]:
+        lost = known[federation["data"], federation["name"], federation["model"]]
+        assert lost == pytest.approx(federation["any"]["always"], abs=0.01)
+    assert fmean(len(lost) for lost in known.values()) > 5
