@@ -91,11 +91,11 @@ def page(results: Mapping[str, Any]) -> str:
         "does not tell enough about a fourth. They order and cut the field; the tournament decides.",
         '- Priors leave out the data set that is judged: for a federation of "cameras", they know only the others. '
         "Both kinds of handwritten dials count as one data set.",
-        "- The shape of the tournament (rounds and trials of each rung) was chosen among about two dozen after a look at "
-        "eight other federations of the same data sets and at the first 31 of these. Before that choice, the regret for "
-        "one model was 1.09. So the regret is somewhat too good; fresh federations must confirm it.",
-        "- The federations themselves were designed three times: rendered digits stayed at chance and were dropped, and "
-        "sizes and rounds were cut to fit the machine. Only this set was run to the end.",
+        "- The shape of the tournament (rounds and trials of each rung) was chosen among about two dozen after a look "
+        "at eight other federations of the same data sets and at the first 31 of these. Before that choice, the regret "
+        "for one model was 1.09. So the regret is somewhat too good; fresh federations must confirm it.",
+        "- The federations themselves were designed three times: rendered digits stayed at chance and were dropped, "
+        "and sizes and rounds were cut to fit the machine. Only this set was run to the end.",
         f"- Test accuracies are means over the seeds that ran ({_seeds(seeds)}). The best of nine methods on few test "
         "images looks better than it is, so a part of every regret is noise. Regrets below 0 are possible: the answer "
         "may have another rate than the one that validation prefers after a full search.",

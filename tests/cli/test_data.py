@@ -109,6 +109,10 @@ def test_a_pack_of_folders_keeps_patients_together(tmp_path, capsys):
         assert reds["train"].isdisjoint(reds["test"])
     assert main([*command, "--group", "("]) == 2
     assert "not a regular expression" in capsys.readouterr().err
+    assert main([*command, "--channels", "1"]) == 0
+    assert unpacked(tmp_path / "p.fnpack").shape == (1, 4, 4)
+    assert main(["data", "pack", "digits-shift", str(tmp_path / "d.fnpack"), "--channels", "1"]) == 2
+    assert "for folders of images only" in capsys.readouterr().err
 
 
 def test_pack_of_a_recognized_data_set_keeps_the_protocol(tmp_path, capsys):

@@ -1463,7 +1463,7 @@ COMMANDS = {
     "analyze": "--out --round --client --dead --device --json",
     "data check": "--protocol --group --group-across --copies --skip-broken --val --test --seed --allow-pickle "
     "--complete --quiet --json",
-    "data pack": "--protocol --size --quality --codec --seed --val --test --group --group-across --copies "
+    "data pack": "--protocol --size --channels --quality --codec --seed --val --test --group --group-across --copies "
     "--skip-broken --subset --normalize --complete --allow-pickle --quiet",
     "data show": "--out --images --json --root --protocol --complete --allow-pickle --size --data-seed --val --test "
     "--group --group-across --copies --skip-broken --subset --normalize --channels --hold-out --augment --partition",

@@ -46,11 +46,11 @@ def test_the_tables_of_results_are_current():
 def test_the_page_of_results_agrees_with_each_report(report):
     """The report was written by `reproduce`, the page by its own command: both count the same cells and pairs."""
     text = report.read_text(encoding="utf-8")
-    score = re.search(r"\*\*(\d+ of \d+) published cells", text)
+    score = re.search(r"(\d+ of \d+) published cells are within", text)
     orders = [tuple(map(int, found)) for found in re.findall(r"(\d+) of (\d+) pairs as published", text)]
     order = " of ".join(str(sum(column)) for column in zip(*orders, strict=True)) if orders else ""
     row = _results()[report.parent.name]
-    assert row[:2] == [score[1] if score else "not judged", order]
+    assert [row[0], row[2]] == [score[1] if score else "not judged", order]
 
 
 # -- pages of the site ----------------------------------------------------------------------------------------------
@@ -103,8 +103,20 @@ def test_the_readme_counts_as_the_pages_do():
     assert results["fedwon-table-16"][0] == "8 of 8"
     assert "all 24 cells" in README
     assert f"Table 21: {results['fedwon-table-21'][0]}," in README
-    orders = [row[1].split(" of ") for name, row in results.items() if name.startswith("fednn-table")]
+    orders = [row[2].split(" of ") for name, row in results.items() if name.startswith("fednn-table")]
     assert f"{sum(int(a) for a, _ in orders)} of {sum(int(b) for _, b in orders)} pairs" in README
+
+
+def test_the_readme_compares_speed_and_bytes_as_the_page_of_performance_does():
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    faster = [
+        float(row.split("|")[7].strip(" *").partition("x")[0]) for row in re.findall(r"^\| \([a-e]\).*", page, re.M)
+    ]
+    assert len(faster) == 5
+    assert f"[{min(faster):.0f} to {max(faster):.0f} times as fast](docs/performance.md)" in README
+    sent = [re.findall(r"[\d,]{7,}", row)[:2] for row in re.findall(r"^\| bytes (?:up|down) .*", page, re.M)]
+    ratios = [int(ours.replace(",", "")) / int(theirs.replace(",", "")) for ours, theirs in sent]
+    assert f"at most {100 * (max(ratios) - 1):.0f} % more" in README
 
 
 def test_the_readme_fits_two_screens():

@@ -138,7 +138,7 @@ def test_every_setting_that_messages_suggest_is_an_argument():
     settings = {"engine": "loop", "head": ["head"], "on_divergence": "skip", "weighting": "uniform"}
     result = fn.run("fedavg", two_sites(), Flat(), 1, device="cpu", **settings)
     assert {key: getattr(result.recipe, key) for key in settings} == settings
-    with pytest.raises(BadInput, match=r"weighting: .*'size' or 'uniform', got 'even'"):
+    with pytest.raises(BadInput, match=r'weighting= must be .*"size" or "uniform", got "even"'):
         fn.run("fedavg", two_sites(), Flat(), 1, weighting="even")
 
 

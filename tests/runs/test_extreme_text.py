@@ -16,11 +16,11 @@ SHORT = 1200  # characters of a message
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
-        (f"rounds = {NINES}", "rounds is an integer of 1329 bits; at most 64"),
-        (f"seed = -{NINES}", "seed is an integer"),
-        (f"class_weights = [1, {NINES}]", "class_weights is an integer"),
-        (f"[training]\nlr = {NINES}", r"training\.lr is an integer"),
-        (f"[data]\nsize = {NINES}", r"data\.size is an integer"),
+        (f"rounds = {NINES}", "rounds must be an integer of at most 64 bits, got one of 1329 bits"),
+        (f"seed = -{NINES}", "seed must be an integer of at most"),
+        (f"class_weights = [1, {NINES}]", "class_weights must be an integer of at most"),
+        (f"[training]\nlr = {NINES}", r"training\.lr must be an integer of at most"),
+        (f"[data]\nsize = {NINES}", r"data\.size must be an integer of at most"),
         ("rounds = " + 5000 * "9", "not valid TOML"),
         ("[training]\nlr = 1e400", "finite"),
         ("x = " + 5000 * "[", "nested too deeply"),

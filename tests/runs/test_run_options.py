@@ -130,7 +130,7 @@ def test_a_run_with_functions_can_be_used_without_them(tmp_path):
         ({"evaluate_every": 2}, r"recipe=fednorms.Recipe\(evaluate_every=2\)"),
         ({"patience": 2}, r"stop=fednorms.EarlyStopping\(patience=2\)"),
         ({"ruonds": 2}, 'did you mean "rounds"'),
-        ({"optimizer": "adan"}, "optimizer must be sgd, adam or adamw"),
+        ({"optimizer": "adan"}, "optimizer= must be sgd, adam or adamw"),
         ({"schedule": lambda t: -1.0}, r"finite number >= 0.*For round 1 of 2 it returned -1.0"),
         ({"schedule": lambda t: "a"}, "it returned 'a'"),
         ({"epochs": {"d": 2}}, 'names the client "d", which does not train'),

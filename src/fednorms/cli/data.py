@@ -51,6 +51,8 @@ class Pack:
     """Whose split of a data set (default: its first; see `fednorms data check ROOT`)."""
     size: Annotated[str, tyro.conf.arg(metavar="N|HxW", help_behavior_hint="(default: the protocol's)")] = ""
     """Resize images to this many pixels, or to height and width as in 72x96."""
+    channels: Annotated[int, tyro.conf.arg(help_behavior_hint="(default: 3)")] = 0
+    """For folders: 3 (RGB), 1 (gray) or 4 (RGBA)."""
     quality: int = 0
     """Compress with this quality, 1 to 100, as jpeg unless --codec says otherwise (default: keep every pixel)."""
     codec: Literal["auto", "raw", "png", "webp", "jpeg"] = "auto"
@@ -117,6 +119,7 @@ def pack(args: Sequence[str]) -> int:
         complete=None if given.complete or not known else False,
         allow_pickle=given.allow_pickle or None,
         group=given.group or None,
+        channels=given.channels or None,
         group_across=given.group_across or None,
         copies=None if given.copies == "keep" else given.copies,
         skip_broken=given.skip_broken or None,

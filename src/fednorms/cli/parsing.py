@@ -303,7 +303,7 @@ def merged(base: Recipe, *options: object) -> Recipe:
         (values[key.section] if key.section else values)[key.key] = value
     if "federation" in given or any(_KEYS[name].section == "data" for name in given):
         values["fingerprint"] = ""  # the data may differ from those of the recipe's run
-    return Recipe.make(values, as_options={key.path: f"--{name.replace('_', '-')}" for name, key in _KEYS.items()})
+    return Recipe.make(values)
 
 
 def _given(options: object) -> Iterator[tuple[str, Any]]:

@@ -101,6 +101,8 @@ class Method:
         return found
 
     def __add__(self, other: Method | Part) -> Method:
+        if isinstance(other, str):
+            raise BadInput(f'Method: text cannot be added. Write fednorms.method("{self} + {other}").')
         return Method(self.parts + (other.parts if isinstance(other, Method) else (other,)))
 
     def __str__(self) -> str:

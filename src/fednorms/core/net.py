@@ -335,7 +335,7 @@ class Net:
                 width = layer.out_channels if isinstance(layer, nn.Conv2d) else getattr(layer, "out_features", classes)
                 if width != classes:
                     raise BadInput(
-                        f'Layer "{head}" of model "{self.name}" was taken for its classifier and has {width} outputs, '
+                        f'Layer "{head}" of model "{self.shown}" was taken for its classifier and has {width} outputs, '
                         f"not {classes}. Name the layer that returns the logits with head=."
                     )
             self._check_pass(state, images)
@@ -347,14 +347,19 @@ class Net:
                 return True
         return False
 
+    @property
+    def shown(self) -> str:
+        """The model's name in messages: of a custom one, without the hash of its code."""
+        return self.name.removeprefix("custom:").partition("@")[0]
+
     def _misfit(self, problem: str, advice: str, images: Tensor, classes: int) -> BadInput:
         """The error for a model that does not fit the data, or no longer does after a part's surgery."""
         p = self._spoiler(images, classes)
         if p is None:
-            return BadInput(f'Model "{self.name}" {problem}. {advice}')
+            return BadInput(f'Model "{self.shown}" {problem}. {advice}')
         did = few([str(change) for change in self.changes.get(p.name, [])])
         return BadInput(
-            f'{p.name}: after its surgery ({did}), and not before, model "{self.name}" {problem}. Give new layers '
+            f'{p.name}: after its surgery ({did}), and not before, model "{self.shown}" {problem}. Give new layers '
             "the channels, dtype and device of those that they replace."
         )
 

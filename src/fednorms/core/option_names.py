@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Literal
 
-_on_command_line = ContextVar("_on_command_line", default=False)
+_interface: ContextVar[Literal["Python", "command line", "file"]] = ContextVar("_interface", default="Python")
 
 
 @contextmanager
@@ -17,11 +18,26 @@ def command_line() -> Iterator[None]:
     ...     option("hold_out")
     '--hold-out'
     """
-    token = _on_command_line.set(True)
+    token = _interface.set("command line")
     try:
         yield
     finally:
-        _on_command_line.reset(token)
+        _interface.reset(token)
+
+
+@contextmanager
+def recipe_file() -> Iterator[None]:
+    """Within this context, messages name options as the keys of a file.
+
+    >>> with recipe_file():
+    ...     option("hold_out"), key("data.hold_out")
+    ('hold_out', 'data.hold_out')
+    """
+    token = _interface.set("file")
+    try:
+        yield
+    finally:
+        _interface.reset(token)
 
 
 def option(name: str) -> str:
@@ -30,7 +46,10 @@ def option(name: str) -> str:
     >>> option("hold_out")
     'hold_out='
     """
-    return f"--{name.replace('_', '-')}" if _on_command_line.get() else f"{name}="
+    interface = _interface.get()
+    if interface == "file":
+        return name
+    return f"--{name.replace('_', '-')}" if interface == "command line" else f"{name}="
 
 
 def setting(name: str, value: str) -> str:
@@ -42,7 +61,8 @@ def setting(name: str, value: str) -> str:
     ...     setting("size", "72x96")
     '--size "72x96"'
     """
-    return f'{option(name)}{" " * _on_command_line.get()}"{value}"'
+    between = {"Python": "", "command line": " ", "file": " = "}[_interface.get()]
+    return f'{option(name)}{between}"{value}"'
 
 
 def flag(name: str) -> str:
@@ -51,4 +71,20 @@ def flag(name: str) -> str:
     >>> flag("skip_broken")
     'skip_broken=True'
     """
-    return option(name) + ("" if _on_command_line.get() else "True")
+    interface = _interface.get()
+    return option(name) + {"Python": "True", "command line": "", "file": " = true"}[interface]
+
+
+def key(path: str) -> str:
+    """The name of a recipe's key: where it is in a file, otherwise the option that sets it.
+
+    >>> key("training.lr")
+    'lr='
+    >>> with command_line():
+    ...     key("data.seed")
+    '--data-seed'
+    """
+    interface = _interface.get()
+    if interface == "file":
+        return path
+    return option("data_seed" if path == "data.seed" and interface == "command line" else path.rpartition(".")[2])

@@ -117,6 +117,15 @@ def shortened(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[:half]}...({len(text):,} characters)...{text[-half:]}"
 
 
+def quoted(value: object) -> str:
+    """A value for a message, on one line: text in double quotes, other values as Python writes them.
+
+    >>> print(quoted("ten"), quoted([0.1, 0.2]), quoted(None))
+    "ten" [0.1, 0.2] None
+    """
+    return f'"{shortened(value)}"' if isinstance(value, str) else shortened(" ".join(repr(value).split()), 80)
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """A "did you mean" for error messages, with all known names.
 

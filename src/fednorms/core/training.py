@@ -8,6 +8,8 @@ from dataclasses import InitVar, dataclass, fields
 from typing import Literal
 
 from fednorms.core.errors import BadInput
+from fednorms.core.option_names import option
+from fednorms.core.options import quoted
 
 SCHEDULES = ("const", "exp", "step", "cosine")
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -55,6 +57,11 @@ class Training:
     def __post_init__(self, optimiser: str | None) -> None:
         if optimiser is not None:
             object.__setattr__(self, "optimizer", optimiser)
+        numbers = ("epochs", "steps", "batch_size", "lr", "decay", "momentum", "weight_decay", "clip", "warmup")
+        if wrong := [k for k in numbers if not isinstance(getattr(self, k), int | float | None)]:
+            raise BadInput(
+                "; ".join(f"{option(k)} must be a number, got {quoted(getattr(self, k))}" for k in wrong) + "."
+            )
         limits = [
             ("epochs", self.epochs >= 1, "an integer >= 1"),
             ("steps", self.steps is None or self.steps >= 1, "an integer >= 1, or nothing"),
@@ -70,9 +77,9 @@ class Training:
             ("warmup", self.warmup is None or self.warmup >= 1, "an integer >= 1, or nothing"),
             ("client_epochs", all(n >= 1 for n in (self.client_epochs or {}).values()), "integers >= 1 by client"),
         ]
-        wrong = [f"{k} must be {want}, got {getattr(self, k)!r}" for k, fine, want in limits if not fine]
+        wrong = [f"{option(k)} must be {want}, got {quoted(getattr(self, k))}" for k, fine, want in limits if not fine]
         if wrong:
-            raise BadInput("Local training: " + "; ".join(wrong) + ".")
+            raise BadInput("; ".join(wrong) + ".")
 
     @property
     def without_effect(self) -> list[str]:

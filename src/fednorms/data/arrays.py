@@ -67,6 +67,11 @@ def from_arrays(
     a     a           8    -     2  2/2
     b     b           -    -    10  2/2
     """
+    if not isinstance(sites, Mapping):
+        raise BadInput(
+            f"from_arrays: expected a dictionary of sites, got {type(sites).__name__}. Write from_arrays("
+            '{"north": (images, labels), "south": (images, labels)}).'
+        )
     if channels not in (None, 1, 3):
         raise BadInput(f'Federation "{name}": channels must be 1 or 3, got {channels}.')
     if layout not in (None, "NHW", "NHWC", "NCHW"):
@@ -202,7 +207,9 @@ def _labels(y: Array) -> Tensor:
     else:
         whole = y.dtype.kind in "iub"
     if not whole or y.ndim != 1:
-        raise BadInput(f"labels must be whole numbers with one axis, got {y.dtype} of shape {tuple(y.shape)}.")
+        text = not isinstance(y, Tensor) and y.dtype.kind in "OSU"
+        fix = " Number them, and name them with classes=." if text else ""
+        raise BadInput(f"labels must be whole numbers with one axis, got {y.dtype} of shape {tuple(y.shape)}.{fix}")
     return y.cpu().long() if isinstance(y, Tensor) else torch.from_numpy(y.astype(np.int64))
 
 

@@ -213,7 +213,8 @@ def _folder(text: str, asked: Mapping[str, Any]) -> Federation:
                 raise BadInput(f"{problem} {hint}.") from None
             raise
     path = Path(root or "", text).expanduser()
-    where = f'"{path.parent.absolute()}" has no folder "{path.name}"'
+    missing = next((p for p in reversed((path, *path.parents)) if not p.exists()), path)
+    where = f'"{missing.parent.absolute()}" has no folder "{missing.name}"'
     near = did_you_mean(path.name, _folders_in(path.parent), prefix=text.rstrip("/").removesuffix(path.name))
     if path.exists():
         where = f'"{path}" is a file. A folder of site/class/image.png is expected, or a pack (FILE{SUFFIX})'

@@ -39,6 +39,12 @@ def method(text: str | Method | Part) -> Method:
     if not isinstance(text, str):
         if isinstance(text, type) and issubclass(text, Part):
             refuse_class("method", text)
+        if isinstance(text, (list, tuple)) and all(isinstance(one, (str, Method, Part)) for one in text):
+            several = ", ".join(f'"{one}"' for one in text)
+            raise BadInput(
+                f"method: expected one method, got {len(text)}. To combine them, write "
+                f'"{" + ".join(map(str, text))}". To compare them, write fednorms.compare([{several}]).'
+            )
         raise BadInput(
             f"method: expected text, a Method or a part, got {checks.kind(text)}. A custom class derives "
             'from fn.Part and has @fn.part("name") above it.'

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace as with_changes
 from datetime import datetime
 from pathlib import Path
-from typing import Never
+from typing import Any, Never
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
 from fednorms.core.optim import MakeOptimizer
-from fednorms.core.options import nearest
+from fednorms.core.options import nearest, quoted
 from fednorms.core.part import Part
 from fednorms.core.training import Training
 from fednorms.data import Federation
@@ -96,15 +96,17 @@ def compare(
     refuse_unknown(compare, unknown, *several)
     given = [m if isinstance(m, str) else str(read_method(m)) for m in several]
     chosen = {text.strip(): str(read_method(text)) for text in given}
+    if isinstance(seeds, str) or not isinstance(seeds, int | Sequence):
+        raise BadInput(f"seeds= must be a number of seeds or a list of different integers, got {quoted(seeds)}.")
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     _check_request(given, chosen, numbers, jobs)
     trackers = asked_for(track)
-    base = recipe or Recipe()
+    base = Recipe.given(recipe, training)
     short = {"batch_size": batch_size, "momentum": momentum, "weight_decay": weight_decay, "warmup": warmup}
     changed = {k: v for k, v in short.items() if v is not None} | training_keys(optimizer, schedule, epochs)
-    settings = with_changes(training or base.training, **changed)  # type: ignore[arg-type]
-    if isinstance(lr, float | int):
-        settings = with_changes(settings, lr=lr)
+    settings: dict[str, Any] = vars(training or base.training) | changed
+    if lr is not None and not isinstance(lr, Mapping):
+        settings["lr"] = lr
     custom = Custom.of(federation, model, loss, Callables.of(optimizer, schedule, epochs))
     shared = base.model_dump() | {
         "rounds": base.rounds if rounds is None else rounds,
@@ -120,7 +122,7 @@ def compare(
         raise BadInput(f"compare: {root} holds a run. Choose another directory for the comparison ({option('out')}).")
     cells = []
     for (label, text), folder in zip(chosen.items(), folders_of(chosen), strict=True):
-        own = with_changes(settings, lr=rates.get(label, settings.lr))
+        own = settings | ({"lr": rates[label]} if label in rates else {})
         for seed in numbers:
             made = Recipe.make(shared | {"method": text, "seed": seed, "training": own})
             cells.append(Cell(label, made, root / f"{folder}-{seed}" if root else None, answers=True))
@@ -200,12 +202,12 @@ def _check_request(methods: Sequence[str], chosen: Mapping[str, str], seeds: Seq
 
 
 def _rates(lr: Mapping[str, float], chosen: Mapping[str, str]) -> dict[str, float]:
-    rates = {}
+    rates: dict[str, float] = {}
     for name, rate in lr.items():
         found = [label for label, text in chosen.items() if name.strip() in (label, text)]
         if not found:
             raise BadInput(f'compare: lr names "{name}", which is not compared: {nearest(name, chosen)}')
-        rates[found[0]] = float(rate)
+        rates[found[0]] = rate
     return rates
 
 

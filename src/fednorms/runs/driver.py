@@ -17,6 +17,7 @@ from fednorms.core.part import Part
 from fednorms.core.training import Training
 from fednorms.data import Federation
 from fednorms.data.facts import Facts
+from fednorms.data.registry import federations
 from fednorms.engines.devices import numerics, repeatable
 from fednorms.methods.registry import method as read_method
 from fednorms.models.custom import bare, refuse_unasked
@@ -109,7 +110,10 @@ def run(
     ('fedbn', 'personal/own')
     """
     refuse_unknown(run, unknown, method)
-    base = recipe or Recipe()
+    base = Recipe.given(recipe, training)
+    if isinstance(method, Federation) or (isinstance(method, str) and method in federations()):
+        shown = f'"{method}"' if isinstance(method, str) else "a Federation"
+        raise BadInput(f"method= must be a method, got {shown}. The method comes first: run(METHOD, FEDERATION).")
     short = {"lr": lr, "batch_size": batch_size, "momentum": momentum, "weight_decay": weight_decay, "warmup": warmup}
     settings = {k: v for k, v in short.items() if v is not None} | training_keys(optimizer, schedule, epochs)
     given = {

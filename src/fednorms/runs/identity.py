@@ -24,6 +24,7 @@ from fednorms.core.error_origin import LIBRARIES, of_user
 from fednorms.core.errors import BadInput, refuse_class
 from fednorms.core.method import Method
 from fednorms.core.optim import MakeOptimizer, name_of
+from fednorms.core.options import quoted
 from fednorms.core.training import CUSTOM
 from fednorms.data import Federation
 from fednorms.data.registry import federation as make_federation
@@ -147,7 +148,12 @@ def recipe_keys(
     keys: dict[str, Any] = {}
     if isinstance(federation, Federation):
         keys |= _federation_keys(federation, data)
-    elif federation:
+    elif federation is not None:
+        if not isinstance(federation, str | Path):
+            raise BadInput(
+                f"federation= must be a name, a folder or a Federation, got {quoted(type(federation).__name__)}. "
+                "For arrays, write fednorms.from_arrays({SITE: (images, labels), ...})."
+            )
         keys["federation"] = str(federation)
     if model is not None:
         keys["model"] = model if isinstance(model, str) else own_model(model)
@@ -193,6 +199,11 @@ def training_keys(
     'custom:RMSprop'
     """
     keys: dict[str, Any] = {}
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise BadInput(
+            f"optimizer= must be a name, a class or a function, got an object. Write optimizer={name_of(optimizer)}: "
+            "every client makes its own in each round."
+        )
     for key, given in (("optimizer", optimizer), ("schedule", schedule)):
         if given is not None:
             keys[key] = own_name(given) if callable(given) else given

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from fednorms.core.option_names import command_line as command_line
 from fednorms.core.option_names import flag as flag
+from fednorms.core.option_names import key as key
 from fednorms.core.option_names import option as option
+from fednorms.core.option_names import recipe_file as recipe_file
 from fednorms.core.option_names import setting as setting
 
 # What other libraries call our options.

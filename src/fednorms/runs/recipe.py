@@ -6,6 +6,7 @@ The command line's help shows the fields of a recipe, so what needs torch is imp
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fednorms._version import __version__
 from fednorms.core.errors import BadInput
-from fednorms.core.options import nearest, shortened
+from fednorms.core.options import did_you_mean, nearest, quoted, shortened
 from fednorms.core.precision import Precision
 from fednorms.core.training import CUSTOM, Training
+from fednorms.runs.option_names import key, recipe_file
 from fednorms.runs.toml import dumps, loads
 
 if TYPE_CHECKING:
@@ -182,6 +184,15 @@ class Recipe(BaseModel):
     own_parts: dict[str, str] = {}
     """Custom parts of the method, each with a hash of its code; recorded by a run."""
 
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __init__(self, **values: object) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                problems = "; ".join(_problem(e).rstrip(".") for e in error.errors())
+                raise BadInput(problems + "." * (not problems.endswith("?"))) from None
+
     @model_validator(mode="before")
     @classmethod
     def _of_older_versions(cls, values: object) -> object:
@@ -290,7 +301,7 @@ class Recipe(BaseModel):
         return dumps(self.to_dict())
 
     @classmethod
-    def from_toml(cls, text: str, where: str = "the recipe") -> Recipe:
+    def from_toml(cls, text: str, where: str = "The recipe") -> Recipe:
         """Read a recipe; every problem is reported at once, with the nearest known name for unknown ones."""
         values = loads(text, where)
         if "version" in values:  # recorded by a run; without a device by one of version 0.1, on the CPU
@@ -298,21 +309,29 @@ class Recipe(BaseModel):
         return cls.make(values, where)
 
     @classmethod
-    def make(
-        cls, values: dict[str, object], where: str = "the recipe", as_options: Mapping[str, str] | None = None
-    ) -> Recipe:
+    def make(cls, values: dict[str, Any], where: str = "") -> Recipe:
         """A recipe from plain values, with all problems in one message.
 
-        `as_options` are the names of its keys on the command line, for values that were given there.
+        `where` says which file the values come from. Without it, messages name the options of the interface in use.
         """
         try:
-            _refuse_unwritable(values, where)
-            return cls.model_validate(values)
-        except ValidationError as error:
-            problems = "; ".join(_problem(e, as_options or {}) for e in error.errors())
-            raise BadInput(f"{problems.rstrip('.')}." if as_options else f"{where}: {problems}") from None
+            with recipe_file() if where else nullcontext():
+                _refuse_unwritable(values)
+                return cls(**values)
+        except BadInput as error:
+            raise BadInput(f"{where}: {error}" if where else str(error)) from None
         except RecursionError:
-            raise BadInput(f"{where} is nested too deeply.") from None
+            raise BadInput(f"{where or 'The recipe'} is nested too deeply.") from None
+
+    @classmethod
+    def given(cls, recipe: object, training: object) -> Recipe:
+        """What was passed as recipe=, or a recipe of defaults for None; both arguments are checked."""
+        if not isinstance(training, Training | None):
+            raise BadInput(f"training= must be fednorms.Training(...), got {quoted(training)}.")
+        if recipe is None or isinstance(recipe, Recipe):
+            return recipe or cls()
+        fix = f". To read a file: fednorms.Recipe.read({quoted(str(recipe))})" if isinstance(recipe, str | Path) else ""
+        raise BadInput(f"recipe= must be a fednorms.Recipe, got {quoted(recipe)}{fix}.")
 
     @classmethod
     def read(cls, path: Path | str) -> Recipe:
@@ -337,30 +356,57 @@ def _method(text: str) -> Method:
     return method(text)
 
 
-def _refuse_unwritable(value: object, where: str, key: str = "") -> None:
+def _refuse_unwritable(value: object, path: str = "") -> None:
     """Refuse what a TOML file cannot hold, whatever the interface: integers of more than 64 bits, and bad UTF-8."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            _refuse_unwritable(inner, where, f"{key}.{name}".lstrip("."))
+            _refuse_unwritable(inner, f"{path}.{name}".lstrip("."))
     elif isinstance(value, list | tuple):
         for inner in value:
-            _refuse_unwritable(inner, where, key)
+            _refuse_unwritable(inner, path)
     elif isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
         shown = shortened(value.encode("ascii", "backslashreplace").decode())
-        raise BadInput(f'{where}: {key} = "{shown}" is not UTF-8. Rename the file or folder.')
+        raise BadInput(f'{key(path)} must be UTF-8, got "{shown}". Rename the file or folder.')
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise BadInput(f"{where}: {key} is an integer of {value.bit_length()} bits; at most 64 are allowed.")
+        raise BadInput(f"{key(path)} must be an integer of at most 64 bits, got one of {value.bit_length()} bits.")
 
 
-def _problem(error: object, as_options: Mapping[str, str]) -> str:
+_WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "list": "a list",
+    "dict": "a table of keys and values",
+    "bool": "true or false",
+    "model": "a table of keys and values",
+    "dataclass": "a table of keys and values",
+    "finite": "a finite number",
+}
+
+
+def _problem(error: object) -> str:
+    """What is wrong with one key, in one sentence without an end."""
     assert isinstance(error, dict)
-    place = ".".join(map(str, error["loc"]))
-    if place in as_options:
-        place = as_options[place]
-    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+    kind, place, more = error["type"], error["loc"], error.get("ctx", {})
+    within = 2 if place and place[0] in ("training", "data") else 1  # what follows are positions, and types of a union
+    path = ".".join(map(str, place[:within]))
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         inside = {"training": [f.name for f in fields(Training)], "data": list(Data.model_fields)}
-        known = inside.get(str(error["loc"][0]), []) if len(error["loc"]) > 1 else list(Recipe.model_fields)
-        return f'unknown key "{place}": {nearest(str(error["loc"][-1]), known)}'
-    if error["type"] == "value_error":
-        return str(error["ctx"]["error"])
-    return f"{place}: {error['msg'][0].lower() + error['msg'][1:]}, got {shortened(repr(error['input']))}"
+        known = inside.get(str(place[0]), []) if len(place) > 1 else list(Recipe.model_fields)
+        return f'unknown key "{path}": {nearest(str(place[-1]), known)}'
+    if kind == "value_error":
+        return str(more["error"])
+    want = _WANTED.get(kind.partition("_")[0], "")
+    for bound, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
+        if bound in more:
+            want = f"{sign} {more[bound]}"
+    if path == "participation":
+        want += ', such as "fixed:10", "fixed:0.1" or "bernoulli:0.4"'
+    if kind == "list_type" and isinstance(error["input"], str):
+        want += f", as in [{quoted(error['input'])}]"
+    near = ""
+    if kind == "literal_error":
+        want = more["expected"].replace("'", '"')
+        near = did_you_mean(str(error["input"]), want.replace('"', "").replace(" or ", ", ").split(", "))
+    said = f"must be {want}" if want else error["msg"][:1].lower() + error["msg"][1:]
+    return f"{key(path)} {said}, got {quoted(error['input'])}{f'; {near.strip()}' if near else ''}"

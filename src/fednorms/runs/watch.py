@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fednorms.core.errors import BadInput
+from fednorms.core.options import quoted
 from fednorms.runs.progress import Reporter, is_wanted
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.run_names import default_name
@@ -51,6 +53,8 @@ def watching(
     track: str | Sequence[str],
 ) -> Iterator[Watch]:
     """Show and track the rounds of a run; what the user's own callback returns is passed on."""
+    if callback is not None and not callable(callback):
+        raise BadInput(f"callback= must be a function that takes a RoundEvent, got {quoted(callback)}.")
     path, names = Path(out) if out else None, asked_for(track)
     name = path.name if path else default_name(recipe.method, recipe)
     with (

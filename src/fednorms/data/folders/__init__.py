@@ -106,6 +106,8 @@ def from_folders(
     berlin  berlin      8    -     2  2/2
     oslo    oslo        8    -     2  2/2
     """
+    if not isinstance(root, str | Path):
+        raise BadInput(f"from_folders: root must be a folder, got {root!r}.")
     root = Path(root).expanduser()
     division = Division(val, test, seed, group, group_across, copies)
     _check_options(size, channels, division, memory_limit)
