@@ -297,7 +297,7 @@ def test_parts_and_methods_add_up_either_way():
     assert str(p + fedbn) == "own + fedbn"
     assert str(fedbn + p) == "fedbn + own"
     assert p + fedbn.parts[0] == p + fedbn
-    with pytest.raises(BadInput, match="expected a tuple of parts"):
+    with pytest.raises(BadInput, match=r'text cannot be added. Write fednorms.method\("own \+ fedbn"\)'):
         p + "fedbn"
 
 

@@ -108,5 +108,5 @@ def test_a_file_name_that_is_not_utf_8_is_read_and_can_be_printed(latin, tmp_pat
 
 
 def test_a_recipe_cannot_name_a_folder_that_is_not_utf_8():
-    with pytest.raises(BadInput, match=r"federation = \"folder:caf\\udce9\" is not UTF-8"):
+    with pytest.raises(BadInput, match=r"federation= must be UTF-8, got \"folder:caf\\udce9\""):
         Recipe.make({"federation": "folder:caf\udce9"})

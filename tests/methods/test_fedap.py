@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import fednorms as fn
+from fednorms.core.border import unusable_measures
 from fednorms.core.errors import BadInput
+from fednorms.core.tree import Tree
 from tests.reference.fedap import fedap, matrix
 from tests.support.tiny import (
     client_model,
@@ -49,6 +51,17 @@ def test_lam_one_trains_every_client_by_itself():
     other = rounds(alone, data, 2)
     for k in data:
         close(client_model(task, data, run, k), client_model(alone, data, other, k))
+
+
+def test_no_client_speaks_under_the_name_of_another():
+    task, images = tiny_task("fedap", tiny_data()), {"a": 8, "b": 8, "c": 8}
+    [part] = task.method.parts
+    honest = {k: Tree({f"{k}/norm": torch.ones(2, 3)}) for k in images}
+    assert not unusable_measures(task, part, "grouped", honest, images)
+    forged = honest | {"b": Tree({**honest["b"], "a/norm": torch.zeros(2, 3)})}
+    refused = unusable_measures(task, part, "grouped", forged, images)
+    assert "named after another client" in refused["b"]
+    assert set(refused) == {"b"}
 
 
 def test_equal_data_give_equal_shares():

@@ -39,8 +39,7 @@ class Compare(_Options, _Methods):
 
     For example:
       fednorms compare --methods fedavg fedbn "scaffold + fedfn" --seeds 3
-      fednorms compare --methods fedavg fedfn --lrs fedfn=0.4 --federation photos/
-      fednorms compare --methods fedavg fedbn fedfn --search lr
+      fednorms compare --methods fedavg fedfn --search lr --federation photos/
 
     The same command continues an interrupted comparison. Finished runs are not repeated.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 
@@ -95,9 +95,19 @@ def unusable_measures(
     trial: Trial = _no_trial,
 ) -> dict[str, str]:
     """The same for what clients sent in an extra pass of a part."""
-    bad = {name: wrong for name, tree in trees.items() if (wrong := _implausible_part(p, tree, images[name]))}
+    bad = {
+        name: wrong
+        for name, tree in trees.items()
+        if (wrong := _implausible_part(p, tree, images[name]) or _for_another(p, tree, name, images))
+    }
     rest = {name: tree for name, tree in trees.items() if name not in bad}
     return {**odd_ones(rest, how, images, task.net.initial, lengths=lengths, trial=trial), **bad}
+
+
+def _for_another(p: Part, up: Tree, client: str, clients: Collection[str]) -> str:
+    """What is wrong if a client names its tensors after another client (FedAP: NAME/LAYER)."""
+    wrong = [name for name in up if (who := name.split("/")[0]) != client and who in clients]
+    return f"sent {p.name}/{wrong[0]}, which is named after another client" if wrong else ""
 
 
 def _implausible(task: Task, sent: Tree, upload: Upload, images: int) -> str:

@@ -40,6 +40,7 @@ class FedAP(Part):
 
     paper = "Lu et al. 2022"
     weighting = "uniform"
+    uploads = True
 
     lam: float = option(0.5, at_least=0.0, at_most=1.0)
 

@@ -39,7 +39,7 @@ def method(text: str | Method | Part) -> Method:
     if not isinstance(text, str):
         if isinstance(text, type) and issubclass(text, Part):
             refuse_class("method", text)
-        if isinstance(text, (list, tuple)) and all(isinstance(one, (str, Method, Part)) for one in text):
+        if isinstance(text, list | tuple) and text and all(isinstance(one, str | Method | Part) for one in text):
             several = ", ".join(f'"{one}"' for one in text)
             raise BadInput(
                 f"method: expected one method, got {len(text)}. To combine them, write "
