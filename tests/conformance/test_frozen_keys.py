@@ -1268,14 +1268,14 @@ TABLES = """
     greg-figure-4 greg-figure-5 greg-figure-6 greg-figure-7 greg-figure-9
 """
 
-SEARCHED = "published.shift = { Clean = 2.0, Avg = 0.1 }"
+SEARCHED_ROW = "published.shift = { Clean = 2.0, Avg = 0.1 }"
 
 
 @pytest.fixture(scope="module")
 def reproduced(tmp_path_factory) -> Path:
     """The tiny table, one row of it with a search."""
     folder = tmp_path_factory.mktemp("table")
-    more = (SEARCHED, SEARCHED + '\nsearch = { "training.lr" = [0.01, 0.02] }')
+    more = (SEARCHED_ROW, SEARCHED_ROW + '\nsearch = { "training.lr" = [0.01, 0.02] }')
     mini = table(folder / "mini", MINI, search=more)
     fn.reproduce(mini, out=folder / "out", settings=["shift"], device="cpu")
     return folder / "out"
@@ -1454,8 +1454,8 @@ COMMANDS = {
     "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
     "--incomplete --quiet --json --dry-run --quick --rounds --minutes --weights",
-    "evaluate": "--data --modes --which --split --site --group --sensitivity --positive --clients --full --out "
-    "--device --json",
+    "evaluate": "--data --modes --which --split --site --group --skip-broken --sensitivity --positive --clients "
+    "--full --out --device --json",
     "report": "--out --images --json",
     "predict": "--site --averaged --which --out --skip-broken --device --json",
     "export": "--out --site --averaged --which --onnx --torch-export --json",

@@ -17,7 +17,7 @@ settings = pytest.importorskip("fednorms.flower.settings")
         ({"recipe": "rounds ="}, "recipe in the run config is not valid TOML"),
         ({"recipe": "rounds = 3", "rounds.x": 1}, 'Key "rounds.x" in the run config is inside "rounds"'),
         ({"a" + 100_000 * ".a": 1}, "nested too deeply"),
-        ({"rounds": 10**400}, "rounds is an integer"),
+        ({"rounds": 10**400}, "rounds must be an integer of at most 64 bits"),
     ],
 )
 def test_a_bad_value_is_explained(config, message):

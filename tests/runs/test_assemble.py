@@ -41,11 +41,12 @@ def test_an_opened_run_and_its_session_share_one_task(tmp_path):
     assert (other.session.task.clients, other.task.clients) == (2, 3)
 
 
-def test_a_model_by_name_needs_square_images():
-    x, y = torch.zeros(4, 3, 8, 9), torch.tensor([0, 1, 0, 1])
+def test_a_model_by_name_takes_images_that_are_not_square_or_says_so():
+    x, y = torch.zeros(4, 3, 32, 36), torch.tensor([0, 1, 0, 1])
     wide = Federation("wide", [fn.Site("a", "a", fn.Split(x, y))], ["cat", "dog"])
-    with pytest.raises(fn.BadInput, match=r'"wide" has 8x9.*size='):
-        assemble(fn.Recipe(), Facts.of(wide))
+    assert assemble(fn.Recipe(model="cnn-small"), Facts.of(wide)).net.module(x.float()).shape == (4, 2)
+    with pytest.raises(fn.BadInput, match=r'"wide" has 32x36.*size='):
+        assemble(fn.Recipe(model="lenet"), Facts.of(wide))
 
 
 def test_messages_name_options_as_the_interface_does():

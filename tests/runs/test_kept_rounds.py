@@ -16,8 +16,8 @@ from tests.support.tables import table
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbn"])
 def test_a_round_repeated_from_the_one_before_is_the_same_round(tmp_path, method):
     path = kept(tmp_path / "run", method, 4, participation="fixed:3")
-    assert kept_rounds(path / "checkpoints") == [1, 2, 3, 4]
-    for t in (1, 2):
+    assert kept_rounds(path / "checkpoints") == [0, 1, 2, 3, 4]  # the initial state, too
+    for t in (0, 1, 2):
         before, after = (fn.open_run(path, which=at) for at in (t, t + 1))
         assert (before.state.round, after.state.round) == (t, t + 1)
         first, second = before.next_round().models, before.next_round().models  # client states are not used up
@@ -36,8 +36,8 @@ def test_a_round_repeated_from_the_one_before_is_the_same_round(tmp_path, method
 
 def test_sparser_checkpoints_and_missing_rounds(tmp_path):
     path = kept(tmp_path / "run", "fedavg", 4, checkpoint_every=3)
-    assert kept_rounds(path / "checkpoints") == [3, 4]
-    with pytest.raises(BadInput, match=r"no checkpoint of round 2. It has: 3, 4"):
+    assert kept_rounds(path / "checkpoints") == [0, 3, 4]
+    with pytest.raises(BadInput, match=r"no checkpoint of round 2. It has: 0, 3, 4"):
         fn.open_run(path, which=2)
     with pytest.raises(BadInput, match="Unknown round"):
         fn.open_run(path, which="first")
@@ -62,6 +62,6 @@ def test_a_setting_that_stores_rounds_keeps_them(tmp_path):
     rounds = ("rounds = 2", "rounds = 4")
     folder, out = table(tmp_path / "mini", change=change, rounds=rounds), tmp_path / "out"
     fn.reproduce(folder, settings=["shift"], only=["FedAvg"], out=out, device="cpu")
-    assert kept_rounds(out / "runs/shift/fedavg/seed-0/checkpoints") == [1, 2, 3, 4]
+    assert kept_rounds(out / "runs/shift/fedavg/seed-0/checkpoints") == [0, 1, 2, 3, 4]
     again = fn.reproduce(folder, settings=["shift"], only=["FedAvg"], out=out, device="cpu")
     assert again.ran == 0

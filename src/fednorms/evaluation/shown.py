@@ -37,7 +37,7 @@ def class_table(judgement: Judgement, most: int | None = None) -> tuple[list[str
     if most is not None and len(classes) > most:
         known = [item for item in classes if item[1].recall.defined]
         classes = sorted(known, key=lambda item: item[1].recall.value)[:most]
-        header[0] = f"worst {len(classes)} classes of {len(judgement.classes)}"
+        header[0] = f"worst {len(classes)} of {len(judgement.classes)}"
     rows = [[n, f"{c.n:,}", *map(str, (c.recall, c.specificity, c.precision))] for n, c in classes]
     return header, rows
 
@@ -92,7 +92,7 @@ def text(judgement: Judgement) -> str:
 
 def _aligned(cells: list[list[str]]) -> list[str]:
     short = [
-        [c if len(c) <= _NAME or j or not i else f"{c[: _NAME - 1]}…" for j, c in enumerate(row)]
+        [c if len(c) <= _NAME or j or not i else f"{c[:6]}…{c[7 - _NAME :]}" for j, c in enumerate(row)]
         for i, row in enumerate(cells)
     ]
     widths = [max(len(row[j]) for row in short) for j in range(len(short[0]))]

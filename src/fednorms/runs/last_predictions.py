@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fednorms.core.errors import RunFailed
+from fednorms.core.errors import BadInput, RunFailed
 from fednorms.core.states import ServerState
 from fednorms.evaluation.modes import Mode
 from fednorms.evaluation.predictions import Predictions
@@ -33,6 +33,16 @@ def keep_predictions(
             f"test predictions were not kept, because they take {size / 2**20:.0f} MB per mode; "
             "keep_predictions = true keeps them"
         ]
+    try:
+        _write_missing(session, directory, state, rounds, modes)
+    except BadInput as diverged:  # a run that leaves diverging clients out can end with a model that is not finite
+        return [f"test predictions were not kept: {diverged}"]
+    return []
+
+
+def _write_missing(
+    session: Session, directory: RunDirectory, state: ServerState, rounds: set[int], modes: list[Mode]
+) -> None:
     for t in sorted(rounds):
         todo = [mode for mode in modes if not _there(directory, t, mode)]
         if not todo:
@@ -42,7 +52,6 @@ def keep_predictions(
         elif (found := load_best(directory.checkpoints, session.task.like.device)) is not None:
             with session.engine.using(session.engine.store.starting_from(found.clients)):
                 _write(session, directory, found.server, todo)
-    return []
 
 
 def predicted_modes(session: Session) -> list[Mode]:

@@ -81,6 +81,6 @@ def test_using_a_run_writes_nothing_into_it(tmp_path):
 
     before = state()
     fn.evaluate_run(tmp_path / "run")
-    fn.export(tmp_path / "run", tmp_path / "model")
+    fn.export(tmp_path / "run", tmp_path / "model", site="clean")
     fn.open_run(tmp_path / "run", which="best")
     assert state() == before
