@@ -97,6 +97,12 @@ def test_a_finished_advice_trains_nothing_again(data, tmp_path, monkeypatch):
     assert plain(advise(data, out=tmp_path / "a", **SMALL)) == plain(first)
 
 
+def test_a_file_that_a_killed_search_left_without_its_name_does_not_block_it(data, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ".41bc768fad67.tmp").write_text("half")
+    assert advise(data, out=tmp_path / "a", **SMALL).finished
+
+
 def test_another_question_in_the_same_folder_is_refused(data, tmp_path):
     advise(data, out=tmp_path / "a", **SMALL)
     with pytest.raises(fn.BadInput, match=r"another question\. These differ: budget"):

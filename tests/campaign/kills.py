@@ -1,4 +1,4 @@
-"""Kill -9 of run, resume, compare, reproduce, export and pack: nothing is lost or half written.
+"""Kill -9 of run, resume, compare, reproduce, export, pack and advise: nothing is lost or half written.
 
 At random file operations, and runs also at random times.
 """
@@ -62,6 +62,7 @@ def campaign(seconds: float, seed: int) -> Outcome:
             _pack,
             _compare,
             _reproduce,
+            _advise,
             # A new command that writes files gets its scenario here: kill it at file operation `n`, say what is wrong.
         ]
         for number in Budget(seconds):
@@ -145,6 +146,23 @@ def _reproduce(root: Path, draw: random.Random, stop: int) -> str:
     if last.crashed or last.code not in (0, 1):
         return last.said
     return "" if _cells(out) == _cells(whole) else "other results"
+
+
+def _advise(root: Path, draw: random.Random, stop: int) -> str:
+    start = ("advise", root / "images", "--size", "8", "--rounds", "2", "--val", "0.5", "--budget", "20")
+    start = (*start, "--methods", "fedavg", "fedbn", "--rates", "0.03", "0.1", "--quiet", "--out")
+    whole, out = root / "advised-whole", root / "advised"
+    if not whole.exists():
+        done = command(root, *start, whole)
+        assert done.code == 0, done.said
+    shutil.rmtree(out, ignore_errors=True)
+    command(root, *start, out, stop_at=stop)
+    last = command(root, *start, out)
+    if last.code:
+        return last.said
+    told = [json.loads((folder / "advice.json").read_bytes()) for folder in (out, whole)]
+    same = all(told[0][key] == told[1][key] for key in ("measures", "excluded", "finalists", "curves"))
+    return "" if same else "another advice"
 
 
 def _cells(out: Path) -> list[object]:

@@ -40,9 +40,18 @@ def recorded(folder: Path, asked: Mapping[str, Any], make: Callable[[], Mapping[
 
 
 def _refuse_others(folder: Path) -> None:
-    others = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    others = sorted(p.name for p in folder.iterdir() if not _temporary(p)) if folder.is_dir() else []
     if others:
         raise BadInput(
             f"{folder} is not empty and holds no search (it has {', '.join(others[:3])}). Choose another "
             f"{option('out')}."
         )
+
+
+def _temporary(path: Path) -> bool:
+    """Whether a killed process left this file before it had its name.
+
+    >>> _temporary(Path(".41bc768fad67.tmp")), _temporary(Path("notes.tmp"))
+    (True, False)
+    """
+    return path.name.startswith(".") and path.suffix == ".tmp"
