@@ -57,6 +57,16 @@ def test_by_default_the_newest_two_stay(tmp_path):
     assert kept_rounds(tmp_path / "run" / "checkpoints") == [3, 4]
 
 
+def test_a_run_can_leave_the_best_model_out(tmp_path):
+    recipe = SMALL | {"method": "fedavg", "rounds": 3, "keep_checkpoints": "resume"}
+    result = fn.run(recipe=fn.Recipe.make(recipe), out=tmp_path / "run")
+    assert result.best is not None
+    assert not (tmp_path / "run" / "checkpoints" / "best").exists()
+    assert fn.open_run(tmp_path / "run").state.round == 3
+    with pytest.raises(BadInput, match=r'kept no best model.*keep_checkpoints="resume"'):
+        fn.open_run(tmp_path / "run", which="best")
+
+
 def test_a_setting_that_stores_rounds_keeps_them(tmp_path):
     change = ('title = "Digits that', 'store = ["rounds"]\nrecipe.checkpoint_every = 1\ntitle = "Digits that')
     rounds = ("rounds = 2", "rounds = 4")

@@ -154,8 +154,9 @@ class Recipe(BaseModel):
     """Stop when the validation score has not improved for this many rounds (default: train all rounds)."""
     checkpoint_every: int = Field(default=1, ge=1)
     """Write a checkpoint every this many rounds, and after the last."""
-    keep_checkpoints: Literal["newest", "all"] = "newest"
-    """Which checkpoints to keep: the newest two, from which a run resumes, or all, to analyze rounds later."""
+    keep_checkpoints: Literal["newest", "all", "resume"] = "newest"
+    """Which checkpoints to keep: newest, the last two and the best model; all, every one, to analyze rounds later;
+    resume, the last two only, which saves time with large models."""
     keep_predictions: bool | None = None
     """Keep the test predictions of the last and the best round, to compare runs (default: up to 64 MB per mode)."""
     on_divergence: Literal["stop", "skip"] = "stop"

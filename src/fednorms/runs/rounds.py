@@ -260,7 +260,7 @@ class _Run:
         recipe, engine, state = self.session.recipe, self.session.engine, self.state
         extra = dict[str, Any](best=self.best) | ({"stopped": self.stopped} if self.stopped and not open_row else {})
         kept = engine.with_measurements(state, cohort) if better or last else state
-        if better:
+        if better and recipe.keep_checkpoints != "resume":
             save_best(directory.checkpoints, kept, engine.store, extra)
         if last or state.round % recipe.checkpoint_every == 0:
             now, changed = kept if last else state, engine.store.changed

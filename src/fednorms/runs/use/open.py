@@ -223,6 +223,11 @@ def _checkpoint(directory: RunDirectory, recipe: Recipe, which: Which) -> Checkp
     if which == "best":
         if (best := load_best(directory.checkpoints, recipe.device)) is not None:
             return best
+        if recipe.keep_checkpoints == "resume":
+            raise BadInput(
+                f"Run {directory.path} kept no best model, because its recipe says so "
+                f"({setting('keep_checkpoints', 'resume')}). Use the last round ({setting('which', 'last')})."
+            )
         if (last := load(directory.checkpoints)) is not None and last.extra.get("best"):
             raise RunFailed(
                 f"Run {directory.path} has lost its best model: {directory.checkpoints / 'best'} has no manifest. "
