@@ -372,7 +372,7 @@ RECIPE_CHOICES = {
     "weighting": ["auto", "size", "uniform"],
     "class_weights": ["auto", "none", "balanced"],
     "metric": ["auto", "accuracy", "balanced_accuracy"],
-    "keep_checkpoints": ["newest", "all"],
+    "keep_checkpoints": ["newest", "all", "resume"],
     "on_divergence": ["stop", "skip"],
     "engine": ["auto", "loop", "graphs", "workers"],
     "precision": ["float32", "tf32", "bfloat16", "float64"],
@@ -1212,6 +1212,7 @@ TABLE_KEYS = {
         "store": "[]",
         "derived": "[]",
         "counts": "True",
+        "split_per_seed": "False",
         "ranked": "''",
     },
     "Row": {
@@ -1251,8 +1252,8 @@ def test_names_of_tables():
 
 
 TABLES = """
-    beyond-digits beyond-fednn-digit beyond-fedwon-digits beyond-fedwon-table-21 fedfn-table-1 fedfn-table-2
-    fedfn-table-3 fedfn-figure-1 fedfn-figure-2 fedfn-figure-3 fedfn-figure-4 fedfn-figure-5
+    beyond-digits beyond-fednn-digit beyond-fedwon-digits beyond-fedwon-office beyond-fedwon-table-21 fedfn-table-1
+    fedfn-table-2 fedfn-table-3 fedfn-figure-1 fedfn-figure-2 fedfn-figure-3 fedfn-figure-4 fedfn-figure-5
     fedfn-appendix-table-2 fedfn-appendix-table-3 fedfn-appendix-table-4 fedfn-appendix-table-5
     fedfn-appendix-table-6 fedfn-appendix-table-7 fedfn-appendix-table-8 fedfn-appendix-table-9
     fedfn-appendix-table-10 fedfn-appendix-table-11 fedfn-appendix-table-12 fedfn-appendix-table-13

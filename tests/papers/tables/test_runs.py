@@ -302,6 +302,15 @@ def test_the_report_of_a_table_without_published_values_does_not_explain_them(tm
     assert repr(done).endswith("The table has no published numbers, only ours.")
 
 
+def test_every_seed_draws_its_own_split_if_the_setting_says_so(tmp_path):
+    folder = table(tmp_path / "drawn", split=('name = "shift"', 'name = "shift"\nsplit_per_seed = true'))
+    heard(folder, tmp_path / "out", seeds=2, only=["FedAvg"])
+    records = list(results(tmp_path / "out").values())
+    assert {(r["recipe"]["seed"], r["recipe"]["data"]["seed"]) for r in records} == {(0, 0), (1, 1)}
+    assert len({r["recipe"]["fingerprint"] for r in records}) == 2
+    assert "each with its own drawn split" in (tmp_path / "out" / "RESULTS.md").read_text()
+
+
 def test_models_and_curves_are_kept_if_a_setting_asks_for_them(tmp_path):
     change = ('title = "Digits that', 'store = ["curve", "model"]\ntitle = "Digits that')
     folder = table(tmp_path / "mini", change=change)

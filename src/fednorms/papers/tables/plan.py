@@ -43,7 +43,8 @@ def recipe_for(table: Table, setting: Setting, row: Row, seed: int, chosen: Mapp
     Without a curve only the last round is reported, so a run is tested a few times and not after every round. The round
     with the best validation accuracy is still found and recorded, except where rounds are timed.
     """
-    recipe = table.recipe_of(setting, row, merged({"seed": seed}, chosen))
+    split = {"data": {"seed": seed}} if setting.split_per_seed else {}
+    recipe = table.recipe_of(setting, row, merged({"seed": seed, **split}, chosen))
     every = ceil(recipe.rounds / PARTS)
     all_rounds = setting.keeps_curve or table.selection == "best-val"
     sparing: dict[str, Any] = {"checkpoint_every": every, "evaluate_every": 1 if all_rounds else every}
@@ -51,6 +52,8 @@ def recipe_for(table: Table, setting: Setting, row: Row, seed: int, chosen: Mapp
     sparing["validate_every"] = None if all_rounds or timed else 1
     if "rounds" in setting.store:
         sparing["keep_checkpoints"] = "all"
+    elif not setting.keeps_run and not table.analysis:  # only scores are stored: the best model would never be read
+        sparing |= {"keep_checkpoints": "resume", "keep_predictions": False}
     return recipe.model_copy(update={k: v for k, v in sparing.items() if k not in recipe.model_fields_set})
 
 

@@ -12,6 +12,7 @@ from fednorms.core.options import few
 from fednorms.papers.analysis.measures import ANALYSES
 from fednorms.papers.tables.cell import UNJUDGED, TableCell, mark, number, ours_text, published_text
 from fednorms.papers.tables.summary import Section, Summary, axis_lines, axis_steps, numbers_of, winners_of
+from fednorms.papers.tables.table import Setting
 from fednorms.runs.progress import duration
 from fednorms.runs.store.atomic import clear_errors, write_atomic
 
@@ -154,7 +155,8 @@ def facts(section: Section, selection: str) -> list[str]:
     dates = sorted({r["date"] for r in records})
     return [
         *dict.fromkeys(data_line(r["data"]) for r in records),
-        f"Seeds: {', '.join(map(str, seeds))}{_division(records)}. Accuracy in percent on test images, {rounds}.",
+        f"Seeds: {', '.join(map(str, seeds))}{_division(records, section.setting)}. Accuracy in percent on test "
+        f"images, {rounds}.",
         f"Made {_range(dates)} on {_all(records, 'hardware')} ({_range(side)} at a time), fednorms "
         f"{_all(records, 'version')}{_sources(records)}, torch {_all(records, 'torch')}, {_precision(records)}.",
         f"{len(records)} {'run' if len(records) == 1 else 'runs'} took {duration(total)} in total"
@@ -215,8 +217,10 @@ def _all(records: Sequence[dict[str, Any]], key: str) -> str:
     return " and ".join(dict.fromkeys(str(r[key]) for r in records))
 
 
-def _division(records: Sequence[dict[str, Any]]) -> str:
+def _division(records: Sequence[dict[str, Any]], setting: Setting) -> str:
     same = len({r["data"]["fingerprint"] for r in records}) == 1
+    if setting.split_per_seed and not same:
+        return " (each with its own drawn split, so ± is the spread over splits and training)"
     return " (of training; the clients' images are the same in all)" if same and len(records) > 1 else ""
 
 

@@ -81,6 +81,8 @@ class Setting(BaseModel):
     """Columns whose published values were computed from other columns: judged, but not counted."""
     counts: bool = True
     """False for another reading of the protocol with the same published values: judged, but not counted."""
+    split_per_seed: bool = False
+    """Seed k also draws the split k, for data without official lists: results then include how much splits differ."""
     ranked: str = ""
     """The column by which rows are ranked, the best first (default: the order of the file)."""
 
