@@ -116,7 +116,7 @@ def test_a_browser_shows_the_site_from_disk_and_searches_it(site):
             "methods.html": "fedbn",
             "reference/api/training.html": "compare",
             "reference/cli.html": "fednorms reproduce",
-            "results/index.html": "32 of 36",
+            "results/index.html": "Digits-Five (32 of 36 cells)",
             "data.html": "camelyon17",
         }.items():
             page.goto((site / name).as_uri())
