@@ -13,6 +13,7 @@ from fednorms.layers.assembled_norm import AssembledNorm
 from fednorms.layers.feature_augment import FeatureAugment, feature_augment
 from fednorms.layers.feature_generator import Synthesis
 from fednorms.layers.filter_response_norm import FilterResponseNorm, filter_response
+from fednorms.layers.gaussian_linear import GaussianFeatures, GaussianLinear, with_gaussian
 from fednorms.layers.global_norm import GlobalNorm, merged_moments
 from fednorms.layers.group_norm import group_norm_like, paper_groups
 from fednorms.layers.hybrid_norm import HybridNorm
@@ -36,6 +37,8 @@ __all__ = [
     "Change",
     "FeatureAugment",
     "FilterResponseNorm",
+    "GaussianFeatures",
+    "GaussianLinear",
     "GlobalNorm",
     "HybridNorm",
     "KeyedDropout",
@@ -76,5 +79,6 @@ __all__ = [
     "unit_norm",
     "unitwise_norm",
     "weight_norm",
+    "with_gaussian",
     "with_projection",
 ]
