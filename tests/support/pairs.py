@@ -43,6 +43,7 @@ NEUTRAL = {
     "fedfa": "fedfa(after='pool', p=0)",
     "fedfr": "fedfr(mu=0)",
     "fediir": "fediir(penalty=0)",
+    "fedlc": "fedlc(tau=0)",
     "fedlesam": "fedlesam(rho=0)",
     "fedntd": "fedntd(beta=0)",
     "fedplvm": "fedplvm(lam=0)",

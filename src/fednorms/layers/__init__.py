@@ -21,6 +21,7 @@ from fednorms.layers.instance_norm import instance_norm_like
 from fednorms.layers.mixed_norm import MixedNorm, mixed_statistics
 from fednorms.layers.nf_residual import scale_residuals
 from fednorms.layers.no_norm import no_norm_like
+from fednorms.layers.personal_linear import PersonalLinear
 from fednorms.layers.population_norm import PopulationNorm
 from fednorms.layers.projection import with_projection
 from fednorms.layers.representative_norm import RepresentativeNorm
@@ -46,6 +47,7 @@ __all__ = [
     "KeyedStochasticDepth",
     "MixedNorm",
     "NormAct",
+    "PersonalLinear",
     "PopulationNorm",
     "RepresentativeNorm",
     "ShiftedLinear",

@@ -57,7 +57,7 @@ class GaussianLinear(nn.Linear):
     def __init__(self, width: int, classes: int, samples: int, stream: int = 0, *, bias: bool = True) -> None:
         super().__init__(width, classes, bias)
         self.samples, self.stream = samples, stream
-        draws = noise.normals(torch.empty(samples, width), "draws of a test")
+        draws = noise.normals(torch.empty(samples, width), "gaussian draws")
         self.register_buffer("draws", draws.to(torch.get_default_dtype()), persistent=False)
 
     def sample(self, features: Tensor) -> Tensor:

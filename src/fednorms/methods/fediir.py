@@ -60,8 +60,8 @@ class FedIIR(Part):
         head = s.params.pick(n for n in s.down if s.params[n].requires_grad)  # in some phases it does not train
         if not head:
             return 0.0
-        g = torch.autograd.grad(s.base(s.logits, s.y), list(head.values()), create_graph=True)
-        return self.penalty * (Tree(zip(head, g, strict=True)) - s.down).sqnorm()
+        g = torch.autograd.grad(s.base(s.logits, s.y), list(head.values()), create_graph=True, allow_unused=True)
+        return self.penalty * (_found(head, g) - s.down).sqnorm()
 
     @override
     def passes(self) -> list[Pass]:
@@ -74,8 +74,8 @@ class FedIIR(Part):
         for number, (x, y) in enumerate(local.epoch() if self.penalty else ()):
             with torch.enable_grad():
                 value = local.loss(Tree({**local.model, **point}), x, y, number)
-                g = torch.autograd.grad(value, list(point.values()))
-            total, batches = total + Tree(zip(point, g, strict=True)), batches + 1
+                g = torch.autograd.grad(value, list(point.values()), allow_unused=True)
+            total, batches = total + _found(point, g), batches + 1
         like = next(iter(point.values()))
         return Tree(), Tree({**join(sum=total.detach()), "batches": like.new_tensor(float(batches))})
 
@@ -87,3 +87,8 @@ class FedIIR(Part):
 
 def _of_head(slot: Slot) -> bool:
     return slot.head
+
+
+def _found(tensors: Tree, g: tuple[Tensor | None, ...]) -> Tree:
+    """The gradients of the tensors that the loss depends on."""
+    return Tree({name: t for name, t in zip(tensors, g, strict=True) if t is not None})
