@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from fednorms.core.errors import BadInput
 from fednorms.core.round import broadcast
 from fednorms.core.states import Client
 from fednorms.data import Split
@@ -73,6 +74,18 @@ def test_the_server_has_the_generic_model_and_clients_their_own_on_top():
     torch.testing.assert_close(logits["personal"], generic + nn.functional.linear(f, weight, bias))
     tensors, mine = model_for(task, sent, client, Mode("personal"))
     assert score_site(task, sent, client, data["a"], CLASSES, tensors, mine, Mode("personal")).loss < float("inf")
+
+
+def test_fedrod_needs_a_classifier_that_trains():
+    with pytest.raises(BadInput, match="fedrod"):
+        tiny_task("fedbabu + fedrod", tiny_data())
+
+
+@pytest.mark.parametrize("text", ["fedlc", "fedrod"])
+def test_classes_are_counted_once_and_never_sent(text):
+    run = play(text, skewed(), n=2)
+    assert run.states["c"].parts[text]["count"].tolist() == torch.bincount(skewed()["c"].y, minlength=CLASSES).tolist()
+    assert not run.uploads["c"].parts.get(text)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -42,7 +42,7 @@ class FedIIR(Part):
 
     @override
     def missing(self, net: Net) -> str | None:
-        return None if net.head_names <= set(net.sent_params) else "classifier that is trained and sent"
+        return None if net.head_names & set(net.sent_params) else "classifier that is trained and sent"
 
     @override
     def init(self, w: Tree) -> tuple[Tree, Tree]:

@@ -33,7 +33,7 @@ class FedLC(Part):
 
     @override
     def passes(self) -> list[Pass]:
-        return [Pass("setup", _count, _unchanged)]
+        return [Pass("before", _count, _unchanged)]
 
     @override
     def objective(self, s: Step) -> Tensor:
@@ -45,7 +45,9 @@ class FedLC(Part):
 
 
 def _count(local: Local) -> tuple[Tree, Tree]:
-    """The client's number of images of each class."""
+    """The client's number of images of each class, counted in its first round."""
+    if local.mine:
+        return local.mine, Tree()
     count = torch.zeros(local.classes)
     for f, y in local.features():
         count = count.to(f) + torch.bincount(y, minlength=local.classes)

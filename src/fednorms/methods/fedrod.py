@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,6 +14,9 @@ from fednorms.core.surgery import Change, swap_heads
 from fednorms.core.tree import Tree
 from fednorms.core.views import Local, Round, Step
 from fednorms.layers.personal_linear import PersonalLinear
+
+if TYPE_CHECKING:
+    from fednorms.core.net import Net
 
 
 @part("fedrod")
@@ -43,8 +48,12 @@ class FedRoD(Part):
         return Route.SENT if _is_personal(slot) else Route.SHARED
 
     @override
+    def missing(self, net: Net) -> str | None:
+        return None if any(_is_personal(net.slots[n]) for n in net.trained) else "classifier that trains"
+
+    @override
     def passes(self) -> list[Pass]:
-        return [Pass("setup", _count, _unchanged)]
+        return [Pass("before", _count, _unchanged)]
 
     @override
     def objective(self, s: Step) -> Tensor:
@@ -70,7 +79,9 @@ def _is_personal(slot: Slot) -> bool:
 
 
 def _count(local: Local) -> tuple[Tree, Tree]:
-    """The client's number of images of each class."""
+    """The client's number of images of each class, counted in its first round."""
+    if local.mine:
+        return local.mine, Tree()
     count = torch.zeros(local.classes)
     for f, y in local.features():
         count = count.to(f) + torch.bincount(y, minlength=local.classes)
