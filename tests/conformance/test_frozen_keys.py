@@ -252,6 +252,8 @@ HASHED_WORDS = [
     "digits-shift",
     "embedding",
     "fraug",
+    "gaussian",
+    "gaussian draws",
     "greg",
     "greg pool",
     "groups",
@@ -287,6 +289,7 @@ HASHED_WORDS = [
     "verify",
     "wsconv",
     "{} augment",
+    "{} gaussian",
 ]
 
 
@@ -511,6 +514,8 @@ METHODS = {
     "fedfn": "bias=True",
     "fedfr": "mu=0.005",
     "fedheal": "tau=0.3, beta=0.4",
+    "fediir": "penalty=0.001, ema=0.95",
+    "fedlc": "tau=1.0",
     "fedlesam": "rho=0.1",
     "fednorm": "",
     "fednova": "mu=None, variant='paper' of paper|author",
@@ -521,11 +526,14 @@ METHODS = {
     "fedprox": "mu=0.001, straggler_fraction=0.0",
     "fedrdn": "variant='paper' of paper|author",
     "fedrep": "head_epochs=10",
+    "fedrod": "",
     "fedsam": "rho=0.1, kind='sam' of sam|asam, eta=0.01",
+    "fedsr": "l2r=0.01, cmi=0.001, dim=0, samples=20",
     "fedtan": "",
     "fedyogi": "lr=0.01, beta1=0.9, beta2=0.99, tau=0.001",
     "finetune": "epochs=5, factor=0.1, train='all' of all|head|body, weight_decay=0.0",
     "fixbn": "switch=0.5",
+    "fpl": "lam=1.0, tau=0.02",
     "fraug": "latent=32, gamma=0.01, lam_g=1.0, lam_ft=1.0, factor=5.0, momentum=0.3, distance='l2' of l2|mmd",
     "frn": "learn_eps=False",
     "gn": "groups=0",
@@ -672,9 +680,9 @@ def test_options_of_readers():
 def test_layers_that_an_export_names():
     found = [name for name in layers.__all__ if isinstance(getattr(layers, name), type)]
     assert found == words("""
-        AdaptiveGroupNorm AssembledNorm Change FeatureAugment FilterResponseNorm GlobalNorm HybridNorm KeyedDropout
-        KeyedDropout2d KeyedStochasticDepth MixedNorm NormAct PopulationNorm RepresentativeNorm ShiftedLinear
-        SwitchableNorm Synthesis UnitNormLinear WNConv2d WSConv2d
+        AdaptiveGroupNorm AssembledNorm Change FeatureAugment FilterResponseNorm GaussianFeatures GaussianLinear
+        GlobalNorm HybridNorm KeyedDropout KeyedDropout2d KeyedStochasticDepth MixedNorm NormAct PersonalLinear
+        PopulationNorm RepresentativeNorm ShiftedLinear SwitchableNorm Synthesis UnitNormLinear WNConv2d WSConv2d
     """)
 
 

@@ -1,4 +1,4 @@
-"""FedProto (Tan et al. 2022) and FedPLVM (Wang et al. 2024), slowly: prototypes in dictionaries, loops over samples."""
+"""FedProto (Tan et al. 2022), FedPLVM (Wang et al. 2024) and FPL (Huang et al. 2023), slowly: loops over samples."""
 
 from __future__ import annotations
 
@@ -119,3 +119,37 @@ def fedplvm(model: nn.Module, features, clients, plans, lr, lam, alpha, tau) -> 
         prototypes = {c: _means(ps) for c, ps in pool.items()}
         server.load_state_dict(average(states, [float(len(x)) for x, _ in clients]))
     return server
+
+
+# -- FPL ------------------------------------------------------------------------------------------------------------
+def fpl_loss(f, y, prototypes, tau):
+    """Contrast plus squared distance, over the samples whose class has prototypes, divided by the batch's size."""
+    total = 0.0
+    for a, c in zip(f, y.tolist(), strict=True):
+        if c in prototypes:
+            score = {k: sum(torch.exp(_cosine(a, g) / tau) for g in gs) for k, gs in prototypes.items()}
+            centre = sum(prototypes[c]) / len(prototypes[c])
+            total = total - torch.log(score[c] / sum(score.values())) + ((a - centre) ** 2).mean()
+    return total / len(y)
+
+
+def fpl(model: nn.Module, features, clients, plans, lr, lam, tau):
+    """The server's model and the prototypes of the last round."""
+    server, prototypes = copy.deepcopy(model), {}
+    for plan in plans:
+        states, sizes, pool = [], [], {}
+        for batches, (x, y) in zip(plan, clients, strict=True):
+            if batches is None:
+                continue
+            local = copy.deepcopy(server).train()
+            for rows in batches:
+                f = features(local, x[rows])
+                loss = nn.functional.cross_entropy(local.head(f), y[rows])
+                _step(local, loss + lam * fpl_loss(f, y[rows], prototypes, tau), lr)
+            states.append(copy.deepcopy(local.state_dict()))
+            sizes.append(float(len(x)))
+            for c, members in _by_class(local, features, x, y).items():
+                pool.setdefault(c, []).append(sum(members) / len(members))
+        prototypes = {c: _means(ps) for c, ps in pool.items()}
+        server.load_state_dict(average(states, sizes))
+    return server, prototypes

@@ -13,6 +13,7 @@ from fednorms.layers.assembled_norm import AssembledNorm
 from fednorms.layers.feature_augment import FeatureAugment, feature_augment
 from fednorms.layers.feature_generator import Synthesis
 from fednorms.layers.filter_response_norm import FilterResponseNorm, filter_response
+from fednorms.layers.gaussian_linear import GaussianFeatures, GaussianLinear, with_gaussian
 from fednorms.layers.global_norm import GlobalNorm, merged_moments
 from fednorms.layers.group_norm import group_norm_like, paper_groups
 from fednorms.layers.hybrid_norm import HybridNorm
@@ -20,6 +21,7 @@ from fednorms.layers.instance_norm import instance_norm_like
 from fednorms.layers.mixed_norm import MixedNorm, mixed_statistics
 from fednorms.layers.nf_residual import scale_residuals
 from fednorms.layers.no_norm import no_norm_like
+from fednorms.layers.personal_linear import PersonalLinear
 from fednorms.layers.population_norm import PopulationNorm
 from fednorms.layers.projection import with_projection
 from fednorms.layers.representative_norm import RepresentativeNorm
@@ -36,6 +38,8 @@ __all__ = [
     "Change",
     "FeatureAugment",
     "FilterResponseNorm",
+    "GaussianFeatures",
+    "GaussianLinear",
     "GlobalNorm",
     "HybridNorm",
     "KeyedDropout",
@@ -43,6 +47,7 @@ __all__ = [
     "KeyedStochasticDepth",
     "MixedNorm",
     "NormAct",
+    "PersonalLinear",
     "PopulationNorm",
     "RepresentativeNorm",
     "ShiftedLinear",
@@ -76,5 +81,6 @@ __all__ = [
     "unit_norm",
     "unitwise_norm",
     "weight_norm",
+    "with_gaussian",
     "with_projection",
 ]
