@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -148,6 +149,16 @@ def test_a_path_that_is_a_number_is_named(mistake, folder, monkeypatch):
     with pytest.raises(fn.BadInput, match=r"\b(int|3)\b"):
         PATHS[mistake]()
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("given", ["first", "runs", "./runs/"])
+def test_a_run_that_may_have_been_meant_is_named(given, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder / "RUN", tmp_path / "runs" / "first")
+    with pytest.raises(fn.BadInput, match=re.escape('Did you mean "runs/first"?')):
+        fn.open_run(given)
+    with pytest.raises(fn.BadInput, match=r"directory\)\.$"):
+        fn.open_run("second")
 
 
 def test_a_path_may_start_at_home(tmp_path, monkeypatch):
