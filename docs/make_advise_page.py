@@ -52,8 +52,8 @@ def page(results: Mapping[str, Any]) -> str:
     lines = [
         "# How well does `advise` advise?",
         "",
-        f"[`benchmarks/advise.py`](../../benchmarks/advise.py) trains every method that `advise` proposes, at every "
-        f"learning rate, on {done} generated federations (kind of shift x strength x size x model) of the embedded "
+        f"`benchmarks/advise.py` trains every method that `advise` proposes, at every learning "
+        f" rate, on {done} generated federations (kind of shift x strength x size x model) of the embedded "
         f"digits, for {results['rounds']} rounds each. The tournament of `advise` is then played from the recorded "
         "validation curves. The regret of an answer is the test accuracy of the best method minus that of the answer, "
         f"in points. A tournament trains {100 * share:.0f} % of the rounds that all runs take.",

@@ -91,7 +91,7 @@ def _source(page: str) -> str:
     if page in MOVED.values():
         return next(source for source, there in MOVED.items() if there == page)
     report = re.fullmatch(r"results/([\w-]+)\.md", page)
-    if report and report[1] != "index":
+    if report and not (HERE / page).exists():
         return f"recipes/results/{report[1]}/RESULTS.md"
     return f"docs/{page}"
 

@@ -3,6 +3,7 @@
 import doctest
 import html
 import os
+import posixpath
 import re
 import shutil
 import subprocess
@@ -16,8 +17,13 @@ import fednorms
 pytest.importorskip("mkdocs", reason="needs the extra docs")
 from mkdocs.utils import yaml_load
 
+from docs import make_api_pages
+
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "mkdocs.yml"
+NOTEBOOKS = sorted((ROOT / "docs/tutorials").glob("*.ipynb"))
+FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s:#]+)(?:#[^)\s]*)?\)")
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
 )
@@ -140,6 +146,7 @@ def test_links_of_the_repository_become_links_of_the_site(monkeypatch):
     for page, text, seen in (
         ("index.md", "[a](docs/methods.md#what)", "[a](methods.md#what)"),
         ("index.md", "![a](docs/images/demo.png)", "![a](images/demo.png)"),
+        ("results/advise.md", "[a](../judge.md)", "[a](../judge.md)"),
         ("results/index.md", "[a](../../recipes/results/fedwon-table-1/RESULTS.md)", "[a](fedwon-table-1.md)"),
         ("results/fedwon-table-1.md", "![a](results.png)", "![a](fedwon-table-1-results.png)"),
         ("results/recipes.md", "[a](../docs/reproduce.md)", "[a](../reproduce.md)"),
@@ -149,6 +156,28 @@ def test_links_of_the_repository_become_links_of_the_site(monkeypatch):
         ("results/recipes.md", "```\nx[0](README.md)\n```", "```\nx[0](README.md)\n```"),
     ):
         assert site_hooks.relinked(text, page) == seen
+
+
+def test_links_of_every_page_lead_to_the_site(monkeypatch, config):
+    """What the strict build refuses, without building."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import site_hooks
+
+    texts = {str(p.relative_to(ROOT / "docs")): p.read_text("utf-8") for p in (ROOT / "docs").rglob("*.md")}
+    texts |= {page: (ROOT / source).read_text("utf-8") for source, page in site_hooks.MOVED.items()}
+    for folder in site_hooks._reports():
+        texts[f"results/{folder.name}.md"] = (folder / "RESULTS.md").read_text("utf-8")
+    there = {*texts, *pages(config["nav"]), *(f"tutorials/{n.stem}.md" for n in NOTEBOOKS)}
+    pictures = {f"results/{p.parent.name}-{p.name}" for p in (ROOT / "recipes/results").glob("*/*.png")}
+    there |= pictures | {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.png")}
+    there |= {f"reference/api/{theme}.md" for theme in make_api_pages.THEMES}
+    missing = [
+        f"{page}: {link}"
+        for page, text in texts.items()
+        for link in LINK.findall(FENCED.sub("", site_hooks.relinked(text, page)))
+        if posixpath.normpath(posixpath.join(posixpath.dirname(page), link)) not in there
+    ]
+    assert not missing
 
 
 def test_a_notebook_becomes_a_page(tmp_path):

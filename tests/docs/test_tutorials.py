@@ -1,5 +1,6 @@
 """Tutorials: they run, they are stored without noise, and they use only what users have."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -109,6 +110,27 @@ def test_a_tutorial_uses_only_public_names(notebook):
     code = "\n".join(cell.source for cell in code_cells(notebook))
     assert set(re.findall(r"\bfn\.(\w+)", code)) <= set(fednorms.__all__)
     assert not re.findall(r"(?:import|from) fednorms\.", code)
+
+
+def test_the_shell_line_of_the_first_tutorial_is_its_comparison():
+    """Otherwise its folder would hold other runs, and the command would be refused."""
+    cells = nbformat.read(NOTEBOOKS[0], as_version=4).cells
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    calls = [n for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Call) and ast.unparse(n.func) == "fn.compare"]
+    [compared] = calls
+    [first] = [
+        ast.literal_eval(line.partition("=")[2].strip().partition("#")[0])
+        for line in code.splitlines()
+        if line.startswith("ROUNDS, SEEDS")
+    ]
+    values = {"ROUNDS": first[0], "SEEDS": first[1]}
+    given = {k.arg: values.get(ast.unparse(k.value), ast.unparse(k.value).strip("'")) for k in compared.keywords}
+    [command] = re.findall(r"`fednorms compare --methods ([^`]*)`", cells[-1].source)
+    methods, *options = command.split(" --")
+    assert methods.split() == ast.literal_eval(compared.args[0])
+    typed = dict(option.split() for option in options)
+    default = {"batch_size": str(fednorms.Training().batch_size)}
+    assert default | typed == {key: str(value) for key, value in given.items()}
 
 
 def test_outputs_are_cleaned():

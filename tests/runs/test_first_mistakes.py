@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import fednorms as fn
 from fednorms.core.option_names import command_line
 
+SMALL = "digits-dials(clients=2)"
 X, Y = np.zeros((10, 8, 8, 3), np.uint8), np.arange(10) % 2
 
 
@@ -73,6 +77,97 @@ def test_a_first_mistake_is_explained(mistake):
         make()
     assert "\n" not in str(caught.value)
     assert "the recipe:" not in str(caught.value)
+
+
+# What each function needs before it looks at its path. "RUN" is a stored run.
+PATHS = {
+    "adapt path": lambda: fn.adapt(3, "images"),
+    "adapt folder": lambda: fn.adapt("RUN", 3),
+    "adapt out": lambda: fn.adapt("RUN", "images", out=3),
+    "advise federation": lambda: fn.advise(3),
+    "advise out": lambda: fn.advise(SMALL, minutes=0, out=3),
+    "analyze path": lambda: fn.analyze(3, "drift"),
+    "check federation": lambda: fn.check(3),
+    "check cache": lambda: fn.check("images", cache=3),
+    "compare federation": lambda: fn.compare(["fedavg"], 3),
+    "compare out": lambda: fn.compare(["fedavg"], out=3),
+    "evaluate_run path": lambda: fn.evaluate_run(3),
+    "export path": lambda: fn.export(3, "model"),
+    "export out": lambda: fn.export("RUN", 3),
+    "federation spec": lambda: fn.federation(3),
+    "federation root": lambda: fn.federation("pacs", root=3),
+    "from_folders root": lambda: fn.from_folders(3),
+    "from_folders cache": lambda: fn.from_folders("images", cache=3),
+    "judge path": lambda: fn.judge(3),
+    "judge data": lambda: fn.judge("RUN", 3),
+    "load_model folder": lambda: fn.load_model(3),
+    "open_run path": lambda: fn.open_run(3),
+    "partition by": lambda: fn.partition(fn.federation("digits-shift", size=8), 3),
+    "predict path": lambda: fn.predict(3, "images"),
+    "predict inputs": lambda: fn.predict("RUN", 3),
+    "report what": lambda: fn.report(3),
+    "report out": lambda: fn.report("RUN", 3),
+    "reproduce name": lambda: fn.reproduce(3),
+    "reproduce data": lambda: fn.reproduce("fedwon-table-1", 3),
+    "reproduce out": lambda: fn.reproduce("fedwon-table-1", "images", out=3),
+    "reproduce weights": lambda: fn.reproduce("fedwon-table-1", "images", weights={"resnet18": 3}),
+    "resume path": lambda: fn.resume(3),
+    "run federation": lambda: fn.run("fedavg", 3),
+    "run out": lambda: fn.run(rounds=1, out=3),
+    "tune federation": lambda: fn.tune("fedavg", 3),
+    "tune out": lambda: fn.tune("fedavg", SMALL, out=3),
+    "verify path": lambda: fn.verify(3),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working directory with a run and some images."""
+    place = tmp_path_factory.mktemp("work")
+    fn.run("fedavg", fn.federation("digits-shift", size=8), rounds=1, out=place / "RUN")
+    for name in ("a/x", "a/y", "b/x", "b/y"):
+        (place / "images" / name).mkdir(parents=True)
+        for i in range(5):
+            Image.new("RGB", (8, 8), (40 * i, 0, 0)).save(place / "images" / name / f"{i}.png")
+    return place
+
+
+def test_every_path_of_a_public_function_is_tried():
+    functions = {name: f for name in fn.__all__ if inspect.isfunction(f := getattr(fn, name))}
+    assert PATHS.keys() == {
+        f"{name} {p.name}"
+        for name, f in functions.items()
+        for p in inspect.signature(f).parameters.values()
+        if "Path" in str(p.annotation)
+    }
+
+
+@pytest.mark.parametrize("mistake", PATHS)
+def test_a_path_that_is_a_number_is_named(mistake, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(fn.BadInput, match=r"\b(int|3)\b"):
+        PATHS[mistake]()
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("given", ["first", "runs", "./runs/"])
+def test_a_run_that_may_have_been_meant_is_named(given, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder / "RUN", tmp_path / "runs" / "first")
+    with pytest.raises(fn.BadInput, match=re.escape('Did you mean "runs/first"?')):
+        fn.open_run(given)
+    with pytest.raises(fn.BadInput, match=r"directory\)\.$"):
+        fn.open_run("second")
+
+
+def test_a_path_may_start_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    result = fn.run("fedavg", fn.federation("digits-shift", size=8), rounds=1, out="~/runs/first")
+    assert result.path == tmp_path / "runs" / "first"
+    assert fn.resume("~/runs/first").rounds == 1
+    assert not (tmp_path / "~").exists()
 
 
 def test_a_file_is_named_and_its_keys_are_those_of_the_file():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from fednorms.advice.arms import Arm, Proposal, Wanted, propose
 from fednorms.advice.budget import SEEDS, Budget, Schedule, schedule
 from fednorms.advice.certainty import Said, answers, difference
 from fednorms.advice.measures import Measure, measure
-from fednorms.advice.plan import recorded
+from fednorms.advice.plan import kept_folder, recorded
 from fednorms.advice.priors import expected_loss, records
 from fednorms.advice.remarks import remarks
 from fednorms.advice.setting import Setting
@@ -100,8 +98,7 @@ def advise(
         "seeds": seeds,
         "epsilon": epsilon,
     }
-    with _folder(out) as name:
-        folder = Path(name)
+    with kept_folder(out) as folder:
         with Reporter("advise", 1, silent=not is_wanted(progress)) as reporter:
             reporter.say("Measuring how the sites differ ...")
             found = recorded(folder, asked, lambda: _found(setting, minutes, budget, epsilon, jobs))
@@ -153,10 +150,6 @@ def _check(
         problems.append(f"{flag('retrain')} needs a folder ({option('out')})")
     if problems:
         raise BadInput("advise: " + "; ".join(problems) + ".")
-
-
-def _folder(out: str | Path | None) -> AbstractContextManager[str]:
-    return nullcontext(str(out)) if out is not None else tempfile.TemporaryDirectory(prefix="fednorms-advise-")
 
 
 def _found(

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fednorms.core.errors import BadInput
+from fednorms.core.paths import given_path
 from fednorms.runs.option_names import option
 from fednorms.runs.store.atomic import clear_errors, write_atomic
 
 FILE = "plan.json"
+
+
+@contextmanager
+def kept_folder(out: str | Path | None) -> Iterator[Path]:
+    """The folder for the runs of an answer: `out`, or one that is removed afterwards."""
+    if out is not None:
+        yield given_path("out", out)
+    else:
+        with tempfile.TemporaryDirectory(prefix="fednorms-advice-") as name:
+            yield Path(name)
 
 
 def recorded(folder: Path, asked: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -15,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from fednorms.advice.arms import default_rates
-from fednorms.advice.plan import recorded
+from fednorms.advice.plan import kept_folder, recorded
 from fednorms.advice.remarks import remarks
 from fednorms.advice.setting import Setting
 from fednorms.advice.tournament import Rungs, Trial, ladder, tournament
@@ -143,8 +141,7 @@ def tune(
     first = setting.recipe.seed
     rungs = ladder(setting.recipe.rounds, 1, prod(map(len, search.values())), range(first, first + seeds))
     keep = out is not None
-    with nullcontext(str(out)) if keep else tempfile.TemporaryDirectory(prefix="fednorms-tune-") as name:
-        folder = Path(name)
+    with kept_folder(out) as folder:
         asked = {"recipe": setting.recipe.to_dict(), "data": setting.held.fingerprint(), "grid": search, "seeds": seeds}
         recorded(folder, asked, dict)
         every = max(1, rungs[0].rounds // 4)

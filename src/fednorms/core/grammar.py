@@ -39,7 +39,7 @@ def read_sum(text: str, what: str, example: str) -> list[Call]:
         if isinstance(head, ast.Name) and call and call.args:
             raise unreadable(f'at "{ast.unparse(node)}": an option needs its name')
         if isinstance(head, ast.Tuple):
-            raise unreadable("at a comma: names are joined by +")
+            raise unreadable("at a comma: names are joined by +, and several are given one by one")
         if not isinstance(head, ast.Name):
             raise unreadable(f'at "{ast.unparse(node)}"')
         name, options = head.id.lower(), dict[str, object]()

@@ -115,6 +115,8 @@ def rule(text: str | Rule) -> Rule:
     """
     if isinstance(text, Rule):
         return text
+    if not isinstance(text, str):
+        raise BadInput(f'A partition must be text or a rule, such as "dirichlet(beta=0.3, clients=100)", got {text!r}.')
     name, options = read_one(text, "partition", "dirichlet(beta=0.3, clients=100)")
     if name not in (known := _registered()):
         raise BadInput(f'Unknown partition "{name}": {nearest(name, known)}.')

@@ -147,7 +147,7 @@ def build(
         elsewhere = [f'"{prefix}:{name}"' for prefix in LIBRARIES if name in _names_of(prefix)]
         question = f"did you mean {' or '.join(elsewhere)}? " if elsewhere else did_you_mean(name, known)
         raise BadInput(
-            f'Unknown model "{name}"; {question}expected one of {", ".join(ours)}, torchvision:NAME, timm:NAME or '
+            f'Unknown model "{name}": {question}expected one of {", ".join(ours)}, torchvision:NAME, timm:NAME or '
             "a custom mymodule:Net."
         )
     if pretrained and (name in ours or custom is not None):

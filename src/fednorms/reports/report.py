@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from fednorms.core.errors import BadInput
+from fednorms.core.paths import given_path
 from fednorms.data import Federation
 from fednorms.papers.tables.reproduce import Reproduction
 from fednorms.reports.advice import FILE as ADVICE
@@ -24,6 +25,7 @@ from fednorms.runs.store.atomic import clear_errors, write_atomic
 FILE = "report.html"
 
 
+@runtime_checkable
 class Advised(Protocol):
     """What `advise` returns."""
 
@@ -63,7 +65,7 @@ def report(
     page, folder = _page(what, images, federation)
     if out is None and folder is None:
         raise BadInput(f"This result was not stored, so say where to write its report with {option('out')}.")
-    file = Path(out) if out is not None else Path(folder or "") / FILE
+    file = given_path("out", out) if out is not None else Path(folder or "") / FILE
     if file.is_dir():
         raise BadInput(f"{file} is a folder. Name a file for the report with {option('out')}, such as {file / FILE}.")
     with clear_errors(file):
@@ -90,9 +92,9 @@ def _page(
         return of_comparison(ComparisonRecord.of(what)), what.path
     if isinstance(what, Reproduction):
         return table_page(what.summary), what.out
-    if not isinstance(what, str | Path):
+    if isinstance(what, Advised):
         return advice_page(what.to_dict()), what.path
-    folder = Path(what)
+    folder = given_path("what", what)
     if (folder / ADVICE).is_file():
         return advice_page(read_advice(folder)), folder
     if (folder / "recipe.toml").is_file():

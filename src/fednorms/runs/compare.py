@@ -21,6 +21,7 @@ from fednorms.core.method import Method
 from fednorms.core.optim import MakeOptimizer
 from fednorms.core.options import nearest, quoted
 from fednorms.core.part import Part
+from fednorms.core.paths import given_path
 from fednorms.core.training import Training
 from fednorms.data import Federation
 from fednorms.methods.registry import method as read_method
@@ -117,7 +118,7 @@ def compare(
         **recipe_keys(federation, model, loss, base.data.model_dump()),
     }
     rates = _rates(lr, chosen) if isinstance(lr, Mapping) else {}
-    root = Path(out) if out is not None else None
+    root = given_path("out", out) if out is not None else None
     if root is not None and (root / "recipe.toml").exists():
         raise BadInput(f"compare: {root} holds a run. Choose another directory for the comparison ({option('out')}).")
     cells = []

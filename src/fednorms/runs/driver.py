@@ -14,6 +14,7 @@ from fednorms.core.errors import BadInput, RunFailed
 from fednorms.core.method import Method
 from fednorms.core.optim import MakeOptimizer
 from fednorms.core.part import Part
+from fednorms.core.paths import given_path
 from fednorms.core.training import Training
 from fednorms.data import Federation
 from fednorms.data.facts import Facts
@@ -133,10 +134,11 @@ def run(
     }
     custom = Custom.of(federation, model, loss, Callables.of(optimizer, schedule, epochs))
     made = Recipe.make(base.model_dump() | {k: v for k, v in given.items() if v is not None})
-    with watching(made, out, callback, progress, track) as watch:
+    folder = given_path("out", out) if out else None
+    with watching(made, folder, callback, progress, track) as watch:
         result = execute(
             made,
-            out=Path(out) if out else None,
+            out=folder,
             federation=custom.federation,
             model=custom.model,
             loss=custom.loss,
@@ -170,16 +172,16 @@ def resume(
     schedules that depend on the number of rounds are refused. `stop` replaces the early stopping of the run.
     """
     refuse_unknown(resume, unknown)
-    directory, own = RunDirectory(Path(path)), Callables(optimizer, schedule)
+    directory, own = RunDirectory(given_path("path", path)), Callables(optimizer, schedule)
     recipe = recipe_to_resume(directory, model, loss, own)
     changed = {k: v for k, v in {"rounds": rounds, "patience": patience_of(stop)}.items() if v is not None}
     refuse_no_patience(directory, recipe, changed)
     if rounds is not None:
         recipe = with_rounds(recipe, directory, rounds)
-    with watching(recipe, path, callback, progress, track) as watch:
+    with watching(recipe, directory.path, callback, progress, track) as watch:
         result = execute(
             recipe,
-            out=Path(path),
+            out=directory.path,
             federation=federation,
             model=model,
             loss=loss,

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fednorms._version import __version__
 from fednorms.core.errors import BadInput
 from fednorms.core.options import did_you_mean, nearest, quoted, shortened
+from fednorms.core.paths import given_path
 from fednorms.core.precision import Precision
 from fednorms.core.training import CUSTOM, Training
 from fednorms.runs.option_names import key, recipe_file
@@ -337,7 +338,7 @@ class Recipe(BaseModel):
     @classmethod
     def read(cls, path: Path | str) -> Recipe:
         """Read a recipe from a file."""
-        path = Path(path)
+        path = given_path("path", path)
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from fednorms.core.errors import BadInput
+from fednorms.core.paths import given_path
 from fednorms.data.folders.cached import CachedImages, checked, hashes_of, length_of_hashes
 from fednorms.data.folders.decode import Decoding, Prepared
 from fednorms.data.folders.listed import ListedImages
@@ -137,7 +138,7 @@ def cache_folder(cache: str | Path | bool | None = None) -> Path | None:
     if cache is False:
         return None
     if cache is not None and cache is not True:
-        return Path(cache).expanduser()
+        return given_path("cache", cache)
     chosen = os.environ.get("FEDNORMS_CACHE", "")
     if chosen.lower() in _OFF:
         return None

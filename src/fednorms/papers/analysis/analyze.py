@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
+from fednorms.core.paths import given_path
 from fednorms.data import Federation
 from fednorms.papers.analysis.divergence import DEAD
 from fednorms.papers.analysis.findings import Findings
@@ -44,6 +45,6 @@ def analyze(
     >>> list(found.scalars), found.arrays["divergence"].shape
     (['mean over pairs', 'channels left out', 'channels'], (5, 5))
     """
-    stored = StoredRun(Path(path), federation, model, loss, device, round, client, dead)
+    stored = StoredRun(given_path("path", path), federation, model, loss, device, round, client, dead)
     found = analysis_named(name).measure(stored)
     return replace(found, analysis=name, label=stored.label)

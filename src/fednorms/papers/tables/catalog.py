@@ -8,6 +8,7 @@ from typing import Any
 
 from fednorms.core.errors import BadInput, FednormsError
 from fednorms.core.options import did_you_mean
+from fednorms.core.paths import given_path
 from fednorms.papers.tables.plan import found_in, pairs
 from fednorms.papers.tables.search import open_search
 from fednorms.papers.tables.sources import needs
@@ -40,7 +41,7 @@ def open_table(name: str | Path) -> Table:
     Traceback (most recent call last):
     fednorms.BadInput: No table "no-such-table": ...
     """
-    path = Path(name).expanduser()
+    path = given_path("name", name)
     for file in (path, path / FILE, file_of(str(name))):
         if file.suffix == ".toml" and file.is_file():
             return Table.read(file)

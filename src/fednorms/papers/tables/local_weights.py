@@ -10,6 +10,7 @@ from pathlib import Path
 from fednorms.core.errors import BadInput
 from fednorms.core.option_names import option
 from fednorms.core.options import nearest
+from fednorms.core.paths import given_path
 from fednorms.papers.tables.table import Table, merged
 
 
@@ -26,7 +27,7 @@ def read_weights(given: Sequence[str] | Mapping[str, str | Path]) -> dict[str, P
         where = f'{option("weights")} "{model}={file}"'
         if not model or not str(file):
             raise BadInput(f"{where}: expected MODEL=FILE, such as torchvision:resnet18=resnet18.safetensors.")
-        path = Path(file).expanduser()
+        path = given_path("weights", file)
         if not path.is_file():
             raise BadInput(f'{where}: no file "{file}".')
         found[model] = path.resolve()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fednorms.core.errors import BadInput
+from fednorms.core.paths import given_path
 from fednorms.engines.devices import pick_device
 from fednorms.papers.tables.catalog import default_out, open_table
 from fednorms.papers.tables.local_weights import read_weights, with_weights
@@ -79,8 +80,8 @@ def reproduce(
     for what, number in (("jobs", jobs), ("seeds", table.seeds if seeds is None else seeds)):
         if number < 1:
             raise BadInput(f"reproduce: {what} must be an integer >= 1, got {number}.")
-    given = [data] if isinstance(data, str | Path) else list(data)
-    folder = Path(out) if out is not None else default_out(table)
+    given = data if isinstance(data, Sequence) and not isinstance(data, str) else [data]
+    folder = given_path("out", out) if out is not None else default_out(table)
     if few_rounds := rounds_of_trial(rounds, quick):
         table, folder = trial(table, few_rounds), trial_folder(table, few_rounds, out)
     check_folder(folder)
@@ -110,7 +111,7 @@ def reproduce(
 
 
 def _folder(root: str | Path) -> Path:
-    path = Path(root).expanduser()
+    path = given_path("data", root)
     if not path.exists():
         raise BadInput(f"--data {root}: there is no such folder.")
     return path

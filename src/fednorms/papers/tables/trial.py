@@ -8,6 +8,7 @@ from typing import Any
 
 from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
+from fednorms.core.paths import given_path
 from fednorms.papers.tables.plan import found_in
 from fednorms.papers.tables.store import ResultStore
 from fednorms.papers.tables.table import Row, Table, as_recipe, merged
@@ -53,7 +54,7 @@ def trial(table: Table, rounds: int) -> Table:
 
 def trial_folder(table: Table, rounds: int, out: str | Path | None) -> Path:
     """Where a trial's results go; a folder with other results is refused, because its report would be replaced."""
-    folder = Path(out) if out is not None else Path("runs") / f"trial-{table.name}-{rounds}"
+    folder = given_path("out", out) if out is not None else Path("runs") / f"trial-{table.name}-{rounds}"
     if others := found_in(ResultStore(folder), trial(table, rounds), {}).stale:
         raise BadInput(
             f"{folder} holds results of other runs ({others[0]}, ...), whose report a trial would replace. "

@@ -167,7 +167,15 @@ class RunDirectory(MetricsFile):
             return self.recipe.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise BadInput(f"{self.path} is not a run: it has no readable recipe.toml ({reason}).") from error
+            raise BadInput(
+                f"{self.path} is not a run: it has no readable recipe.toml ({reason}).{self._meant()}"
+            ) from error
+
+    def _meant(self) -> str:
+        """A run that may have been meant: of the same name in runs/, or inside this folder."""
+        near = [Path("runs", self.path.name, "recipe.toml"), *sorted(self.path.glob("*/recipe.toml"))]
+        found = next((file.parent for file in near if file.is_file()), None)
+        return f' Did you mean "{found}"?' if found else ""
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
 from fednorms.core.part import Phase
 from fednorms.core.passes import depends_on_batch
+from fednorms.core.paths import given_path
 from fednorms.core.round import carry_of, load, train
 from fednorms.core.states import Broadcast, Client, context_of
 from fednorms.core.tree import Tree
@@ -133,7 +134,9 @@ def adapt(
     """
     _check_request(epochs, lr, test, size)
     if out is not None:
-        check_target(Path(out))
+        out = given_path("out", out)
+        check_target(out)
+    folder = given_path("folder", folder)
     opened = open_run(path, which, model=model, loss=loss, device=device)
     task, facts = opened.task, opened.facts
     shape = (facts.shape[0], size, size) if size else facts.shape
@@ -172,7 +175,7 @@ def adapt(
             k: None if v is None else v.to_dict() for k, v in {"before": before, "after": last, "gain": gain}.items()
         }
         tested = _tested(opened, final, said[1] if tuned is None else said[2])
-        saved = _save(opened, final, Path(out), stored, model, told, tested)
+        saved = _save(opened, final, out, stored, model, told, tested)
     counts = {k: len(s) for k, s in site.splits.items()}
     return Adapted(site.name, before, after, fine_tuned, counts, saved, notes, gain)
 

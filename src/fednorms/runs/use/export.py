@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.core.passes import depends_on_batch, prepare_test
+from fednorms.core.paths import given_path
 from fednorms.core.states import Client, context_of
 from fednorms.data import Federation, Split
 from fednorms.data.folders.preparations import preparation
@@ -88,7 +89,8 @@ def export(
     Traceback (most recent call last):
     fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory).
     """
-    check_target(Path(out))
+    target = given_path("out", out)
+    check_target(target)
     opened = open_run(path, which, federation, model, device="cpu")
     images = _images(opened.facts.stored_shape)
     data = Split(images, torch.zeros(len(images), dtype=torch.int64))
@@ -103,7 +105,7 @@ def export(
         tested = Scored(chosen.mode, chosen.site, opened.state.round, never=why)
     graphs = Graphs(onnx, torch_export)
     chosen = replace(chosen, notes=notes)
-    return write_model(opened, chosen, Path(out), site, tested, graphs, model, clients=clients)
+    return write_model(opened, chosen, target, site, tested, graphs, model, clients=clients)
 
 
 @dataclass(frozen=True)

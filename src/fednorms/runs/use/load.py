@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fednorms.core.errors import BadInput
 from fednorms.core.part import Part
+from fednorms.core.paths import given_path
 from fednorms.core.views import Local
 from fednorms.data import Preprocessing
 from fednorms.data.folders import read_image
@@ -129,7 +130,7 @@ def load_model(folder: str | Path, model: nn.Module | None = None) -> LoadedMode
     Traceback (most recent call last):
     fednorms.BadInput: nowhere is not an exported model: it has no readable model.json ...
     """
-    folder = Path(folder)
+    folder = given_path("folder", folder)
     about = _about(folder)
     shape = tuple(about["shape"])
     made = about["architecture"]

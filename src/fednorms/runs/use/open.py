@@ -13,6 +13,7 @@ from torch import nn
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.core.option_names import option, setting
 from fednorms.core.passes import passes
+from fednorms.core.paths import given_path
 from fednorms.core.round import broadcast, server_update
 from fednorms.core.states import Broadcast, ClientState, ServerState, Task
 from fednorms.core.training import CUSTOM
@@ -186,7 +187,7 @@ def open_run(
     Traceback (most recent call last):
     fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory).
     """
-    directory = RunDirectory(path)
+    directory = RunDirectory(given_path("path", path))
     recipe = _portable(Recipe.from_toml(directory.read_recipe(), str(directory.recipe)), device or "auto")
     if recipe.model.startswith("custom:") and model is None:
         raise BadInput(

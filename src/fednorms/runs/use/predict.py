@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fednorms.core.errors import BadInput
 from fednorms.core.passes import prepare_test
+from fednorms.core.paths import given_path
 from fednorms.core.states import context_of
 from fednorms.data import Split
 from fednorms.data.folders import EXTENSIONS, read_image
@@ -76,7 +77,8 @@ def predict(
     Traceback (most recent call last):
     fednorms.BadInput: nowhere is not a run: it has no readable recipe.toml (No such file or directory).
     """
-    if (Path(path) / ABOUT).is_file():
+    path = given_path("path", path)
+    if (path / ABOUT).is_file():
         if site is not None or which != "last" or averaged:
             asked = f'site "{site}"' if site is not None else f'round "{which}"' if which != "last" else "clients"
             raise BadInput(f"{path} is one exported model and has no {asked}. Leave that out, or name the run.")
@@ -148,7 +150,8 @@ def image_files(inputs: str | Path | Sequence[str | Path]) -> list[Path]:
     """
     found: list[Path] = []
     problems: list[str] = []
-    for given in map(Path, [inputs] if isinstance(inputs, str | Path) else inputs):
+    several = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str) else [inputs]
+    for given in (given_path("inputs", one) for one in several):
         if given.is_dir():
             inside = sorted(
                 p

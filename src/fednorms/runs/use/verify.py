@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fednorms.core.errors import BadInput, FednormsError
+from fednorms.core.paths import given_path
 from fednorms.data.packed import check_pack, is_pack
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.store import predictions
@@ -76,7 +77,7 @@ def verify(path: str | Path) -> Verified:
     Traceback (most recent call last):
     fednorms.BadInput: nowhere: no such file or folder. Name a run, an exported model, a comparison or a pack.
     """
-    path = Path(path)
+    path = given_path("path", path)
     if not path.exists():
         raise BadInput(f"{path}: no such file or folder. Name a run, an exported model, a comparison or a pack.")
     found: dict[Path, FileState] = {}
