@@ -97,7 +97,7 @@ def test_a_link_that_cannot_work_is_not_started(project, tmp_path, capsys):
     assert "is not a project" in capsys.readouterr().err
 
 
-def test_flowers_link_is_started_on_loopback_only(project, monkeypatch):
+def test_flowers_link_is_started_on_loopback_only(project, monkeypatch, capsys):
     started = []
 
     def start(name, options, environment=None):
@@ -108,7 +108,14 @@ def test_flowers_link_is_started_on_loopback_only(project, monkeypatch):
     monkeypatch.setattr(link_module, "terminable", lambda: None)
     monkeypatch.setattr(link_module, "_log_to_stderr", lambda: None)
     monkeypatch.setattr(link_module.os, "umask", lambda mask: None)
+    assert main(["deploy", "enroll", str(project), "--site", "north", "--images", "60"]) == 0
+    capsys.readouterr()
     assert main(["deploy", "link", str(project), "--host", "0.0.0.0"]) == 130
+    assert "note: The roster has no number of images for south" in capsys.readouterr().err
+    assert main(["deploy", "enroll", str(project), "--site", "south", "--images", "60"]) == 0
+    started.clear()
+    assert main(["deploy", "link", str(project), "--host", "0.0.0.0"]) == 130
+    assert "note:" not in capsys.readouterr().err
     ((name, options, environment),) = started
     assert name == "flower-superlink"
     assert options[options.index("--host") + 1] == "127.0.0.1"

@@ -19,7 +19,7 @@ import uvicorn
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.flower.certificates import FOLDER, check_certificates
 from fednorms.flower.door import KIB, Door, impatient
-from fednorms.flower.keys import FILE, Watched
+from fednorms.flower.keys import FILE, Watched, claims
 from fednorms.flower.lifeline import Lifeline, lifeline
 from fednorms.flower.limits import Limits, listen
 from fednorms.flower.processes import end, start, terminable
@@ -51,6 +51,8 @@ def run_link(link: Link, say: Callable[[str], None]) -> int:
         raise BadInput(
             f"No site has a key in {roster.path}. Add one: fednorms deploy enroll PROJECT --site SITE --key FILE"
         )
+    if unbounded := sorted(set(roster.owners().values()) - set(roster.images())):
+        say(f"note: {claims(unbounded)}")
     if _listening(link.link_port):
         raise BadInput(f"Port {link.link_port} of {LOOPBACK} is in use. Choose another one with --link-port.")
     _log_to_stderr()
