@@ -97,7 +97,8 @@ def real_digits() -> tuple[np.ndarray, np.ndarray]:
     (1797, 8, 8)
     """
     package = find_spec("sklearn")
-    assert package is not None and package.origin is not None  # one of our dependencies
+    assert package is not None  # one of our dependencies
+    assert package.origin is not None
     # The file itself, because importing sklearn.datasets takes a second or more, in every process.
     rows = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
