@@ -87,6 +87,11 @@ def test_a_link_that_cannot_work_is_not_started(project, tmp_path, capsys):
         assert main(["deploy", "revoke", str(project), "--site", site]) == 0
     assert main(command) == 2
     assert "No site has a key" in capsys.readouterr().err
+    (project / "roster.toml").unlink()
+    assert main(command) == 2
+    assert f"has no roster.toml. Write it: fednorms deploy certificates {project}" in " ".join(
+        capsys.readouterr().err.split()
+    )
     over = Keys(tmp_path / "over", days=-3)
     (project / "certificates" / "server.pem").write_bytes((over.certificates / "server.pem").read_bytes())
     assert main(command) == 2

@@ -46,6 +46,8 @@ def run_link(link: Link, say: Callable[[str], None]) -> int:
     """Run the link and its door until one of them ends."""
     for warning in check_certificates(link.project / FOLDER):
         say(f"note: {warning}")
+    if not (link.project / FILE).exists():  # a project of 0.1 has certificates, and no roster
+        raise BadInput(f"{link.project} has no {FILE}. Write it: fednorms deploy certificates {link.project}")
     roster = Watched((link.project / FILE).resolve())
     if not roster.owners():
         raise BadInput(
