@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,29 @@ def test_a_run_across_machines_is_continued(here):
     assert result.history[0] == rows_of(STORED / "flower" / "run")[0]
     assert [kind for _, kind in desk.log].count("train") == 2 * len(material.SITES)
     assert not any("lost" in row for row in result.history)
+
+
+def test_a_project_is_kept_and_needs_one_line_and_its_keys(here, capsys):
+    """Its sites find their states under the hash of its recipe, and only the server's address is new."""
+    pytest.importorskip("flwr")
+    from fednorms.flower.keys import read_keys
+    from fednorms.flower.project import read_project
+    from fednorms.flower.task import load_app
+
+    project = Path("flower/project")
+    recipe, deployment = read_project(project)
+    assert deployment.site_names == list(material.SITES)
+    assert Generations(Path("flower/state/102"), fingerprint(recipe), "east").rounds() == [1, 2]
+    load_app(project)
+    sys.modules.pop("fednorms_app")
+    certificates = ["deploy", "certificates", str(project)]
+    assert command_line(certificates) == 2
+    assert 'Add: [tool.fednorms] address = "HOST:8443"' in capsys.readouterr().err
+    with (project / "pyproject.toml").open("a") as file:
+        file.write('\n[tool.fednorms]\naddress = "server.example:8443"\n')
+    assert command_line(certificates) == 0
+    assert set(read_keys(project / "roster.toml").keys) == set(material.SITES)
+    assert fingerprint(read_project(project)[0]) == fingerprint(recipe)
 
 
 # -- tables ---------------------------------------------------------------------------------------------------------

@@ -87,6 +87,11 @@ def test_a_link_that_cannot_work_is_not_started(project, tmp_path, capsys):
         assert main(["deploy", "revoke", str(project), "--site", site]) == 0
     assert main(command) == 2
     assert "No site has a key" in capsys.readouterr().err
+    (project / "roster.toml").unlink()
+    assert main(command) == 2
+    assert f"has no roster.toml. Write it: fednorms deploy certificates {project}" in " ".join(
+        capsys.readouterr().err.split()
+    )
     over = Keys(tmp_path / "over", days=-3)
     (project / "certificates" / "server.pem").write_bytes((over.certificates / "server.pem").read_bytes())
     assert main(command) == 2
@@ -97,7 +102,7 @@ def test_a_link_that_cannot_work_is_not_started(project, tmp_path, capsys):
     assert "is not a project" in capsys.readouterr().err
 
 
-def test_flowers_link_is_started_on_loopback_only(project, monkeypatch):
+def test_flowers_link_is_started_on_loopback_only(project, monkeypatch, capsys):
     started = []
 
     def start(name, options, environment=None):
@@ -108,7 +113,14 @@ def test_flowers_link_is_started_on_loopback_only(project, monkeypatch):
     monkeypatch.setattr(link_module, "terminable", lambda: None)
     monkeypatch.setattr(link_module, "_log_to_stderr", lambda: None)
     monkeypatch.setattr(link_module.os, "umask", lambda mask: None)
+    assert main(["deploy", "enroll", str(project), "--site", "north", "--images", "60"]) == 0
+    capsys.readouterr()
     assert main(["deploy", "link", str(project), "--host", "0.0.0.0"]) == 130
+    assert "note: The roster has no number of images for south" in capsys.readouterr().err
+    assert main(["deploy", "enroll", str(project), "--site", "south", "--images", "60"]) == 0
+    started.clear()
+    assert main(["deploy", "link", str(project), "--host", "0.0.0.0"]) == 130
+    assert "note:" not in capsys.readouterr().err
     ((name, options, environment),) = started
     assert name == "flower-superlink"
     assert options[options.index("--host") + 1] == "127.0.0.1"

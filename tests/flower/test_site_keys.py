@@ -180,6 +180,21 @@ def test_two_sites_that_lie_together_do_not_get_all_the_weight(tmp_path):
         run("fedavg", tmp_path / "bound", fault=claiming(10**4), deploy__max_images=5000, deploy__minimum=2, **THREE)
 
 
+def test_a_run_notes_whose_number_of_images_nothing_bounds(roster, tmp_path):
+    def noted(folder, weighting="size"):
+        result = deployed(tmp_path / folder, rounds=1, weighting=weighting)[1]()
+        return [note for note in result.notes if "number of images" in note]
+
+    (note,) = noted("none")
+    assert "for clean, faint: where sites are weighted by their images" in note
+    assert noted("equal weights", "uniform") == []
+    read_keys(roster).limited("faint", 10**5).write(roster)
+    (note,) = noted("one")
+    assert "for clean: " in note
+    read_keys(roster).limited("clean", 10**5).write(roster)
+    assert noted("both") == []
+
+
 def test_the_roster_bounds_the_images_of_a_site(roster, tmp_path):
     honest = deployed(tmp_path / "a", rounds=1)[1]()
     read_keys(roster).limited("faint", 10**5).limited("clean", 10**5).write(roster)

@@ -108,6 +108,7 @@ def certificates(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Certificates, "deploy certificates", args)
     from fednorms.flower.certificates import make_certificates
+    from fednorms.flower.keys import FILE
 
     _, deployment = read_project(given.project)
     host, _ = read_address(given.project)
@@ -118,7 +119,8 @@ def certificates(args: Sequence[str]) -> int:
         print_json({"files": [str(path) for path in made]})
         return 0
     console = stdout()
-    console.print("\n".join(map(str, made)) or "Everything is there already.", markup=False, soft_wrap=True)
+    there = f"Everything is there already. The sites' keys are in {given.project / FILE}."
+    console.print("\n".join(map(str, made)) or there, markup=False, soft_wrap=True)
     if made:
         console.print(
             "\nSend each site ca.crt and its own key, over a channel you trust. Keep ca.key and server.key here."

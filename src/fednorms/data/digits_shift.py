@@ -8,6 +8,8 @@ Features via Local Batch Normalization, ICLR 2021, https://arxiv.org/abs/2102.07
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -94,10 +96,12 @@ def real_digits() -> tuple[np.ndarray, np.ndarray]:
     >>> real_digits()[0].shape
     (1797, 8, 8)
     """
-    from sklearn.datasets import load_digits  # here, because it takes a second to import
-
-    digits = load_digits()
-    return digits.images, digits.target.astype(np.int64)
+    package = find_spec("sklearn")
+    assert package is not None  # one of our dependencies
+    assert package.origin is not None
+    # The file itself, because importing sklearn.datasets takes a second or more, in every process.
+    rows = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
 
 
 class _Draws:

@@ -18,8 +18,9 @@ images, which it says itself; only the operator can know whether that is true.
 from __future__ import annotations
 
 import os
+import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -151,6 +152,21 @@ class Watched:
                 self._error = str(error)
         if self._error:
             raise BadInput(self._error)
+
+
+def claims(sites: Sequence[str]) -> str:
+    """What an operator should know about sites without a number of images in the roster.
+
+    >>> print(claims(["north"]))
+    The roster has no number of images for north: where sites are weighted by their images, it counts for as many as it
+    claims. If you know the number: fednorms deploy enroll PROJECT --site north --images N
+    """
+    many = len(sites) > 1
+    return (
+        f"The roster has no number of images for {', '.join(sites)}: where sites are weighted by their images, "
+        f"{'each' if many else 'it'} counts for as many as it claims. If you know the number{'s' * many}: "
+        f"fednorms deploy enroll PROJECT --site {shlex.quote(sites[0])} --images N"
+    )
 
 
 def wire_form(text: str) -> bytes:

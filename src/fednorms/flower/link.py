@@ -19,7 +19,7 @@ import uvicorn
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.flower.certificates import FOLDER, check_certificates
 from fednorms.flower.door import KIB, Door, impatient
-from fednorms.flower.keys import FILE, Watched
+from fednorms.flower.keys import FILE, Watched, claims
 from fednorms.flower.lifeline import Lifeline, lifeline
 from fednorms.flower.limits import Limits, listen
 from fednorms.flower.processes import end, start, terminable
@@ -46,11 +46,15 @@ def run_link(link: Link, say: Callable[[str], None]) -> int:
     """Run the link and its door until one of them ends."""
     for warning in check_certificates(link.project / FOLDER):
         say(f"note: {warning}")
+    if not (link.project / FILE).exists():  # a project of 0.1 has certificates, and no roster
+        raise BadInput(f"{link.project} has no {FILE}. Write it: fednorms deploy certificates {link.project}")
     roster = Watched((link.project / FILE).resolve())
     if not roster.owners():
         raise BadInput(
             f"No site has a key in {roster.path}. Add one: fednorms deploy enroll PROJECT --site SITE --key FILE"
         )
+    if unbounded := sorted(set(roster.owners().values()) - set(roster.images())):
+        say(f"note: {claims(unbounded)}")
     if _listening(link.link_port):
         raise BadInput(f"Port {link.link_port} of {LOOPBACK} is in use. Choose another one with --link-port.")
     _log_to_stderr()

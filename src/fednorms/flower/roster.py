@@ -73,6 +73,15 @@ class Roster:
         """The training images that each site counts for; `deploy.max_weight` limits them."""
         return capped(self.cards, self.deployment.max_weight)
 
+    @property
+    def unbounded(self) -> list[str]:
+        """The sites of the run for which the roster file has no number of images."""
+        try:
+            known = self.keys.images() if self.keys is not None else self.names
+        except BadInput:  # the file is being edited; `look` says so
+            return []
+        return [name for name in self.names if name not in known]
+
     # -- who is there -------------------------------------------------------------------------------------------
     def gather(self) -> None:
         """Wait until all sites have joined, or until enough have when the time is up; then fix the names."""

@@ -20,7 +20,7 @@ from fednorms.explain.deployable import refuse_obstacles
 from fednorms.flower import settings
 from fednorms.flower.agreement import Card, known_facts
 from fednorms.flower.engine import Remote
-from fednorms.flower.keys import Watched
+from fednorms.flower.keys import Watched, claims
 from fednorms.flower.lifeline import end_with_link
 from fednorms.flower.roster import Roster
 from fednorms.methods.registry import method as read_method
@@ -93,6 +93,8 @@ def open_session(recipe: Recipe, roster: Roster, model: nn.Module | None = None,
     tests: list[tuple[Mode, SplitName]] = [(m, "test") for m in plan.modes if m.model != "after_local"]
     settings = EngineSettings(recipe.threads, recipe.on_divergence)
     engine = Remote(task, roster, settings, [*tests, (plan.headline, "val")])
+    if roster.unbounded and task.method.weighting(task.weighting) == "size":
+        engine.notes.append(claims(roster.unbounded))
     return Session(recipe, facts, None, task, engine, *plan)
 
 
