@@ -132,6 +132,11 @@ class Method:
         return [p.name for p in self.parts if any(overrides(p, hook) for hook in ("receive", "weigh", "aggregate"))]
 
     @property
+    def writing(self) -> list[Part]:
+        """The parts whose state at a client changes in every step."""
+        return [p for p in self.parts if p.writes_state]
+
+    @property
     def addressing(self) -> list[Part]:
         """The parts for which the server's messages differ by client, so it must know which client it answers."""
         return [p for p in self.parts if any(overrides(p, hook) for hook in ("down_to", "model_to"))]

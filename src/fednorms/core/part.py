@@ -137,6 +137,7 @@ class Part:
     uses_rounds: ClassVar[bool] = False  # reads `context.rounds`, so more rounds change even the first
     proximal: ClassVar[float] = 0.0  # mu, if `loss` adds mu/2 |w - w_t|^2 in every step
     uploads: ClassVar[bool] = False  # sends more than the model's update
+    writes_state: ClassVar[bool] = False  # `oracle` writes into the tensors of `s.mine`, for later steps and `finish`
     sets_weights: ClassVar[bool] = False  # `weigh` returns the weights themselves, not factors of the usual ones
     tells_class_counts: ClassVar[bool] = False  # its uploads tell how many images of each class a client has
     never_negative: ClassVar[tuple[str, ...]] = ()  # patterns of uploaded entries, such as "count/*"; the server checks

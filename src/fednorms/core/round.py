@@ -119,7 +119,7 @@ def carry_of(
         buffers=model.pick(task.net.buffers).clone(),
         start=model.pick(trained).detach(),
         start_buffers=model.pick(task.net.buffers),
-        mine=mine,
+        mine={**mine, **{p.name: mine[p.name].clone() for p in task.method.writing}},
         path=task.method.path(context),
         key=torch.tensor([noise_word(task, context), 0], device=task.like.device),
         loss_sum=torch.zeros_like(task.like),
