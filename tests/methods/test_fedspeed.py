@@ -1,7 +1,7 @@
 """FedSpeed and FedSMOO: sharpness-aware steps with a corrected proximal term.
 
-Next to the authors' clients (github.com/woodenchild95/FL-Simulator), fed the same batches in float64 for three rounds of
-three clients and a network without statistics, the largest difference of a weight is 1.9e-16 for both.
+Next to the authors' program (github.com/woodenchild95/FL-Simulator), with the same batches in float64 for three rounds
+of three clients and a network without statistics, the largest difference of a weight is 1.9e-16 for both.
 """
 
 import pytest
@@ -49,7 +49,9 @@ def test_without_a_second_gradient_it_is_fedspeed_without_ascent(other):
 
 def test_without_ascent_it_is_feddyn_for_clients_of_equal_size():
     data = tiny_data(8, 8, 8)
-    one, other = (play(t, data, n=4, cohorts=COHORTS) for t in ("fedspeed(lam=0.3, rho=0)", "feddyn(alpha=0.3, form=code)"))
+    one, other = (
+        play(t, data, n=4, cohorts=COHORTS) for t in ("fedspeed(lam=0.3, rho=0)", "feddyn(alpha=0.3, form=code)")
+    )
     close(one.model, other.model)
 
 

@@ -111,10 +111,12 @@ class Eval:
     """How a method is tested; each field is set by at most one part.
 
     `predict(logits, features, down, mine) -> logits` replaces the classifier's answer (prototypes).
+    `personal_model(model, mine) -> tensors` are those in which a client's own model differs from what it loaded.
     """
 
     phases: tuple[Phase, ...] = ()
     server_model: Callable[[Tree, Tree], Tree] | None = None
+    personal_model: Callable[[Tree, Tree], Tree] | None = None
     predict: Callable[[Tensor, Tensor, Tree, Tree], Tensor] | None = None
     statistics: Literal["re-estimated"] | None = None  # with which global, personal and unseen models are tested
     unseen: Literal["re-estimated"] | None = None  # the same for unseen models only

@@ -1,4 +1,4 @@
-"""FedSMOO: a dynamic regularizer for the models, and another one for the directions in which they look for sharpness."""
+"""FedSMOO: a dynamic regularizer for the models, and one for the points at which gradients are taken."""
 
 from __future__ import annotations
 
