@@ -1,7 +1,7 @@
 """APFL and pFedMe: personal models that are trained in the steps of the client's own.
 
 Three rounds of three clients without running statistics, in float64, next to public programs that got the same batches:
-the largest difference of a weight of the server's model is 1.1e-16 for APFL (github.com/lgcollins/FedRep with alpha=0.5,
+the largest difference of a weight of the server is 1.1e-16 for APFL (github.com/lgcollins/FedRep with alpha=0.5,
 its momentum and weight decay set to 0) and 1.1e-16 for pFedMe (the authors', github.com/CharlieDinh/pFedMe).
 """
 

@@ -18,9 +18,9 @@ class APFL(Part):
     others: github.com/lgcollins/FedRep, github.com/MLOPTPSU/FedTorch)
 
     adaptive=True also learns each client's share: alpha <- clip(alpha - eta <v - w, grad F(alpha v + (1 - alpha) w)>)
-    to [0, 1] in every step. Plain gradient steps at the round's rate move v and alpha, whichever optimizer moves w. A client
-    is tested with alpha v + (1 - alpha) w of the newest w; running statistics are the server's. Acts on the gradient,
-    with two passes per step. Client state: v and alpha, at first the received model and the option. No extra
+    to [0, 1] in every step. Plain gradient steps at the round's rate move v and alpha, whichever optimizer moves w. A
+    client is tested with alpha v + (1 - alpha) w of the newest w; running statistics are the server's. Acts on the
+    gradient, with two passes per step. Client state: v and alpha, at first the received model and the option. No extra
     communication. The server's model is FedAvg's, bit for bit; alpha=1 is every client on its own.
     Divergence: one program mixes the outputs of the two networks and updates alpha once per round, with a penalty of
     0.01 alpha^2; another mixes with shares alpha and alpha, which is the paper's mixture for alpha=0.5 only.
