@@ -36,7 +36,12 @@ COMBINED = [
     "krum + maxweight(share=0.4) + scaffold",
 ]
 # Options for the tiny network: FedWon's rule needs at least 8 channels, FedRep's ten epochs take time.
-FITTING = {"gn": "gn(groups=2)", "fedrep": "fedrep(head_epochs=1)", "fedfa": "fedfa(after=pool)"}
+FITTING = {
+    "gn": "gn(groups=2)",
+    "fedrep": "fedrep(head_epochs=1)",
+    "fedfa": "fedfa(after=pool)",
+    "fedwsq": "fedwsq(first=true)",
+}
 TEXTS = [FITTING.get(n, n) for n in NAMES] + COMBINED
 
 

@@ -28,6 +28,7 @@ FITTING = {
     "gn": "gn(groups=2)",
     "fedrep": "fedrep(head_epochs=1)",
     "fedfa": "fedfa(after='pool')",
+    "fedwsq": "fedwsq(first=true)",
     "finetune": "finetune(epochs=1)",
 }
 # With these settings a part changes nothing, bit for bit.
