@@ -116,10 +116,10 @@ class Eval:
 
     phases: tuple[Phase, ...] = ()
     server_model: Callable[[Tree, Tree], Tree] | None = None
-    personal_model: Callable[[Tree, Tree], Tree] | None = None
     predict: Callable[[Tensor, Tensor, Tree, Tree], Tensor] | None = None
     statistics: Literal["re-estimated"] | None = None  # with which global, personal and unseen models are tested
     unseen: Literal["re-estimated"] | None = None  # the same for unseen models only
+    personal_model: Callable[[Tree, Tree], Tree] | None = None
 
 
 class Part:

@@ -86,6 +86,7 @@ class MixHeads(Part):
 
     paper = "Xu, Tong and Huang 2023"
     uploads = True
+    tells_class_counts = True
     never_negative = ("spread",)
 
     @override
@@ -103,9 +104,9 @@ class MixHeads(Part):
             apart = h[i] - h
             a = smallest_form(torch.diag(spread) + apart @ apart.T)
             a = torch.where(a > 1e-3, a, 0.0)
-            a = (a / a.sum()).tolist()
+            weights = (a / a.sum()).tolist()
             for name, like in heads[i].items():
-                mixed = sum(w * head[name].double() for w, head in zip(a, heads, strict=True))
+                mixed = sum(w * head[name].double() for w, head in zip(weights, heads, strict=True))
                 new[f"{client}/{name}"] = torch.as_tensor(mixed).to(like)
         return r.updates, Tree({**r.mine, **new})
 
