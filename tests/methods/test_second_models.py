@@ -127,3 +127,13 @@ def test_costs():
     assert (one.forward_passes, other.forward_passes) == (2.0, 4.0)
     assert one.bytes_up == other.bytes_up == plain.bytes_up
     assert one.acts_on == ("gradient", "test")
+
+
+@pytest.mark.parametrize("other", ["fedsam(rho=0.2)", "fedsmoo(rho=0.2)"])
+def test_apfl_moves_once_a_step_and_changes_nothing_of_others_that_ask_for_more_gradients(other):
+    plain = play(other, n=2)
+    for text in (f"{other} + apfl", f"apfl + {other}"):
+        both = play(text, n=2)
+        assert same(plain.model, both.model)
+        if "fedsmoo" in other:
+            assert same(plain.states["a"].parts["fedsmoo"], both.states["a"].parts["fedsmoo"])

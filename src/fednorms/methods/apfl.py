@@ -45,8 +45,14 @@ class APFL(Part):
         if s.context.evaluating:  # fine-tuning is plain training
             return gradf
 
+        moved = False
+
         def both(w: Tree, draw: int) -> Tree:
+            nonlocal moved
             g, here, v, alpha = gradf(w, draw), w.detach(), branch(s.mine, "v"), s.mine["alpha"]
+            if moved:  # another part may ask for more gradients in one step
+                return g
+            moved = True
             mixed = gradf(Tree({**here, **_mixed(here, s.mine)}), draw)
             with torch.no_grad():
                 slope = (v - here).dot(mixed)

@@ -51,14 +51,17 @@ class FedSMOO(Part):
     def oracle(self, gradf: Gradient, s: Step) -> Gradient:
         if not self.rho or s.context.evaluating:  # fine-tuning is plain training
             return gradf
-        mu = branch(s.mine, "mu")
+        mu, moved = branch(s.mine, "mu"), False
 
         def smoothed(w: Tree, draw: int) -> Tree:
+            nonlocal moved
             d = gradf(w, draw) - mu - s.down
             p = d * (self.rho / (d.sqnorm().sqrt() + 1e-7))
-            with torch.no_grad():
-                for name, step in (p - s.down).pick(mu).items():
-                    mu[name].add_(step)
+            if not moved:  # another part may ask for more gradients in one step
+                with torch.no_grad():
+                    for name, step in (p - s.down).pick(mu).items():
+                        mu[name].add_(step)
+            moved = True
             return gradf(w.detach() + p, draw)
 
         return smoothed
