@@ -489,6 +489,9 @@ METHODS = {
     "agc": "clip=0.64, min_batch=0",
     "agn": "tau=5.0, groups=2, variant='paper' of paper|author, eval_mode='soft' of soft|hard|sample, "
     "keep=0.997, eps=1e-05, freeze_on_saturation=False",
+    "alignfeatures": "lam=1.0, head_epochs=1, head_lr=0.1",
+    "anfr": "ratio=16, gain=1.0",
+    "apfl": "alpha=0.5, adaptive=False",
     "augment": "chain='crop_flip' of crop_flip|flip|crop_flip_cutout|feddyn|feddyn_cifar100|flip_rotate|fairface|isic",
     "centralised": "",
     "ditto": "lam=1.0",
@@ -528,8 +531,11 @@ METHODS = {
     "fedrep": "head_epochs=10",
     "fedrod": "",
     "fedsam": "rho=0.1, kind='sam' of sam|asam, eta=0.01",
+    "fedsmoo": "lam=0.1, rho=0.1",
+    "fedspeed": "lam=0.1, rho=0.1, alpha=1.0",
     "fedsr": "l2r=0.01, cmi=0.001, dim=0, samples=20",
     "fedtan": "",
+    "fedwsq": "bits=4 of 1|2|4|32, momentum=0.1, start=0.001, first=False",
     "fedyogi": "lr=0.01, beta1=0.9, beta2=0.99, tau=0.001",
     "finetune": "epochs=5, factor=0.1, train='all' of all|head|body, weight_decay=0.0",
     "fixbn": "switch=0.5",
@@ -546,6 +552,7 @@ METHODS = {
     "ln": "",
     "maxweight": "share=0.5",
     "median": "",
+    "mixheads": "",
     "mixbn": "kind='fixed' of global|fixed|learned|ensemble, lam=0.5",
     "moon": "mu=0.1, temperature=0.5, projection=0",
     "nonorm": "",
@@ -553,6 +560,7 @@ METHODS = {
     "partialfed": "strategy='no_bn_no_head' of no_bn_no_head|no_bn|bottom_up|top_down|adaptive, m=1, temperature=5.0, "
     "cooling=0.965, choice_rate=0.1, choice_epochs=1",
     "perfedavg": "alpha=0.0, beta=0.0, variant='first' of first|exact|hessian_free, delta=0.001",
+    "pfedme": "lam=1.0, inner=5, rate=0.05, beta=1.0, mu=0.0",
     "pn": "noise=0.0",
     "rbn": "",
     "scaffold": "control='auto' of auto|gradient|difference, variant='paper' of paper|feddc|fedntd, "
@@ -568,6 +576,7 @@ METHODS = {
 }
 SUMMED = {
     "fednn": ("tau=5.0, groups=2, variant='paper', keep=0.997, freeze_on_saturation=False", "wn + agn"),
+    "fedpac": ("lam=1.0, head_epochs=1, head_lr=0.1", "alignfeatures + mixheads"),
     "fedwon": ("clip=0.64, min_batch=32, start='keep', nf_residual=False", "nonorm + wsconv + agc(min_batch=32)"),
 }
 
@@ -699,7 +708,7 @@ VIEWS = {
     "Mechanism": "clip noise delta where",
     "Phase": "epochs steps train norm lr factor draws weight_decay plain",
     "Pass": "when client server reduce",
-    "Eval": "phases server_model predict statistics unseen",
+    "Eval": "phases server_model predict statistics unseen personal_model",
     "Slot": "name leaf kind module head trainable layer layers model",
 }
 

@@ -36,7 +36,12 @@ COMBINED = [
     "krum + maxweight(share=0.4) + scaffold",
 ]
 # Options for the tiny network: FedWon's rule needs at least 8 channels, FedRep's ten epochs take time.
-FITTING = {"gn": "gn(groups=2)", "fedrep": "fedrep(head_epochs=1)", "fedfa": "fedfa(after=pool)"}
+FITTING = {
+    "gn": "gn(groups=2)",
+    "fedrep": "fedrep(head_epochs=1)",
+    "fedfa": "fedfa(after=pool)",
+    "fedwsq": "fedwsq(first=true)",
+}
 TEXTS = [FITTING.get(n, n) for n in NAMES] + COMBINED
 
 
@@ -273,7 +278,12 @@ def test_a_null_part_changes_nothing_in_either_position(host, null):
 
 # -- every registered method does something ---------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "text", [t for t in TEXTS if t not in ("fedavg", "finetune", "centralised", "fixbn", "ditto", "adabn", "normbound")]
+    "text",
+    [
+        t
+        for t in TEXTS
+        if t not in ("fedavg", "finetune", "centralised", "fixbn", "ditto", "apfl", "adabn", "normbound")
+    ],
 )
 def test_a_method_differs_from_fedavg(text):
     data = tiny_data(7, 6)

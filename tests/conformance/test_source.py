@@ -29,6 +29,7 @@ ALLOWED = (
     "fednorms.core.clustering",
     "fednorms.core.moments",
     "fednorms.core.norms",
+    "fednorms.core.simplex",
     "fednorms.core.surgery",
 )
 ALLOWED_AS_TYPES = (*ALLOWED, "fednorms.data", "fednorms.core.net", "fednorms.core.method", "fednorms.core.training")

@@ -12,7 +12,8 @@ from fednorms.methods.registry import method
 from fednorms.runs.store.clients import ClientStore
 from tests.support.tiny import TinyNet
 
-FITTING = {"gn": "gn(groups=2)", "fedfa": 'fedfa(after="pool")'}  # options that these need on such a small network
+# Options that these need on such a small network.
+FITTING = {"gn": "gn(groups=2)", "fedfa": 'fedfa(after="pool")', "fedwsq": "fedwsq(first=true)"}
 
 
 def engine_of(kind, text, fed, *, training=None, model=TinyNet, settings=DEFAULTS, **options):

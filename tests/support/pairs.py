@@ -28,12 +28,14 @@ FITTING = {
     "gn": "gn(groups=2)",
     "fedrep": "fedrep(head_epochs=1)",
     "fedfa": "fedfa(after='pool')",
+    "fedwsq": "fedwsq(first=true)",
     "finetune": "finetune(epochs=1)",
 }
 # With these settings a part changes nothing, bit for bit.
 NEUTRAL = {
     "adabn": "adabn",  # tests differently, trains as before
     "agc": "agc(clip=inf)",
+    "apfl": "apfl",  # a second model next to the first
     "dplocal": "dplocal(clip=inf, noise=0)",
     "ditto": "ditto",  # a second model next to the first
     "fedavg": "fedavg",

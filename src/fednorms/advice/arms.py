@@ -186,7 +186,7 @@ _WORDS = {
 
 def _impossible(cost: Description, question: Question) -> str:
     """Why a method cannot work here; empty if it can."""
-    twin = bool(read_method(cost.method).having("twin"))
+    twin = bool(read_method(cost.method).doubling)
     kept = sum(route.name == "LOCAL" for route in cost.routes.values())
     keeps = f"Sites keep {counted(kept, 'tensor')} of the model" if kept else "Its models are personal"
     if question.unseen and (cost.unseen == "no" or twin):

@@ -54,7 +54,7 @@ class Method:
             "decide which server model is tested": [p for p, rule in rules if rule.server_model],
             "decide with which statistics to test": [p for p, rule in rules if rule.statistics],
             "decide how to predict": [p for p, rule in rules if rule.predict],
-            "train a second model per client": self.having("twin"),
+            "give each client a second model": self.doubling,
             "normalize the input": [p for p in self.parts if p.normalizes_input],
             "protect what is sent": [p for p in self.parts if p.privacy()],
             "replace the mean of models": self.having("aggregate"),
@@ -130,6 +130,16 @@ class Method:
         (['median'], [])
         """
         return [p.name for p in self.parts if any(overrides(p, hook) for hook in ("receive", "weigh", "aggregate"))]
+
+    @property
+    def doubling(self) -> list[Part]:
+        """The parts that give each client a second model, which is tested as its own."""
+        return [p for p in self.parts if overrides(p, "twin") or p.evaluation().personal_model]
+
+    @property
+    def writing(self) -> list[Part]:
+        """The parts whose state at a client changes in every step."""
+        return [p for p in self.parts if p.writes_state]
 
     @property
     def addressing(self) -> list[Part]:

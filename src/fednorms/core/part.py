@@ -111,6 +111,7 @@ class Eval:
     """How a method is tested; each field is set by at most one part.
 
     `predict(logits, features, down, mine) -> logits` replaces the classifier's answer (prototypes).
+    `personal_model(model, mine) -> tensors` are those in which a client's own model differs from what it loaded.
     """
 
     phases: tuple[Phase, ...] = ()
@@ -118,6 +119,7 @@ class Eval:
     predict: Callable[[Tensor, Tensor, Tree, Tree], Tensor] | None = None
     statistics: Literal["re-estimated"] | None = None  # with which global, personal and unseen models are tested
     unseen: Literal["re-estimated"] | None = None  # the same for unseen models only
+    personal_model: Callable[[Tree, Tree], Tree] | None = None
 
 
 class Part:
@@ -137,6 +139,7 @@ class Part:
     uses_rounds: ClassVar[bool] = False  # reads `context.rounds`, so more rounds change even the first
     proximal: ClassVar[float] = 0.0  # mu, if `loss` adds mu/2 |w - w_t|^2 in every step
     uploads: ClassVar[bool] = False  # sends more than the model's update
+    writes_state: ClassVar[bool] = False  # `oracle` writes into the tensors of `s.mine`, for later steps and `finish`
     sets_weights: ClassVar[bool] = False  # `weigh` returns the weights themselves, not factors of the usual ones
     tells_class_counts: ClassVar[bool] = False  # its uploads tell how many images of each class a client has
     never_negative: ClassVar[tuple[str, ...]] = ()  # patterns of uploaded entries, such as "count/*"; the server checks

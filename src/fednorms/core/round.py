@@ -119,7 +119,7 @@ def carry_of(
         buffers=model.pick(task.net.buffers).clone(),
         start=model.pick(trained).detach(),
         start_buffers=model.pick(task.net.buffers),
-        mine=mine,
+        mine={**mine, **{p.name: mine[p.name].clone() for p in task.method.writing}},
         path=task.method.path(context),
         key=torch.tensor([noise_word(task, context), 0], device=task.like.device),
         loss_sum=torch.zeros_like(task.like),
@@ -331,7 +331,8 @@ def moved(task: Task, upload: Upload, state: ClientState) -> list[Tree]:
     A loss can be infinite where its gradient is not.
     """
     loss = Tree(loss=torch.as_tensor(upload.metrics["loss"]))
-    return [upload.model, state.local, twin_model(task, state.parts), *upload.parts.values(), loss]
+    written = [state.parts[p.name] for p in task.method.writing]
+    return [upload.model, state.local, twin_model(task, state.parts), *written, *upload.parts.values(), loss]
 
 
 def diagnose(task: Task, sent: Broadcast, client: Client) -> None:

@@ -99,7 +99,7 @@ class Task:
     @property
     def personal(self) -> bool:
         """Whether clients have a model that differs from the server's."""
-        return bool(self.net.own) or self.twin is not None or bool(self.method.having("model_to"))
+        return bool(self.net.own or self.method.doubling or self.method.having("model_to"))
 
     @cached_property
     def uses_mean_gradient(self) -> bool:

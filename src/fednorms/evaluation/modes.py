@@ -183,8 +183,11 @@ def model_for(task: Task, sent: Broadcast, client: Client, mode: Mode) -> tuple[
     context = context_of(task, sent.round, client, evaluating=True)
     mine = site_state(task, sent, client)
     model = load(task, sent, client, context, mine)
-    if task.twin and mode.model in ("personal", "adapted"):
+    if mode.model in ("personal", "adapted"):
         model = Tree({**model, **twin_model(task, mine)})
+        for p in task.method.having("evaluation"):
+            if rule := p.evaluation().personal_model:
+                model = Tree({**model, **rule(model, mine[p.name])})
     if mode.model == "adapted":
         carry = carry_of(task, sent, client, context, mine, model)
         train(task, carry, task.method.evaluation().phases)

@@ -62,6 +62,17 @@ def scale_residuals(model: nn.Module, alpha: float = 0.2) -> list[Change]:
     return changes
 
 
+def branch_ends(model: nn.Module) -> list[nn.Module]:
+    """The layer that follows the last convolution of each residual branch; none in a network without known blocks.
+
+    >>> from fednorms.models import build
+    >>> len(branch_ends(build("resnet20", 10))), branch_ends(build("cnn-small", 10))
+    (9, [])
+    """
+    blocks = (_resnet_block(module) or _inverted_block(module) for module in model.modules())
+    return [block.norm for block in blocks if block is not None]
+
+
 def _blocks(model: nn.Module) -> Iterator[tuple[str, _Block]]:
     """The residual blocks of a network, in the order of the forward pass."""
     found = False

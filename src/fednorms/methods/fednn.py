@@ -128,7 +128,9 @@ def fednn(
     Paper: FedNN: Federated learning on concept drift data using weight and adaptive group normalizations. Kang et al.
     Pattern Recognition 149, 2024. https://doi.org/10.1016/j.patcog.2023.110230
 
-    variant="author" reproduces the public code, together with freeze_on_saturation=True.
+    variant="author" takes the formulas of the public code (github.com/myeongkyunkang/FedNN). That code also freezes
+    always, which happens in the last rounds, when tau is small: freeze_on_saturation=True. It is off by default in
+    both variants, so stored results of variant="author", which never froze, keep their meaning.
 
     >>> fednn(tau=3.0)
     (wn, agn(tau=3.0))

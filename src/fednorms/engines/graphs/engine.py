@@ -291,6 +291,7 @@ class Graphs(LocalEngine):
         after, block = space.model()
         outer.params, outer.fixed = after.pick(inner.params), after.pick(inner.fixed)
         outer.buffers = after.pick(net.buffers)
+        outer.mine = {**outer.mine, **{p.name: inner.mine[p.name].clone() for p in self.task.method.writing}}
         outer.start, outer.start_buffers = model.pick(inner.params), model.pick(net.buffers)
         outer.loss_sum, outer.grad_sum = inner.loss_sum.clone(), inner.grad_sum.clone()
         if self.task.training.keep_momentum:

@@ -120,7 +120,8 @@ class Workspace:
     def written(self) -> list[Tensor]:
         """All tensors that a step changes."""
         carry, optimizer = self.carry, self.optimizer
-        trees = (self.integers, carry.grad_sum, optimizer.first_moment, optimizer.second_moment)
+        states = [carry.mine[p.name] for p in self.task.method.writing]
+        trees = (self.integers, carry.grad_sum, optimizer.first_moment, optimizer.second_moment, *states)
         return [self.live, carry.key, carry.loss_sum, optimizer.updates, *(t for tree in trees for t in tree.values())]
 
 
