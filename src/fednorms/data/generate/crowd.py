@@ -36,7 +36,7 @@ def digits_crowd(
     tested; they draw their share of validation and test digits as well.
 
     >>> digits_crowd(clients=1_000_000).clients[777_777]
-    Site('client-777777', domain='poster', train=20)
+    Site('client-777777', domain='foggy', train=20)
     """
     if not 8 <= size <= 512:
         raise BadInput(f'Federation "digits-crowd": size must be 8 to 512 pixels, got {size}.')
