@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fednorms.data.check import Checked, check
     from fednorms.data.federation import Federation, Site, Split
     from fednorms.data.folders import from_folders
+    from fednorms.data.on_demand import OnDemand
     from fednorms.data.partition import partition
     from fednorms.data.registry import federation
     from fednorms.evaluation.judgement import Judgement
@@ -75,6 +76,7 @@ __all__ = [
     "Judgement",
     "Mechanism",
     "Method",
+    "OnDemand",
     "Part",
     "Pass",
     "Phase",
@@ -140,6 +142,7 @@ _DEFINED_IN = {
     "data.check": ("Checked", "check"),
     "data.federation": ("Federation", "Site", "Split"),
     "data.folders": ("from_folders",),
+    "data.on_demand": ("OnDemand",),
     "data.partition": ("partition",),
     "data.registry": ("federation",),
     "evaluation.judgement": ("Judgement",),

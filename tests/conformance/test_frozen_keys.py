@@ -66,7 +66,7 @@ from tests.support.tables import MINI, table
 
 # Functions that turn names into random numbers.
 HASHERS = {"seed_of", "stream", "permutation", "normals", "chance", "draws", "_Draws", "repeatable", "shuffled"}
-HASHERS |= {"_shuffled", "even"}
+HASHERS |= {"_shuffled", "even", "photographed"}
 
 SOURCES = Path(fn.__file__).parent
 
@@ -248,6 +248,8 @@ HASHED_WORDS = [
     "cohort",
     "corruption",
     "data",
+    "digits-crowd",
+    "digits-crowd,camera",
     "digits-five",
     "digits-shift",
     "embedding",
@@ -641,7 +643,7 @@ def test_names_of_models_federations_chains_losses_and_analyses():
         resnet20-b resnet18-cifar resnet18-cifar-untracked
     """)
     assert list(federations()) == words("""
-        digits-shift digits-dials digits-corrupted digits-styles folder:PATH pack:FILE
+        digits-shift digits-dials digits-corrupted digits-crowd digits-styles folder:PATH pack:FILE
         digits-five office-caltech-10 office-home office-31 pacs
         vlcs domainnet cifar-10 cifar-100 cifar-10-c camelyon17 fed-isic2019 fairface centres medmnist npz
         huggingface

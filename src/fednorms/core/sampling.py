@@ -70,11 +70,11 @@ class Participation:
             if m > len(clients):
                 raise BadInput(f"Participation asks for {m} clients, but the federation has {len(clients)}.")
             rng = np.random.default_rng(seed_of("cohort", seed, t))
-            chosen = set(rng.choice(len(clients), size=m, replace=False).tolist())
-            return [c for i, c in enumerate(clients) if i in chosen]
+            chosen = rng.choice(len(clients), size=m, replace=False)  # takes m draws, however many clients there are
+            return [clients[i] for i in sorted(chosen.tolist())]
         for toss in range(1000):
             rng = np.random.default_rng(seed_of("cohort", seed, t, toss))
-            present = [c for c, u in zip(clients, rng.random(len(clients)), strict=True) if u <= self.rate]
+            present = [clients[i] for i in np.flatnonzero(rng.random(len(clients)) <= self.rate).tolist()]
             if present or self.empty:
                 return present
         raise BadInput(f"Participation bernoulli:{self.rate} chose nobody in 1000 draws. Raise the probability.")

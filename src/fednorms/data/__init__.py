@@ -11,6 +11,7 @@ from fednorms.data.arrays import from_arrays, from_datasets
 from fednorms.data.federation import Federation, Site, Split
 from fednorms.data.folders import from_folders, site_from_folder
 from fednorms.data.mapped import MappedImages
+from fednorms.data.on_demand import OnDemand
 from fednorms.data.protocol import Protocol
 from fednorms.data.registry import federations
 from fednorms.data.splits import split
@@ -18,6 +19,7 @@ from fednorms.data.splits import split
 __all__ = [
     "Federation",
     "MappedImages",
+    "OnDemand",
     "Preprocessing",
     "Protocol",
     "Site",

@@ -78,8 +78,7 @@ def digits_shift(
         splits = {}
         for part, at in parts.items():
             d = functional.interpolate(small[at], size=(size, size), mode="bilinear", align_corners=False)
-            x = _CAMERAS[name](d, _Draws(seed, name, part))
-            splits[part] = Split(x.clamp(0, 1).mul(255).round().to(torch.uint8), y[at])
+            splits[part] = Split(photographed(d, name, seed, name, part), y[at])
         sites.append(Site(name, name, splits["train"], splits["val"], splits["test"]))
     return Federation(
         "digits-shift",
@@ -88,6 +87,16 @@ def digits_shift(
         preprocessing or Preprocessing.centered(3),
         {"spec": "digits-shift", "size": size, "seed": seed, "val": val, "test": test},
     )
+
+
+def cameras() -> list[str]:
+    """The names of the five cameras."""
+    return list(_CAMERAS)
+
+
+def photographed(d: Tensor, camera: str, *names: object) -> Tensor:
+    """Digits in [0, 1] (N x 1 x H x W, float64) as bytes (N x 3 x H x W) of a camera; noise is hashed from names."""
+    return _CAMERAS[camera](d, _Draws(*names)).clamp(0, 1).mul(255).round().to(torch.uint8)
 
 
 def real_digits() -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
+from fednorms.data.on_demand import Numbered, OnDemand
 from fednorms.data.protocol import Protocol
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class SiteFacts:
 class Facts:
     """A federation without its data: classes, shape, preprocessing and sites; `clients` are those that train.
 
+    If clients are made on demand, `sites` are only those that are tested.
     A run stores them as federation.json. Flower's sites send their own to the server, which merges them.
 
     >>> facts = Facts("f", ("cat", "dog"), (3, 8, 8), "uint8", Preprocessing(), (SiteFacts("a", "a"),), ("a",), 7)
@@ -49,7 +52,7 @@ class Facts:
     dtype: str
     preprocessing: Preprocessing
     sites: tuple[SiteFacts, ...]
-    clients: tuple[str, ...]
+    clients: Sequence[str]
     samples: int
     stored: tuple[int, int, int] | None = None  # shape before the center crop, if there is one
     prepared: str = ""  # what a data set's reader does to images besides resizing them
@@ -67,6 +70,13 @@ class Facts:
         (('clean', 'faint', 'foggy', 'negative', 'poster'), 'uint8')
         """
         clients = (federation if training is None else training).clients
+        if isinstance(clients, OnDemand):
+            names: Sequence[str] = clients.names
+            samples = clients.samples
+        else:
+            names = tuple(site.name for site in clients)
+            samples = sum(len(site.train) for site in clients if site.train is not None)
+        sites = federation.scored if isinstance(federation.sites, OnDemand) else federation.sites
         first = next(split for site in federation.sites for split in site.splits.values())
         shape, stored = federation.shape, federation.stored_shape
         return cls(
@@ -75,11 +85,9 @@ class Facts:
             shape=shape,
             dtype=str(first.x.dtype).removeprefix("torch."),
             preprocessing=federation.preprocessing,
-            sites=tuple(
-                SiteFacts(s.name, s.domain, s.attributes, s.counts(federation.num_classes)) for s in federation.sites
-            ),
-            clients=tuple(site.name for site in clients),
-            samples=sum(len(site.train) for site in clients if site.train is not None),
+            sites=tuple(SiteFacts(s.name, s.domain, s.attributes, s.counts(federation.num_classes)) for s in sites),
+            clients=names,
+            samples=samples,
             stored=None if stored == shape else stored,
             prepared=federation.source.get("prepared", ""),
             protocol=federation.protocol,
@@ -126,6 +134,11 @@ class Facts:
         >>> Facts("f", ("cat", "dog"), (3, 8, 8), "uint8", Preprocessing(), sites, ("a", "b"), 8).class_counts
         [3, 5]
         """
+        if isinstance(self.clients, Numbered):
+            raise BadInput(
+                f'Federation "{self.name}" makes its {len(self.clients)} clients on demand, so the number of images '
+                "per class is not known. Give the class weights as numbers."
+            )
         return [sum(row) for row in zip(*(s.images["train"] for s in self.sites if "train" in s.images), strict=True)]
 
     def site(self, name: str) -> SiteFacts | None:
@@ -141,7 +154,7 @@ class Facts:
             "dtype": self.dtype,
             "preprocessing": self.preprocessing.to_dict(),
             "sites": [{**vars(s), "attributes": dict(s.attributes), "images": dict(s.images)} for s in self.sites],
-            "clients": list(self.clients),
+            "clients": vars(self.clients) if isinstance(self.clients, Numbered) else list(self.clients),
             "samples": self.samples,
             "stored": None if self.stored is None else list(self.stored),
             "prepared": self.prepared,
@@ -162,7 +175,7 @@ class Facts:
             dtype=values["dtype"],
             preprocessing=Preprocessing.from_dict(values["preprocessing"]),
             sites=tuple(SiteFacts(**site) for site in values["sites"]),
-            clients=tuple(values["clients"]),
+            clients=Numbered(**clients) if isinstance(clients := values["clients"], dict) else tuple(clients),
             samples=values["samples"],
             stored=None if stored is None else (stored[0], stored[1], stored[2]),
             prepared=values.get("prepared", ""),

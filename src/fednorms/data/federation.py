@@ -18,6 +18,7 @@ from fednorms.core.options import did_you_mean
 from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.facts import Facts
 from fednorms.data.mapped import MappedImages
+from fednorms.data.on_demand import OnDemand
 from fednorms.data.problems import by, problems_of, raise_problems, some
 from fednorms.data.protocol import Protocol
 from fednorms.data.read_ahead import read_ahead
@@ -151,6 +152,8 @@ class Site:
 class Federation:
     """Sites that share a label set and an image shape; everything is checked on creation.
 
+    `sites` are a list, or `OnDemand`: then clients are made when they take part, and changes such as `hold_out`, which
+    need all of them, make them all.
     `source` records how the federation was made; a run stores it. `preprocessing` makes pixels the network's input.
     `protocol` is how the data set's papers augment and score, the default of a recipe.
 
@@ -176,25 +179,41 @@ class Federation:
     method that makes another federation of this one, drops it."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sites", tuple(self.sites))
         object.__setattr__(self, "classes", tuple(str(c) for c in self.classes))
+        sites = self.sites
+        found = sites.of(self.name, len(self.classes)) if isinstance(sites, OnDemand) else tuple(sites)
+        object.__setattr__(self, "sites", found)
         object.__setattr__(self, "source", dict(self.source))
         raise_problems(f'Federation "{self.name}"', problems_of(self))
 
+    @property
+    def examined(self) -> Sequence[Site]:
+        """The sites that checks and the fingerprint look at: all, or a few of those that are made on demand."""
+        return self.sites.examples if isinstance(self.sites, OnDemand) else self.sites
+
+    @property
+    def scored(self) -> Sequence[Site]:
+        """The clients that are tested if they have images for it: all, or the first of those made on demand."""
+        return self.sites.scored if isinstance(self.sites, OnDemand) else self.clients
+
     @cached_property
-    def clients(self) -> tuple[Site, ...]:
+    def clients(self) -> Sequence[Site]:
         """The sites with training data, sorted by name: the order does not depend on how they were listed."""
+        if isinstance(self.sites, OnDemand):
+            return self.sites
         return tuple(sorted((s for s in self.sites if s.train is not None), key=lambda s: s.name))
 
     @cached_property
     def unseen(self) -> tuple[Site, ...]:
         """The sites without training data, sorted by name."""
+        if isinstance(self.sites, OnDemand):
+            return ()
         return tuple(sorted((s for s in self.sites if s.train is None), key=lambda s: s.name))
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
-        """The domain names, in the order of the sites."""
-        return tuple(dict.fromkeys(site.domain for site in self.sites))
+        """The domain names, in the order of the sites; of clients made on demand, those of a few."""
+        return tuple(dict.fromkeys(site.domain for site in self.examined))
 
     @cached_property
     def stored_shape(self) -> tuple[int, int, int]:
@@ -215,16 +234,18 @@ class Federation:
 
     def site(self, name: str) -> Site:
         """The site with this name."""
-        for site in self.sites:
+        if isinstance(self.sites, OnDemand) and name in self.sites.names:
+            return self.sites.named(name)
+        for site in self.examined:
             if site.name == name:
                 return site
-        problem = self._unknown(name, [s.name for s in self.sites], "site")
+        problem = self._unknown(name, [s.name for s in self.examined], "site")
         raise BadInput(f'Federation "{self.name}": {problem}.')
 
     def fingerprint(self) -> str:
         """A hash of the content: classes, site names, domains, labels, pixels; not the order of the sites.
 
-        It reads every image once and keeps the result.
+        It reads every image once and keeps the result. Of clients that are made on demand, it reads a few.
         """
         return self._fingerprint
 
@@ -238,7 +259,9 @@ class Federation:
                 digest.update(len(data).to_bytes(8, "little") + data)
 
         add(*self.classes)
-        for site in sorted(self.sites, key=lambda s: s.name):
+        if isinstance(self.sites, OnDemand):
+            add("on demand", len(self.sites), self.sites.images, self.sites.tested)
+        for site in sorted(self.examined, key=lambda s: s.name):
             add("site", site.name, site.domain)
             for part, split in site.splits.items():
                 add(part, len(split), split.shape, split.x.dtype)

@@ -38,13 +38,14 @@ def _sentence(text: str) -> str:
 
 
 def problems_of(federation: Federation) -> list[str]:
-    """Everything that is wrong with a federation."""
-    named = [(site.name, split) for site in federation.sites for split in site.splits.values()]
+    """Everything that is wrong with a federation; of clients that are made on demand, a few are looked at."""
+    sites = federation.examined
+    named = [(site.name, split) for site in sites for split in site.splits.values()]
     shapes = _where((split.shape, name) for name, split in named if _holds_images(split) and split.x.ndim == 4)
     return [
         *_class_problems(federation.classes),
-        *_site_problems(federation.sites),
-        *(problem for site in federation.sites for problem in _data_problems(site, len(federation.classes))),
+        *_site_problems(sites),
+        *(problem for site in sites for problem in data_problems(site, len(federation.classes))),
         *_differences(shapes, _where((split.x.dtype, name) for name, split in named if _holds_images(split))),
         *_preparation_problems(federation, next(iter(shapes)) if len(shapes) == 1 else None),
     ]
@@ -69,7 +70,8 @@ def _site_problems(sites: Sequence[Site]) -> list[str]:
     ]
 
 
-def _data_problems(site: Site, classes: int) -> list[str]:
+def data_problems(site: Site, classes: int) -> list[str]:
+    """What is wrong with the data of one site."""
     found = []
     if not site.name or not site.domain:
         found.append(f'site "{site.name}" needs a name and a domain, got domain "{site.domain}"')

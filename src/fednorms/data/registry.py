@@ -17,6 +17,7 @@ from fednorms.data.federation import Federation
 from fednorms.data.folders import from_folders
 from fednorms.data.folders.broken import skipping_broken
 from fednorms.data.generate import digits
+from fednorms.data.generate.crowd import digits_crowd
 from fednorms.data.packed import SUFFIX, unpacked
 from fednorms.data.problems import raise_problems
 from fednorms.data.readers import READERS, recognized
@@ -26,6 +27,7 @@ _DESCRIPTIONS = {
     "digits-shift": digits_shift.DESCRIPTION,
     "digits-dials": "the same digits with chosen shifts: digits-dials(clients=5, label=0.5, feature=0.5), from 0 to 1",
     "digits-corrupted": "the same digits under the 19 corruptions of CIFAR-10-C: digits-corrupted(severity=4), 1 to 5",
+    "digits-crowd": "the same digits at any number of clients, made when they train: digits-crowd(clients=1000000)",
     "digits-styles": "handwritten, blended into photographs (as MNIST-M) and rendered (as SynthDigits), three sites",
     "folder:PATH": "custom images, PATH/site/class/image.png (or jpg, bmp, tif, webp, gif); or only PATH",
     "pack:FILE": "one file made by `fednorms data pack`; or only FILE, if it ends in .fnpack",
@@ -39,6 +41,7 @@ _EMBEDDED: dict[str, tuple[Callable[..., Federation], dict[str, tuple[type, ...]
     "digits-shift": (digits_shift.digits_shift, {}),
     "digits-dials": (digits.digits_dials, {"clients": (int,), "label": _NUMBER, "feature": _NUMBER}),
     "digits-corrupted": (digits.digits_corrupted, {"severity": (int,)}),
+    "digits-crowd": (digits_crowd, {"clients": (int,), "images": (int,), "tested": (int,)}),
     "digits-styles": (digits.digits_styles, {}),
 }
 _EXAMPLE = "digits-dials(clients=5, label=0.5, feature=0.5)"
@@ -48,7 +51,7 @@ def federations() -> dict[str, str]:
     """The names that `federation` accepts, with one line each.
 
     >>> list(federations())
-    ['digits-shift', 'digits-dials', 'digits-corrupted', 'digits-styles', 'folder:PATH', ...]
+    ['digits-shift', 'digits-dials', 'digits-corrupted', 'digits-crowd', 'digits-styles', ...]
     """
     return dict(_DESCRIPTIONS)
 

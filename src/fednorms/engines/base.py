@@ -18,6 +18,7 @@ from fednorms.core.states import Broadcast, ClientState, Combined, ServerState, 
 from fednorms.core.training import CUSTOM
 from fednorms.core.tree import Tree
 from fednorms.core.views import Round
+from fednorms.data.on_demand import Numbered
 from fednorms.engines.states import ClientStates
 from fednorms.evaluation.modes import MEASURED, Mode, tested_state, unseen_broadcast
 from fednorms.evaluation.predictions import Predictions
@@ -81,7 +82,7 @@ class Engine(ABC):
     # -- what an engine implements ------------------------------------------------------------------------------
     @property
     @abstractmethod
-    def clients(self) -> list[str]:
+    def clients(self) -> Sequence[str]:
         """Names of the training clients, in a fixed order."""
 
     @abstractmethod
@@ -175,9 +176,14 @@ class Engine(ABC):
             return {}, {}
         sent = self.test_broadcast(state, cohort)
         # Without clients of the same name (all data were pooled), sites also get the mean of what clients keep.
-        new = set(domains) if mode.model in ("unseen", "averaged") else set(domains) - set(self.clients)
+        new = set(domains) - (set() if mode.model in ("unseen", "averaged") else self._known(domains))
         others = unseen_broadcast(self.task, sent, self.store.values()) if new else sent
         return domains, {name: others if name in new else sent for name in domains}
+
+    def _known(self, names: Iterable[str]) -> set[str]:
+        """Those of some sites that are training clients."""
+        clients = self.clients
+        return {n for n in names if n in clients} if isinstance(clients, Numbered) else set(clients)
 
     def test_broadcast(self, state: ServerState, cohort: Sequence[str]) -> Broadcast:
         """What a test broadcasts: the tested server model, and what "evaluate" passes measured for it."""

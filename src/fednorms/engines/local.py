@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import TypeVar
 
 from typing_extensions import override
 
@@ -15,6 +16,7 @@ from fednorms.core.round import load, own_state
 from fednorms.core.states import Broadcast, Client, ClientState, ServerState, Task, Upload, context_of
 from fednorms.core.tree import Tree
 from fednorms.data import Federation, Site, Split
+from fednorms.data.on_demand import ByName, OnDemand
 from fednorms.engines.base import DEFAULTS, Engine, EngineSettings, SplitName
 from fednorms.engines.devices import repeatable
 from fednorms.engines.states import ClientStates
@@ -22,6 +24,7 @@ from fednorms.evaluation.modes import Mode, model_for, predict_site, score_site
 from fednorms.evaluation.predictions import Predictions
 from fednorms.evaluation.scores import SiteScore
 
+T = TypeVar("T")
 AFTER_LOCAL = Mode("after_local", "own")
 
 
@@ -32,10 +35,11 @@ class LocalClients:
         self, task: Task, training: Federation, testing: Federation, store: ClientStates, threads: int
     ) -> None:
         self.task, self.store, self.threads = task, store, threads
-        self.sites: dict[str, Site] = {s.name: s for s in training.clients}
-        self.data: dict[str, Split] = {s.name: s.train for s in training.clients if s.train is not None}
+        self.sites = _by_name(training.clients, lambda s: s)
+        self.data = _by_name(training.clients, lambda s: s.splits["train"])
+        self.names = training.sites.names if isinstance(training.sites, OnDemand) else list(self.sites)
         self.testing = testing
-        self.tested_sites: dict[str, Site] = {s.name: s for s in testing.sites}
+        self.tested_sites = _by_name(testing.sites, lambda s: s)
 
     def client(self, name: str) -> Client:
         """A training client with its data and its present state."""
@@ -103,6 +107,10 @@ class LocalClients:
             self.store.put(name, state)
 
 
+def _by_name(sites: Sequence[Site], what: Callable[[Site], T]) -> Mapping[str, T]:
+    return ByName(sites, what) if isinstance(sites, OnDemand) else {s.name: what(s) for s in sites}
+
+
 class LocalEngine(Engine):
     """An engine whose clients have their data and states on this machine."""
 
@@ -120,9 +128,9 @@ class LocalEngine(Engine):
         self.local = LocalClients(task, training, testing, store, settings.threads)
 
     @property
-    def clients(self) -> list[str]:
+    def clients(self) -> Sequence[str]:
         """Names of the training clients, in the order of the federation."""
-        return list(self.local.sites)
+        return self.local.names
 
     def samples(self, name: str) -> int:
         """Number of training images of a client."""
@@ -130,7 +138,7 @@ class LocalEngine(Engine):
 
     def tested(self, split: str, *, unseen: bool = False) -> dict[str, str]:
         """Sites that have images in a split, each with its domain."""
-        sites = self.local.testing.unseen if unseen else self.local.testing.clients
+        sites = self.local.testing.unseen if unseen else self.local.testing.scored
         return {s.name: s.domain for s in sites if split in s.splits}
 
     def score_site(self, name: str, sent: Broadcast, split: str, mode: Mode) -> SiteScore:

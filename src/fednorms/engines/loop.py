@@ -45,7 +45,7 @@ def train_in_turn(engine: LocalEngine, sent: Broadcast, cohort: Sequence[str], *
         with local.seeded("joint", sent.round):
             begun = begin_together(task, sent, clients)
     for client in clients:
-        name, test = client.name, local.sites[client.name].test
+        name = client.name
         try:
             with local.seeded("train", sent.round, name):
                 if name in begun:
@@ -58,7 +58,7 @@ def train_in_turn(engine: LocalEngine, sent: Broadcast, cohort: Sequence[str], *
             done.diverged[name] = str(error)
             continue
         done.uploads.append(upload)
-        if score and test is not None:
+        if score and (test := local.sites[name].test) is not None:
             done.after_local[name] = local.score_upload(sent, replace(client, state=state), upload, test)
         local.keep(name, state)
     return done

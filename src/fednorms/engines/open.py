@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fednorms.core.states import Task
 from fednorms.data import Federation
+from fednorms.data.on_demand import OnDemand
 from fednorms.engines.base import EngineSettings
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.local import LocalEngine
@@ -19,6 +20,10 @@ def open_engine(
 ) -> LocalEngine:
     """The engine of that name, on the device of the task's model."""
     on_cpu = task.like.device.type == "cpu"
+    if isinstance(training.sites, OnDemand) and not on_cpu and name != "loop":
+        loop = Loop(task, training, testing, store, settings)
+        loop.notes.append("clients that are made on demand train one after the other, without CUDA graphs")
+        return loop
     if name == "workers" and on_cpu:
         return Workers(task, training, testing, store, settings)
     if name == "workers" and len(devices := gpus(settings.workers)) > 1:

@@ -16,7 +16,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.optim import MakeOptimizer, made_by, name_of
 from fednorms.core.options import nearest
 from fednorms.core.training import CUSTOM, Training
-from fednorms.data import Federation, Site
+from fednorms.data import Federation, OnDemand, Site
 
 Schedule = Callable[[int], float]
 """A function of the round, counted from 1: what multiplies the learning rate."""
@@ -75,14 +75,25 @@ class Callables:
 
         `sites` train; `given` is the federation before a part arranged it.
         """
+        if self.epochs is not None and isinstance(sites.sites, OnDemand):
+            raise BadInput(
+                f'epochs= cannot be a function of the site where clients are made on demand, as in "{given.name}": it '
+                "would make all of them. Give a number, or a dictionary of some clients."
+            )
         if self.epochs is not None:
             return replace(training, client_epochs={s.name: _checked(self.epochs, s) for s in sites.clients})
-        known = [s.name for s in (*sites.clients, *given.clients)]
+        known: dict[str, None] = {}
         for name in training.client_epochs or {}:
+            if isinstance(sites.sites, OnDemand):
+                if name in sites.sites.names:
+                    continue
+                known = dict.fromkeys(sites.sites.names[:20])
+            else:
+                known = known or {s.name: None for s in (*sites.clients, *given.clients)}
             if name not in known:
                 raise BadInput(
                     f'epochs names the client "{name}", which does not train in federation "{given.name}": '
-                    f"{nearest(name, dict.fromkeys(known))}."
+                    f"{nearest(name, known)}."
                 )
         return training
 

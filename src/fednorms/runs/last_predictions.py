@@ -67,7 +67,7 @@ def predict_now(session: Session, state: ServerState, mode: Mode) -> dict[str, P
 def _size(session: Session) -> int:
     if session.data is None:
         return 0
-    images = sum(len(site.test) for site in session.data.sites if site.test is not None)
+    images = sum(len(site.test) for site in (*session.data.scored, *session.data.unseen) if site.test is not None)
     return store.size_of(images, session.facts.num_classes)
 
 

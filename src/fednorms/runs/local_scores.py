@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fednorms.data.on_demand import Numbered
 from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.runs.session import Session
 
@@ -61,5 +62,7 @@ class LocalScores:
         """The scores over all clients that have trained so far."""
         if self.mode is None or not self.latest:
             return None
-        sites = {c: self.latest[c] for c in self._session.engine.clients if c in self.latest}
+        clients = self._session.engine.clients
+        order = sorted(self.latest, key=clients.index) if isinstance(clients, Numbered) else clients
+        sites = {c: self.latest[c] for c in order if c in self.latest}
         return Scores(self.mode.model, self.mode.statistics, "test", sites, self._session.facts.domain_of)

@@ -98,7 +98,9 @@ class Session:
         if known and known[0] == facts:
             task = known[1]
         else:
-            loss = loss or base_loss(recipe.loss, recipe.class_weights, Facts.of(training))
+            loss = loss or base_loss(
+                recipe.loss, recipe.class_weights, facts if training is given else Facts.of(training)
+            )
             task = assemble(recipe, facts, model, loss, own=own)
         _check_sizes(training, task)
         plan = Plan.of(recipe, task, facts)
@@ -142,8 +144,8 @@ def data_notes(federation: Federation) -> list[str]:
     ['there is only one class, so every prediction is correct']
     """
     notes = list(federation.source.get("notes", []))
-    without = [s.name for s in federation.clients if "test" not in s.splits]
-    if without and len(without) < len(federation.clients):
+    without = [s.name for s in federation.scored if "test" not in s.splits]
+    if without and len(without) < len(federation.scored):
         some = ", ".join(without[:5]) + (f" and {len(without) - 5} more" if len(without) > 5 else "")
         notes.append(f"no test images: {some}; scores are those of the other sites")
     return notes + _one_class(federation)
@@ -222,9 +224,8 @@ def _check_sizes(training: Federation, task: Task) -> None:
     """Refuse batches of one image where batch normalization needs two."""
     if not task.needs_two:
         return
-    alone = [s.name for s in training.clients if s.train is not None and len(s.train) == 1]
-    if task.training.batch_size == 1:
-        alone = [s.name for s in training.clients]
+    clients = [s for s in training.examined if s.train is not None]
+    alone = [s.name for s in clients if task.training.batch_size == 1 or len(s.splits["train"]) == 1]
     if alone:
         raise BadInput(
             f'Batch normalization in model "{task.net.name}" cannot train on a batch of one image. '

@@ -115,7 +115,7 @@ class Workers(LocalEngine):
         if not self._parallel(len(cohort)):
             return self.loop.train(sent, cohort, score=score)
         done = Trained([])
-        for trained, states in self._all("train", dict.fromkeys(cohort, sent), self._sizes("train"), score):
+        for trained, states in self._all("train", dict.fromkeys(cohort, sent), self._images(cohort), score):
             done.uploads += trained.uploads
             done.diverged |= trained.diverged
             done.after_local |= trained.after_local
@@ -128,18 +128,15 @@ class Workers(LocalEngine):
         same = [i for i, other in enumerate(p.passes()) if other.when == job.when]
         if len(same) != 1 or not self._parallel(len(names)):  # workers are told the number of a pass
             return self.loop.measure(p, job, sent, names)
-        found = self._all("measure", dict.fromkeys(names, sent), self._sizes("train"), p.name, same[0])
+        found = self._all("measure", dict.fromkeys(names, sent), self._images(names), p.name, same[0])
         return dict(zip(names, found, strict=True))
 
     @override
     def score_sites(self, jobs: Mapping[str, Broadcast], split: str, mode: Mode) -> dict[str, SiteScore]:
         if not self._parallel(len(jobs)):
             return self.loop.score_sites(jobs, split, mode)
-        return dict(zip(jobs, self._all("score", jobs, self._sizes(split), split, mode), strict=True))
-
-    def _sizes(self, split: str) -> dict[str, int]:
-        sites = (*self.local.sites.values(), *self.local.testing.sites)
-        return {s.name: len(data) for s in sites if (data := s.splits.get(split)) is not None}
+        sizes = {name: len(self.local.tested_sites[name].splits[split]) for name in jobs}
+        return dict(zip(jobs, self._all("score", jobs, sizes, split, mode), strict=True))
 
     def _all(self, what: str, jobs: Mapping[str, Broadcast], sizes: dict[str, int], *args: object) -> Iterator[Any]:
         """Call a worker's method for sites, the largest first; yields the answers in the order of `jobs`.

@@ -106,7 +106,7 @@ class ClientStore(ClientStates):
         >>> list(store.changed)
         ['a']
         """
-        return _Some(self, sorted(self._changed))
+        return _Some(self, dict.fromkeys(sorted(self._changed)))
 
     def mark_clean(self) -> None:
         """Note that everything is in a checkpoint now.
@@ -147,15 +147,17 @@ class ClientStore(ClientStates):
     def _keep(self, name: str, state: ClientState) -> None:
         self._live[name] = state
         self._bytes += _nbytes(state)
-        for oldest in list(self._live):
+        gone = []
+        for oldest, held in self._live.items():
             if self._bytes <= self.limit_bytes:
                 break
-            held = self._live[oldest]
             if size := _nbytes(held):  # dropping a state without tensors would free nothing
                 if oldest in self._own and oldest not in self._files:
                     self._files[oldest] = self._write(held)
-                del self._live[oldest]
                 self._bytes -= size
+                gone.append(oldest)
+        for oldest in gone:
+            del self._live[oldest]
 
     def _write(self, state: ClientState) -> tuple[Path, torch.device, str]:
         with clear_errors(self.spill or Path(tempfile.gettempdir())):
@@ -188,7 +190,7 @@ class ClientStore(ClientStates):
 class _Some(Mapping[str, ClientState]):
     """Some of a store's states, looked up on access."""
 
-    def __init__(self, store: ClientStore, names: list[str]) -> None:
+    def __init__(self, store: ClientStore, names: dict[str, None]) -> None:
         self._store, self._names = store, names
 
     def __getitem__(self, name: str) -> ClientState:

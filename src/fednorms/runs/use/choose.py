@@ -17,6 +17,7 @@ from fednorms.core.tree import Tree
 from fednorms.data import Split
 from fednorms.data.facts import Facts, SiteFacts
 from fednorms.data.folders.preparations import preparation
+from fednorms.data.on_demand import Numbered
 from fednorms.evaluation.modes import Mode, keeps_statistics, model_for, unseen_broadcast
 from fednorms.runs.option_names import flag, option
 
@@ -99,6 +100,8 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _site(facts: Facts, name: str) -> SiteFacts:
+    if isinstance(facts.clients, Numbered) and name in facts.clients:  # facts are known of those that are tested
+        return facts.site(name) or SiteFacts(name, name)
     if (found := facts.site(name)) is None:
         raise BadInput(f'This run has no site "{name}": {nearest(name, [s.name for s in facts.sites])}')
     return found
