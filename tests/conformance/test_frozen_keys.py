@@ -243,6 +243,7 @@ HASHED_WORDS = [
     "adapt",
     "bootstrap",
     "bootstrap of seeds",
+    "channel attention",
     "client tests",
     "clients",
     "cohort",

@@ -53,7 +53,7 @@ def recipe_for(table: Table, setting: Setting, row: Row, seed: int, chosen: Mapp
     if "rounds" in setting.store:
         sparing["keep_checkpoints"] = "all"
     elif not setting.keeps_run and not table.analysis:  # only scores are stored: the best model would never be read
-        sparing |= {"keep_checkpoints": "resume", "keep_predictions": False}
+        sparing["keep_checkpoints"] = "resume"
     return recipe.model_copy(update={k: v for k, v in sparing.items() if k not in recipe.model_fields_set})
 
 
