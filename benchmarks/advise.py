@@ -15,25 +15,27 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from advise_federations import Case, cases
+from advise_federations import Case, generated, held_out
 from torch import nn
 
 import fednorms as fn
 from fednorms.advice.arms import Question, propose
 from fednorms.advice.measures import measure
 from fednorms.advice.priors import expected_loss
+from fednorms.advice.priors import records as shipped
 from fednorms.advice.summaries import probe
 from fednorms.advice.tournament import Played, Rungs, Trial, ladder, tournament
 from fednorms.runs.identity import Custom
 
 ROUNDS, BATCH, SEEDS, FINALISTS = 9, 16, 2, 3
+SUITES = {"generated": generated, "held-out": held_out}
 
 
 class Record:
@@ -62,12 +64,12 @@ def recipe() -> fn.Recipe:
     return fn.Recipe(rounds=ROUNDS, training=training, device="cpu", engine="loop", threads=1, evaluate=[])
 
 
-def train(folder: Path, most: int) -> None:
+def train(folder: Path, cases: Sequence[Case], seeds: int) -> None:
     """Run everything that is missing: all rates with one seed first, then more seeds of each arm's best rate."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    for seed in range(SEEDS):
-        for case in cases()[:most]:
+    for seed in range(seeds):
+        for case in cases:
             record = Record(folder, case)
             federation: fn.Federation | None = None
             if "measures" not in record.values:
@@ -175,9 +177,9 @@ def lost(record: Record, arms: Sequence[str]) -> dict[str, float]:
     return {arm: max(scores.values()) - score for arm, score in scores.items()}
 
 
-def complete(folder: Path) -> list[Record]:
+def complete(folder: Path, cases: Sequence[Case]) -> list[Record]:
     """The federations on which every arm has run at every rate."""
-    found = [Record(folder, case) for case in cases()]
+    found = [Record(folder, case) for case in cases]
     return [
         r
         for r in found
@@ -199,7 +201,7 @@ def prior_records(records: Sequence[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def judged(record: Record, known: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def judged(record: Record, known: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The regret of every answer to both questions; the priors do not know this data set."""
     values = record.values
     expected = expected_loss(values["measures"], [k for k in known if k["data"] != values["data"]])
@@ -254,21 +256,26 @@ def correlations(records: Sequence[Record]) -> dict[str, dict[str, float]]:
     return out
 
 
-def write_results(folder: Path) -> None:
-    """Write docs/results/advise.json, from which docs/make_advise_page.py makes the page."""
-    records = complete(folder)
-    known = prior_records(records)
+def write_results(folder: Path, suite: str) -> None:
+    """Write docs/results/advise.json, from which docs/make_advise_page.py makes the page; advise-SUITE.json of others.
+
+    On generated federations, priors come from the others of them. Elsewhere they are those that `advise` comes with.
+    """
+    cases = SUITES[suite]()
+    records = complete(folder, cases)
+    known = prior_records(records) if suite == "generated" else shipped()
     results = {
-        "planned": len(cases()),
+        "planned": len(cases),
         "rounds": ROUNDS,
         "batch_size": BATCH,
         "federations": [judged(r, known) for r in records],
         "correlations": correlations(records),
         "hours": sum(run["seconds"] for r in records for run in r.values["runs"]) / 3600,
     }
-    path = Path(__file__).parent.parent / "docs" / "results" / "advise.json"
+    name = "advise.json" if suite == "generated" else f"advise-{suite}.json"
+    path = Path(__file__).parent.parent / "docs" / "results" / name
     path.write_text(json.dumps(rounded(results), indent=1) + "\n")
-    print(f"{path}: {len(records)} of {len(cases())} federations")
+    print(f"{path}: {len(records)} of {len(cases)} federations")
 
 
 def rounded(value: Any) -> Any:
@@ -282,7 +289,7 @@ def rounded(value: Any) -> Any:
 
 def write_priors(folder: Path) -> None:
     """Write what `advise` knows before it trains."""
-    records = prior_records(complete(folder))
+    records = prior_records(complete(folder, generated()))
     lines = ",\n".join(json.dumps(record) for record in records)
     path = Path(__file__).parent.parent / "src" / "fednorms" / "advice" / "priors.json"
     path.write_text(f'{{"records": [\n{lines}\n]}}\n')
@@ -293,11 +300,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "results", "priors"))
     parser.add_argument("--state", type=Path, required=True, help="folder of the records")
+    parser.add_argument("--suite", choices=SUITES, default="generated", help="which federations")
     parser.add_argument("--most", type=int, default=1000, help="only the first so many federations")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds of every method's best rate")
     given = parser.parse_args()
     if given.what == "run":
-        train(given.state, given.most)
+        train(given.state, SUITES[given.suite]()[: given.most], given.seeds)
     elif given.what == "results":
-        write_results(given.state)
+        write_results(given.state, given.suite)
     else:
         write_priors(given.state)
