@@ -1,15 +1,17 @@
-"""The federations of `benchmarks/advise.py`: kind of shift x strength x size x model, from the embedded digits."""
+"""The federations of `benchmarks/advise.py`: kind of shift x strength x size x model, from digits or real images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import fednorms as fn
+from fednorms.data.changes import with_validation
 from fednorms.data.splits import split
 
 
@@ -33,12 +35,15 @@ class Narrow(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A federation to advise on: the data set it is made of (priors leave that out), a name, and the model."""
+    """A federation to advise on: the data set it is made of (priors leave that out), a name, the model, and rounds."""
 
     data: str
     name: str
     model: str
     make: Callable[[], fn.Federation]
+    rounds: int = 9
+    batch: int = 16
+    device: str = "cpu"
 
     @property
     def key(self) -> str:
@@ -189,6 +194,36 @@ def held_out() -> list[Case]:
         ],
     ]
     return in_turn(kinds)
+
+
+REAL = ("digits-five", "pacs", "office", "skin")  # packs, or folders of site/class/image
+
+
+def real(folder: Path) -> list[Case]:
+    """Real images: FOLDER/NAME.fnpack or the folder FOLDER/NAME for every name in `REAL` that is there.
+
+    As it is, with two sites of skewed labels for each site, and with few images; the last with a larger network.
+    """
+    made = []
+    for name in REAL:
+        path = next((p for p in (folder / f"{name}.fnpack", folder / name) if p.exists()), None)
+        if path is not None:
+            for kind, model, skewed, images in (
+                ("all images", "cnn-small", False, 10**9),
+                ("skewed", "cnn-small", True, 10**9),
+                ("100 images", "resnet20", False, 100),
+            ):
+                make = partial(photographed, path, skewed, images)
+                made.append(Case(name, kind, model, make, rounds=24, batch=32, device="auto"))
+    return sorted(made, key=lambda case: ("all images", "skewed", "100 images").index(case.name))
+
+
+def photographed(path: Path, skewed: bool, images: int) -> fn.Federation:
+    """A federation of a file or folder; a fifth of the training images validates if none do."""
+    made = fn.federation(str(path)) if path.is_file() else fn.federation(f"folder:{path}", size=48, val=0.15, test=0.3)
+    if not any(site.val is not None for site in made.clients):
+        made = with_validation(made, 0.2)
+    return thinned(fn.partition(made, "dirichlet(beta=0.3, clients=2, within=domain)") if skewed else made, images)
 
 
 def in_turn(kinds: Sequence[Sequence[Made]]) -> list[Case]:
