@@ -67,10 +67,8 @@ def unpacked(path: str | Path) -> Federation:
         for part, (start, count) in entry["splits"].items():
             at = slice(start, start + count)
             y = torch.from_numpy(labels[at].astype(np.int64))
-            known = groups is not None and count and groups[at].min() >= 0
-            splits[part] = Split(
-                PackedImages(store.path, rows[at], store), y, groups[at].astype(str) if known else None
-            )
+            whose = None if groups is None or -1 in groups[at] else groups[at].astype(str)
+            splits[part] = Split(PackedImages(store.path, rows[at], store), y, whose)
         sites.append(Site(entry["name"], entry["domain"], **splits, attributes=entry["attributes"]))
     source = {"spec": f"pack:{store.path}", "codec": header["codec"], "quality": header["quality"]}
     source |= {key: header["source"][key] for key in ("prepared", "notes") if header["source"].get(key)}

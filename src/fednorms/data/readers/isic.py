@@ -156,7 +156,7 @@ def _parts(
     known: Sequence[str] | None,
 ) -> tuple[np.ndarray, list[str]]:
     """The split of every row, and notes about it; `known` are lesions."""
-    lesions = known or [row["image"] for row in rows]
+    lesions = list(known or [row["image"] for row in rows])
     cells = center * len(CLASSES) + target
     part = np.full(len(rows), "train")
     notes = []
