@@ -7,6 +7,9 @@ regret of an answer is the test accuracy of the best arm minus that of the answe
     python benchmarks/advise.py run --state FOLDER       # trains what is missing; can be interrupted at any time
     python benchmarks/advise.py results --state FOLDER   # writes docs/results/advise.json; then `make docs-pages`
     python benchmarks/advise.py priors --state FOLDER    # writes what `advise` knows before it trains
+
+`--suite held-out` are other federations, `--suite real --data FOLDER` those of real images, on a GPU if there is one.
+Several processes can share the work: `--part 1/4` to `--part 4/4`, each with every fourth federation.
 """
 
 from __future__ import annotations
@@ -15,25 +18,36 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from advise_federations import Case, cases
+from advise_federations import Case, generated, held_out, real
 from torch import nn
 
 import fednorms as fn
 from fednorms.advice.arms import Question, propose
 from fednorms.advice.measures import measure
 from fednorms.advice.priors import expected_loss
+from fednorms.advice.priors import records as shipped
 from fednorms.advice.summaries import probe
 from fednorms.advice.tournament import Played, Rungs, Trial, ladder, tournament
 from fednorms.runs.identity import Custom
 
-ROUNDS, BATCH, SEEDS, FINALISTS = 9, 16, 2, 3
+SEEDS, FINALISTS = 2, 3
+SUITES = ("generated", "held-out", "real")
+
+
+def cases(suite: str, data: Path | None = None) -> list[Case]:
+    """The federations of a suite."""
+    if suite == "real":
+        if data is None or not (found := real(data)):
+            raise SystemExit("--suite real needs --data FOLDER with packs or folders: see `real` for their names.")
+        return found
+    return held_out() if suite == "held-out" else generated()
 
 
 class Record:
@@ -44,6 +58,7 @@ class Record:
         self.values: dict[str, Any] = {"data": case.data, "name": case.name, "model": case.model, "runs": []}
         if self.path.exists():
             self.values = json.loads(self.path.read_text())
+        self.rounds = case.rounds
 
     def run(self, arm: str, lr: float, seed: int) -> dict[str, Any] | None:
         """A run that is known."""
@@ -56,18 +71,19 @@ class Record:
         os.replace(new, self.path)
 
 
-def recipe() -> fn.Recipe:
-    """What all runs share."""
-    training = {"batch_size": BATCH, "lr": 0.05}
-    return fn.Recipe(rounds=ROUNDS, training=training, device="cpu", engine="loop", threads=1, evaluate=[])
+def recipe(case: Case) -> fn.Recipe:
+    """What all runs of a federation share."""
+    engine = "loop" if case.device == "cpu" else "auto"
+    shared = {"rounds": case.rounds, "device": case.device, "engine": engine, "threads": 1, "evaluate": []}
+    return fn.Recipe(**shared, training={"batch_size": case.batch, "lr": 0.05})
 
 
-def train(folder: Path, most: int) -> None:
+def train(folder: Path, planned: Sequence[Case], seeds: int) -> None:
     """Run everything that is missing: all rates with one seed first, then more seeds of each arm's best rate."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    for seed in range(SEEDS):
-        for case in cases()[:most]:
+    for seed in range(seeds):
+        for case in planned:
             record = Record(folder, case)
             federation: fn.Federation | None = None
             if "measures" not in record.values:
@@ -75,15 +91,12 @@ def train(folder: Path, most: int) -> None:
                 begun = time.perf_counter()
                 network = case.network()
                 made = Custom.of(federation, network, None)
-                sites = probe(
-                    recipe().model_copy(update={"model": model_name(network)}), without_test(federation), made
-                )
-                found = {m.name: m.value for m in measure(sites)}
+                named = recipe(case).model_copy(update={"model": model_name(network)})
+                found = {m.name: m.value for m in measure(probe(named, without_test(federation), made))}
                 record.values |= {"measures": found, "probe_seconds": time.perf_counter() - begun}
-                question = Question(network, 10, federation.shape, len(federation.clients), ROUNDS, BATCH)
-                one = Question(
-                    network, 10, federation.shape, len(federation.clients), ROUNDS, BATCH, wanted="one-model"
-                )
+                sites, classes = len(federation.clients), federation.num_classes
+                question = Question(network, classes, federation.shape, sites, case.rounds, case.batch)
+                one = replace(question, wanted="one-model")
                 record.values["arms"] = {a.name: list(a.rates) for a in propose(question, found).arms}
                 record.values["one_model"] = [a.name for a in propose(one, found).arms]
                 record.save()
@@ -143,7 +156,7 @@ def replayed(record: Record, arms: Sequence[str], seeds: Sequence[int]) -> list[
 
     trials = [Trial(arm, arm, {"lr": rate}) for arm in arms for rate in record.values["arms"][arm]]
     rates = max(len(record.values["arms"][arm]) for arm in arms)
-    return tournament(trials, ladder(ROUNDS, len(arms), rates, seeds, FINALISTS), play)
+    return tournament(trials, ladder(record.rounds, len(arms), rates, seeds, FINALISTS), play)
 
 
 def one_run(federation: fn.Federation, case: Case, arm: str, lr: float, seed: int) -> dict[str, Any]:
@@ -151,13 +164,13 @@ def one_run(federation: fn.Federation, case: Case, arm: str, lr: float, seed: in
     begun = time.perf_counter()
     known = {"arm": arm, "lr": lr, "seed": seed}
     try:
-        result = fn.run(arm, federation, case.network(), recipe=recipe(), lr=lr, seed=seed, progress=False)
+        result = fn.run(arm, federation, case.network(), recipe=recipe(case), lr=lr, seed=seed, progress=False)
     except fn.Diverged as error:
         return known | {"val": [], "test": None, "error": str(error), "seconds": time.perf_counter() - begun}
     session, state = result._session, result._state
     assert session is not None
     assert state is not None
-    tested = session.engine.evaluate(state, session.headline, session.cohort(ROUNDS - 1), "test")
+    tested = session.engine.evaluate(state, session.headline, session.cohort(case.rounds - 1), "test")
     assert tested is not None
     val = [a for _, a in result.curve(split="val")]
     return known | {"val": val, "test": tested.mean, "seconds": time.perf_counter() - begun}
@@ -175,9 +188,9 @@ def lost(record: Record, arms: Sequence[str]) -> dict[str, float]:
     return {arm: max(scores.values()) - score for arm, score in scores.items()}
 
 
-def complete(folder: Path) -> list[Record]:
+def complete(folder: Path, planned: Sequence[Case]) -> list[Record]:
     """The federations on which every arm has run at every rate."""
-    found = [Record(folder, case) for case in cases()]
+    found = [Record(folder, case) for case in planned]
     return [
         r
         for r in found
@@ -199,7 +212,7 @@ def prior_records(records: Sequence[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def judged(record: Record, known: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def judged(record: Record, known: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The regret of every answer to both questions; the priors do not know this data set."""
     values = record.values
     expected = expected_loss(values["measures"], [k for k in known if k["data"] != values["data"]])
@@ -219,7 +232,7 @@ def judged(record: Record, known: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "answer": answer.name,
             "seeds": seeds,
             "rounds": trained_rounds(rungs),
-            "all_rounds": ROUNDS * seeds * sum(len(values["arms"][arm]) for arm in arms),
+            "all_rounds": record.rounds * seeds * sum(len(values["arms"][arm]) for arm in arms),
             "advice": best - tested(record, answer.arm, answer.values["lr"]),
             "measures": points[arms[0]],
             "always": points,
@@ -254,21 +267,25 @@ def correlations(records: Sequence[Record]) -> dict[str, dict[str, float]]:
     return out
 
 
-def write_results(folder: Path) -> None:
-    """Write docs/results/advise.json, from which docs/make_advise_page.py makes the page."""
-    records = complete(folder)
-    known = prior_records(records)
+def write_results(folder: Path, suite: str, planned: Sequence[Case], out: Path | None) -> None:
+    """Write docs/results/advise.json, from which docs/make_advise_page.py makes the page; advise-SUITE.json of others.
+
+    On generated federations, priors come from the others of them. Elsewhere they are those that `advise` comes with.
+    """
+    records = complete(folder, planned)
+    known = prior_records(records) if suite == "generated" else shipped()
     results = {
-        "planned": len(cases()),
-        "rounds": ROUNDS,
-        "batch_size": BATCH,
+        "planned": len(planned),
+        "rounds": planned[0].rounds,
+        "batch_size": planned[0].batch,
         "federations": [judged(r, known) for r in records],
         "correlations": correlations(records),
         "hours": sum(run["seconds"] for r in records for run in r.values["runs"]) / 3600,
     }
-    path = Path(__file__).parent.parent / "docs" / "results" / "advise.json"
+    name = "advise.json" if suite == "generated" else f"advise-{suite}.json"
+    path = out or Path(__file__).parent.parent / "docs" / "results" / name
     path.write_text(json.dumps(rounded(results), indent=1) + "\n")
-    print(f"{path}: {len(records)} of {len(cases())} federations")
+    print(f"{path}: {len(records)} of {len(planned)} federations")
 
 
 def rounded(value: Any) -> Any:
@@ -282,7 +299,7 @@ def rounded(value: Any) -> Any:
 
 def write_priors(folder: Path) -> None:
     """Write what `advise` knows before it trains."""
-    records = prior_records(complete(folder))
+    records = prior_records(complete(folder, generated()))
     lines = ",\n".join(json.dumps(record) for record in records)
     path = Path(__file__).parent.parent / "src" / "fednorms" / "advice" / "priors.json"
     path.write_text(f'{{"records": [\n{lines}\n]}}\n')
@@ -293,11 +310,18 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "results", "priors"))
     parser.add_argument("--state", type=Path, required=True, help="folder of the records")
+    parser.add_argument("--suite", choices=SUITES, default="generated", help="which federations")
+    parser.add_argument("--data", type=Path, help="folder of real images, for --suite real")
+    parser.add_argument("--part", default="1/1", help="which share of the federations to train, as in 2/4")
+    parser.add_argument("--out", type=Path, help="file of the results (default: docs/results/advise-SUITE.json)")
     parser.add_argument("--most", type=int, default=1000, help="only the first so many federations")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds of every method's best rate")
     given = parser.parse_args()
+    every = cases(given.suite, given.data)
     if given.what == "run":
-        train(given.state, given.most)
+        part, parts = map(int, given.part.split("/"))
+        train(given.state, every[: given.most][part - 1 :: parts], given.seeds)
     elif given.what == "results":
-        write_results(given.state)
+        write_results(given.state, given.suite, every, given.out)
     else:
         write_priors(given.state)

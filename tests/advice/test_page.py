@@ -1,7 +1,7 @@
 """The page on how well `advise` does is made of its results, and counts them correctly."""
 
 import json
-from statistics import fmean
+from statistics import fmean, stdev
 
 import pytest
 
@@ -9,15 +9,16 @@ from docs import make_advise_page as maker
 from fednorms.advice.priors import records
 
 RESULTS = json.loads(maker.PAGE.with_suffix(".json").read_text())
+SUITES = maker.stored()
 
 
 def test_the_page_is_current():
-    assert maker.page(RESULTS) == maker.PAGE.read_text(encoding="utf-8"), "run: python docs/make_advise_page.py"
+    assert maker.page(SUITES) == maker.PAGE.read_text(encoding="utf-8"), "run: python docs/make_advise_page.py"
 
 
 @pytest.mark.parametrize("question", maker.QUESTIONS)
 def test_regrets_are_what_the_best_arm_gains(question):
-    for federation in RESULTS["federations"]:
+    for federation in (f for results in SUITES.values() for f in results["federations"]):
         asked = federation[question]
         assert asked["always"][asked["winner"]] == min(asked["always"].values()) == 0
         assert asked["measures"] in asked["always"].values()
@@ -35,3 +36,17 @@ def test_priors_are_those_of_the_results():
         lost = known[federation["data"], federation["name"], federation["model"]]
         assert lost == pytest.approx(federation["any"]["always"], abs=0.01)
     assert fmean(len(lost) for lost in known.values()) > 5
+
+
+def test_held_out_federations_are_not_among_the_priors():
+    known = {(r["data"], r["name"]) for r in records()}
+    held_out = SUITES["held-out"]
+    assert len(held_out["federations"]) == held_out["planned"] == 18
+    assert not known & {(f["data"], f["name"]) for f in held_out["federations"]}
+
+
+def test_the_interval_of_a_mean_is_that_of_its_deviation():
+    values = [0.0, 1.0, 5.0, 2.0, 2.0, 8.0, 3.0, 0.5] * 20
+    low, high = maker.interval(values)
+    assert (high - low) / 2 == pytest.approx(1.96 * stdev(values) / len(values) ** 0.5, rel=0.1)
+    assert low < fmean(values) < high

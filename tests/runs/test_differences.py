@@ -85,6 +85,14 @@ def test_a_clearly_better_model_differs_and_a_slightly_better_one_does_not():
     assert told["far"]["low"] > 0
 
 
+def test_the_table_counts_the_differences_that_it_tests():
+    found = comparison({"best": 0.80, "close": 0.795, "far": 0.6}, noise=0.01)
+    tested = sum(len(row["to_best"]) for row in found.to_dict()["rows"])
+    assert f"\n  {tested} differences were tested, without correction" in repr(found)
+    two = Comparison({"a": "a", "b": "b"}, [0], [outcome(x, 0, {"s": rights(40, 0.7, 1)}) for x in "ab"])
+    assert sum(len(row["to_best"]) for row in two.to_dict()["rows"]) > 1  # the site and the mean
+
+
 def test_pairing_narrows_the_interval():
     a, b = rights(400, 0.75, 1), rights(400, 0.70, 1)  # right on nested sets of images
     other = rights(400, 0.70, 2)

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import tyro
 
 from fednorms.cli.output import print_json, print_text
-from fednorms.cli.parsing import Flag, Output, merged, parse, recipe_options
+from fednorms.cli.parsing import NOT_OF_SEARCHES, Flag, SearchOptions, parse, recipe_options
 from fednorms.cli.report import final_report
-from fednorms.runs.recipe import Recipe
 
-_OTHERS = ("method", "federation", "lr", "evaluate", "evaluate_every", "validate_every", "patience")
-_Options: Any = recipe_options(
-    "AdviseOptions", without=(*_OTHERS, "checkpoint_every", "keep_checkpoints", "keep_predictions")
-)
+_Options: Any = recipe_options("AdviseOptions", without=("federation", *NOT_OF_SEARCHES))
 
 
 @dataclass
@@ -47,7 +42,7 @@ class _Question:
 
 
 @dataclass
-class Advise(_Options, _Question):
+class Advise(SearchOptions, _Options, _Question):
     """Find out which method to take for a federation.
 
     For example:
@@ -60,27 +55,14 @@ class Advise(_Options, _Question):
     command continues after an interruption.
     """
 
-    recipe: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """A recipe in TOML for everything except the method; options override it."""
-    out: Annotated[
-        Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/advise-FEDERATION)")
-    ] = None
-    """Directory for the answer and all runs."""
-    jobs: int = 1
-    """Number of runs at a time, each in its own process."""
-    output: Output = field(default_factory=Output)
-
 
 def advise(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Advise, "advise", [a.replace("--batch", "--batch-size", 1) if _short(a) else a for a in args])
     from fednorms.advice.advise import advise as find_advice
-    from fednorms.runs.run_names import slug
 
-    base = Recipe.read(given.recipe) if given.recipe else Recipe()
-    recipe = merged(base, given)
-    name = recipe.federation.removeprefix("folder:").rstrip("/").rpartition("/")[2]
-    out = given.out or Path("runs") / f"advise-{slug(name)}"
+    recipe = given.read_recipe()
+    out = given.folder(recipe, "advise")
     silent = given.output.quiet or given.output.json
     try:
         advice = find_advice(

@@ -10,6 +10,7 @@ import shutil
 import textwrap
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
@@ -34,6 +35,44 @@ class Output:
     """Print the result only, no progress."""
     json: Flag = False
     """Print one JSON object and nothing else."""
+
+
+@dataclasses.dataclass
+class SearchOptions:
+    """Where a search (`advise`, `tune`) begins, what it writes, and how many runs train at a time."""
+
+    recipe: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """A recipe in TOML for everything except the method; options override it."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: one in runs/)")] = None
+    """Directory for the answer and all runs."""
+    jobs: int = 1
+    """Number of runs at a time, each in its own process."""
+    output: Output = dataclasses.field(default_factory=Output)
+
+    def read_recipe(self) -> Recipe:
+        """The recipe of the file, with the options that were given."""
+        return merged(Recipe.read(self.recipe) if self.recipe else Recipe(), self)
+
+    def folder(self, recipe: Recipe, *words: str) -> Path:
+        """The directory for the answer: as given, or runs/WORDS-FEDERATION."""
+        from fednorms.runs.run_names import slug
+
+        name = recipe.federation.removeprefix("folder:").rstrip("/").rpartition("/")[2]
+        return self.out or Path("runs") / "-".join([*words, slug(name)])
+
+
+# Options of a run that a search decides itself, or does not need.
+NOT_OF_SEARCHES = (
+    "method",
+    "lr",
+    "evaluate",
+    "evaluate_every",
+    "validate_every",
+    "patience",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "keep_predictions",
+)
 
 
 def parse(cls: type[C], command: str, args: Sequence[str]) -> C:

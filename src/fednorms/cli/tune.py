@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from fednorms.cli.output import print_json, print_text
-from fednorms.cli.parsing import Output, merged, parse, recipe_options
+from fednorms.cli.parsing import NOT_OF_SEARCHES, SearchOptions, parse, recipe_options
 from fednorms.core.errors import BadInput
-from fednorms.runs.recipe import Recipe
 
-_OTHERS = ("method", "lr", "evaluate", "evaluate_every", "validate_every", "patience")
-_Options: Any = recipe_options(
-    "TuneOptions", without=(*_OTHERS, "checkpoint_every", "keep_checkpoints", "keep_predictions")
-)
+_Options: Any = recipe_options("TuneOptions", without=NOT_OF_SEARCHES)
 
 
 @dataclass
@@ -33,7 +28,7 @@ class _Search:
 
 
 @dataclass
-class Tune(_Options, _Search):
+class Tune(SearchOptions, _Options, _Search):
     """Find the best learning rate, and options, of one method on validation images.
 
     For example:
@@ -44,16 +39,6 @@ class Tune(_Options, _Search):
     command continues after an interruption.
     """
 
-    recipe: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """A recipe in TOML for everything except the method; options override it."""
-    out: Annotated[
-        Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/tune-METHOD-FEDERATION)")
-    ] = None
-    """Directory for the result and all runs."""
-    jobs: int = 1
-    """Number of runs at a time, each in its own process."""
-    output: Output = field(default_factory=Output)
-
 
 def tune(args: Sequence[str]) -> int:
     """The command."""
@@ -62,10 +47,8 @@ def tune(args: Sequence[str]) -> int:
     from fednorms.advice.tune import tune as search
     from fednorms.runs.run_names import slug
 
-    base = Recipe.read(given.recipe) if given.recipe else Recipe()
-    recipe = merged(base, given)
-    name = recipe.federation.removeprefix("folder:").rstrip("/").rpartition("/")[2]
-    out = given.out or Path("runs") / f"tune-{slug(given.method)}-{slug(name)}"
+    recipe = given.read_recipe()
+    out = given.folder(recipe, "tune", slug(given.method))
     try:
         tuned = search(
             given.method,

@@ -83,7 +83,7 @@ def with_validation(federation: Federation, val: float, seed: int = 0) -> Federa
     def divided(site: Site) -> Site:
         if site.train is None:
             return site
-        parts = split(site.train.y, {"val": val}, seed, f"{site.name} val")
+        parts = split(site.train.y, {"val": val}, seed, f"{site.name} val", site.train.groups)
         return replace(site, train=site.train.subset(parts["train"]), val=site.train.subset(parts["val"]))
 
     note = f"{100 * val:g} % of each site's training images are for validation, which is not the protocol's"

@@ -17,7 +17,7 @@ from PIL import Image
 
 from fednorms.core.errors import BadInput, writing
 from fednorms.data.blocks import BlockHasher, hash_of
-from fednorms.data.federation import Federation
+from fednorms.data.federation import Federation, Split
 from fednorms.data.packed import MAGIC, PREAMBLE, VERSION
 
 Codec = Literal["raw", "png", "webp", "jpeg"]
@@ -43,7 +43,7 @@ def pack(
         quality: 1 to 100, of jpeg or webp; the file and a run's records state it.
         progress: called with the number of finished and of all images.
 
-    Equal images (a test set that many clients share) are stored once.
+    Equal images (a test set that many clients share) are stored once. Groups (patients) are stored as numbers.
 
     >>> from fednorms.data import from_arrays
     >>> from fednorms.data.packed import unpacked
@@ -127,14 +127,17 @@ def _write(
     out = _Hashed(file)
     total = sum(len(split) for site in federation.sites for split in site.splits.values())
     seen: dict[bytes, int] = {}
+    numbers: dict[str, int] = {}
     begins, sites = [0], []
     labels: list[int] = []
     rows: list[int] = []
+    groups: list[int] = []
     for site in federation.sites:
         entry: dict[str, Any] = {"name": site.name, "domain": site.domain, "attributes": dict(site.attributes)}
         entry["splits"] = {}
         for part, split in site.splits.items():
             entry["splits"][part] = [len(rows), len(split)]
+            groups += _numbered(split, numbers)
             for x, y in split.batches(_CHUNK):
                 labels += y.tolist()
                 for image in x.contiguous().numpy():
@@ -152,6 +155,8 @@ def _write(
         blocks["begins"] = out.block(np.asarray(begins, "<i8").tobytes())
     blocks["labels"] = out.block(np.asarray(labels, "<i4").tobytes())
     blocks["rows"] = out.block(np.asarray(rows, "<i8").tobytes())
+    if numbers:
+        blocks["groups"] = out.block(np.asarray(groups, "<i4").tobytes())
     out.align()
     covered, table = out.at - PREAMBLE.size, out.blocks.table()
     blocks["hashes"] = out.block(table)
@@ -179,6 +184,13 @@ def _write(
     file.write(PREAMBLE.pack(MAGIC, VERSION, 0, out.at, len(text), digest))
     file.flush()
     os.fsync(file.fileno())
+
+
+def _numbered(split: Split, numbers: dict[str, int]) -> list[int]:
+    """The number of each image's group (a patient), -1 without one. Names of patients are not written."""
+    if split.groups is None:
+        return [-1] * len(split)
+    return [numbers.setdefault(str(group), len(numbers)) for group in split.groups]
 
 
 def _encoded(image: np.ndarray, codec: Codec, quality: int | None) -> bytes:

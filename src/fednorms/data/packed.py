@@ -4,10 +4,12 @@ The file is a preamble of 64 bytes, the data, and a header in JSON::
 
     preamble   "FNPACK\r\n", version (4 bytes), 4 zero bytes, place and length of the header (8 bytes each),
                hash of the header (16 bytes), zeros
-    data       images one after the other; where each begins, if they are compressed; labels; rows; hashes
+    data       images one after the other; where each begins, if they are compressed; labels; rows; groups, if there
+               are any; hashes
     header     classes, shape, codec, where each of these parts is, the hash of the data, and the sites
 
-`rows` has one entry per image of a split, the number of the stored image, so equal images are stored once.
+`rows` has one entry per image of a split, the number of the stored image, so equal images are stored once. `groups` has
+the number of the patient of each, -1 without one.
 `hashes` has one hash per 256 KiB of what is before it; a part of the file is checked when it is first read.
 All numbers are little-endian. Hashes are BLAKE2b of 16 bytes. Packs of version 0.1 have no `hashes`.
 """
@@ -58,13 +60,15 @@ def unpacked(path: str | Path) -> Federation:
     store = _store(Path(path).expanduser())
     header = store.header
     labels, rows = store.block("labels", "<i4"), store.block("rows", "<i8")
+    groups = store.block("groups", "<i4") if "groups" in header["blocks"] else None
     sites = []
     for entry in header["sites"]:
         splits = {}
         for part, (start, count) in entry["splits"].items():
             at = slice(start, start + count)
             y = torch.from_numpy(labels[at].astype(np.int64))
-            splits[part] = Split(PackedImages(store.path, rows[at], store), y)
+            whose = None if groups is None or -1 in groups[at] else groups[at].astype(str)
+            splits[part] = Split(PackedImages(store.path, rows[at], store), y, whose)
         sites.append(Site(entry["name"], entry["domain"], **splits, attributes=entry["attributes"]))
     source = {"spec": f"pack:{store.path}", "codec": header["codec"], "quality": header["quality"]}
     source |= {key: header["source"][key] for key in ("prepared", "notes") if header["source"].get(key)}
@@ -158,7 +162,7 @@ class _Store:
         self.codec: str = self.header["codec"]
         _check_blocks(self)
         self._checked = _checked_blocks(self)
-        for name in ("labels", "rows", "begins"):
+        for name in ("labels", "rows", "begins", "groups"):
             if name in self.header["blocks"]:
                 at, length = self.header["blocks"][name]
                 self._check([at], [at + length])
@@ -291,6 +295,7 @@ def _check_blocks(store: _Store) -> None:
         PREAMBLE.size <= at and length >= 0 and at + length <= store.header_at for at, length in blocks.values()
     )
     right = right and blocks["labels"][1] == 4 * samples and blocks["rows"][1] == 8 * samples
+    right = right and blocks.get("groups", (0, 4 * samples))[1] == 4 * samples
     right = right and all(start + count <= samples for start, count in splits)
     if store.codec == "raw":
         right = right and blocks["images"][1] == pixels

@@ -16,8 +16,10 @@ from fednorms.core.states import Broadcast, ClientState, Upload
 from fednorms.core.tree import Tree
 from fednorms.core.views import Mechanism
 from fednorms.data import Federation, Preprocessing
+from fednorms.data.changes import changed
 from fednorms.data.facts import Facts
 from fednorms.data.folders import site_from_folder
+from fednorms.data.folders.broken import Broken
 from fednorms.engines.base import EngineSettings, Trained
 from fednorms.engines.loop import Loop
 from fednorms.evaluation.modes import Mode
@@ -28,7 +30,7 @@ from fednorms.flower.policy import Policy
 from fednorms.flower.settings import Deployment, Scalar, fingerprint
 from fednorms.runs.assemble import assemble
 from fednorms.runs.losses import Loss
-from fednorms.runs.recipe import Recipe
+from fednorms.runs.recipe import Data, Recipe
 from fednorms.runs.session import open_federation
 from fednorms.runs.store.clients import ClientStore
 
@@ -38,8 +40,9 @@ AT_THE_SITES = "custom:at the sites"  # the recipe's federation if the data are 
 def open_site(recipe: Recipe, deployment: Deployment, node: Mapping[str, Scalar]) -> Federation:
     """Open the data of one site, as a federation of one site, as the node's config says.
 
-    `data` is a folder of class/image, and `site` the site's name (default: the folder's). Without `data`, the site is
-    taken from the recipe's federation, by name or by the `partition-id` of Flower's simulation.
+    `data` is a folder of class/image, and `site` the site's name (default: the folder's). The recipe's options for
+    data apply to it, except those that need several sites, which are refused. Without `data`, the site is taken from
+    the recipe's federation, by name or by the `partition-id` of Flower's simulation.
     """
     name = str(node.get("site", ""))
     attributes = {k.removeprefix("attribute."): str(v) for k, v in node.items() if k.startswith("attribute.")}
@@ -53,6 +56,8 @@ def open_site(recipe: Recipe, deployment: Deployment, node: Mapping[str, Scalar]
             "The run names a pattern for file names (data.group), which only a site may choose. Start the node with "
             "--config group=PATTERN."
         )
+    _refuse_several_sites(options)
+    left_out: list[Broken] = []
     site = site_from_folder(
         str(node["data"]),
         deployment.class_names,
@@ -62,10 +67,27 @@ def open_site(recipe: Recipe, deployment: Deployment, node: Mapping[str, Scalar]
         test=0.2 if options.test is None else options.test,
         seed=options.seed or 0,
         group=str(node.get("group", "")) or None,
+        copies=options.copies,
+        skip_broken=options.skip_broken,
+        left_out=left_out,
     )
     name = name or site.name
     site = replace(site, name=name, domain=str(node.get("domain", name)), attributes=attributes)
-    return Federation("site", [site], deployment.class_names, Preprocessing.centered(deployment.channels))
+    source = {"group": str(node.get("group", "")), "left_out": [str(one) for one in left_out]}
+    made = Federation("site", [site], deployment.class_names, Preprocessing.centered(deployment.channels), source)
+    copies = None if options.copies == "keep" else options.copies
+    return changed(made, copies, options.subset, options.normalize or None, options.seed or 0)
+
+
+def _refuse_several_sites(options: Data) -> None:
+    """Refuse what no site can do by itself: each opens its own folder only, and ids or images are not compared."""
+    for name, given, why in (
+        ("group_across", options.group_across, "Sites do not compare ids of patients"),
+        ("hold_out", options.hold_out, "A site that shall not train does not join"),
+        ("partition", options.partition, "Each site keeps its own images"),
+    ):
+        if given:
+            raise BadInput(f"The run has data.{name}, which cannot apply to folders at the sites. {why}: leave it out.")
 
 
 def _part_of_federation(

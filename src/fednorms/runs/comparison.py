@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 BEST = "* best of the column"  # what a star means where text cannot be bold
 ALIKE = "= no difference to the best that these test images and seeds can show (95 % interval, paired bootstrap)"
+UNCORRECTED = (
+    "  {n} differences were tested, without correction for their number: of equal methods, about 1 in 20 lacks its ="
+)
 _UNSEEN = " (unseen)"
 
 
@@ -217,8 +220,9 @@ class Comparison:
 
     def legend(self) -> list[str]:
         """What the marks of the table mean."""
-        marked = any(within_noise(gap) for gaps in self.to_best.values() for gap in gaps.values())
-        return [BEST, *([ALIKE] if marked else [])]
+        gaps = [gap for of_row in self.to_best.values() for gap in of_row.values() if gap.defined]
+        several = [UNCORRECTED.format(n=len(gaps))] if len(gaps) > 1 else []
+        return [BEST, *([ALIKE, *several] if any(map(within_noise, gaps)) else [])]
 
     def curve(self, label: str) -> dict[int, MeanStd]:
         """Mean accuracy over domains after each round that all seeds have tested, in the method's headline mode."""

@@ -179,6 +179,13 @@ def test_bad_requests_are_explained(clinics, tmp_path):
         fn.judge(tmp_path)
 
 
+def test_the_threshold_of_one_sites_model_is_chosen_on_its_validation_images(clinics, fresh):
+    found = fn.judge(clinics / "fedbn", fresh, site="south")["personal/own/test"]
+    validation = fn.judge(clinics / "fedbn", split="val")["personal/own/val"]
+    chosen_on = found.pooled.operating_point.chosen_on
+    assert chosen_on == validation.sites["south"].n < validation.pooled.n
+
+
 def test_without_validation_images_no_threshold_is_chosen(tmp_path):
     data = folder(tmp_path / "data", ["north"], each=10)
     fn.run(recipe=fn.Recipe(federation=str(data), rounds=1, data={"val": 0.0, "test": 0.4}), out=tmp_path / "run")

@@ -159,13 +159,15 @@ def site_from_folder(
     cache: str | Path | bool | None = None,
     memory_limit: int = MEMORY_LIMIT,
     prepared: Prepared | None = None,
+    copies: Copies = "keep",
     skip_broken: bool = False,
     left_out: list[Broken] | None = None,
 ) -> Site:
     """Make one new site of `folder/class/image.png`, with the classes of an existing federation.
 
     The options are those of `from_folders`, and how images are prepared before they are resized. Without fractions all
-    images are in the train split. Files that `skip_broken` leaves out are added to the list `left_out`.
+    images are in the train split. `copies="together"` keeps equal images in one split. Files that `skip_broken` leaves
+    out are added to the list `left_out`.
 
     >>> from PIL import Image
     >>> from tempfile import TemporaryDirectory
@@ -176,7 +178,7 @@ def site_from_folder(
     Site('clinic', domain='clinic', train=1)
     """
     folder = Path(folder).expanduser()
-    division = Division(val, test, seed, group)
+    division = Division(val, test, seed, group, copies=copies)
     _check_options(size, channels, division, memory_limit)
     if not folder.is_dir():
         raise BadInput(f'"{folder}" is not a folder; {SITE_LAYOUT}.')

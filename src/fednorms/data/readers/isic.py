@@ -80,6 +80,7 @@ def fed_isic2019(
     FLamby's folds divide lesions: many test images show a lesion that is trained on. The protocol "lesions" draws a
     split that keeps the images of a lesion together, balanced for every center and diagnosis; it needs a table with
     lesion_id. `val` is the fraction of the training images that are for validation, by lesion where lesions are known.
+    Intervals of judgements draw whole lesions, if a table has lesion_id; an image without one counts by itself.
     """
     place = READER.find(root, protocol)
     if not isinstance(size, int) or size < 1:
@@ -96,11 +97,14 @@ def fed_isic2019(
         rows = [row for row in rows if with_suffix(Path(row["image"])).name in files]
     center = np.array([whole_number(row["center"], "center") for row in rows])
     target = np.array([whole_number(row["target"], "target") for row in rows], np.int64)
-    part, notes = _parts(place, table, rows, center, target, protocol, val, seed)
+    lesion_of = _lesions(place)
+    lesions = [lesion_of.get(Path(row["image"]).stem, row["image"]) for row in rows]
+    part, notes = _parts(place, table, rows, center, target, protocol, val, seed, lesions if lesion_of else None)
     found, parts = {}, {}
     for i, name in enumerate(CENTERS):
         mine = np.flatnonzero(center == i)
-        found[name] = Pictures([files[with_suffix(Path(rows[j]["image"])).name] for j in mine], target[mine])
+        paths = [files[with_suffix(Path(rows[j]["image"])).name] for j in mine]
+        found[name] = Pictures(paths, target[mine], [lesions[j] for j in mine] if lesion_of else ())
         parts[name] = {which: np.flatnonzero(part[mine] == which) for which in ("train", "val", "test")}
         if "fold" in rows[0] and protocol == "flamby":
             have = {"train": len(parts[name]["train"]) + len(parts[name]["val"]), "test": len(parts[name]["test"])}
@@ -149,15 +153,15 @@ def _parts(
     protocol: str,
     val: float,
     seed: int,
+    known: Sequence[str] | None,
 ) -> tuple[np.ndarray, list[str]]:
-    """The split of every row, and notes about it."""
-    lesion_of = _lesions(place)
-    lesions = [lesion_of.get(Path(row["image"]).stem, row["image"]) for row in rows]
+    """The split of every row, and notes about it; `known` are lesions."""
+    lesions = list(known or [row["image"] for row in rows])
     cells = center * len(CLASSES) + target
     part = np.full(len(rows), "train")
     notes = []
     if protocol == "lesions":
-        if not lesion_of:
+        if known is None:
             raise BadInput(
                 f'Federation "fed-isic2019": the protocol "lesions" needs the column lesion_id, but no table in '
                 f'"{place}" has it ({_HAM[0]}, {_RAW[0]}, or a csv with image and lesion_id).'
@@ -175,9 +179,9 @@ def _parts(
                 part[mine[fractions(target[mine], 0.0, 0.2, seed, name).get("test", [])]] = "test"
     trained = {lesion for lesion, where in zip(lesions, part, strict=True) if where == "train"}
     tests = np.flatnonzero(part == "test")
-    if known := sum(lesions[i] in trained for i in tests):
+    if shared := sum(lesions[i] in trained for i in tests):
         notes.append(
-            f"{known:,} of {len(tests):,} test images show a lesion that is also trained on; the protocol lesions "
+            f"{shared:,} of {len(tests):,} test images show a lesion that is also trained on; the protocol lesions "
             "keeps lesions together"
         )
     if not 0 <= val < 1:

@@ -35,7 +35,7 @@ MEMORY = 2 * 2**30  # bytes of images that are read into memory; more stay in th
 
 @dataclass(frozen=True)
 class Pictures:
-    """Image files and their labels, in order."""
+    """Image files and their labels, in order; `groups` are patients or lesions, where the data set names them."""
 
     paths: Sequence[Path]
     y: np.ndarray
@@ -270,7 +270,7 @@ def built(
     if tuple(images.shape[2:]) != (height, width):
         preprocessing = replace(preprocessing, crop=None)  # only counted: images are one pixel, which has no center
     y = torch.from_numpy(np.concatenate([pictures[domain].y[at] for domain, at in used.items()]))
-    everything = Split(images, y)
+    everything = Split(images, y, _groups(pictures, used))
     begin = dict(zip(used, np.cumsum([0, *map(len, used.values())]).tolist(), strict=False))
     sites = []
     for member in members:
@@ -287,6 +287,13 @@ def built(
         source = {**source, "notes": [*source.get("notes", []), *left_out_note(broken)]}
     told |= {"size": size if isinstance(size, int) else [height, width]}
     return Federation(name, sites, classes, preprocessing, {"spec": name, **told, **source}, protocol)
+
+
+def _groups(pictures: Mapping[str, Pictures], used: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """The group of every image that is used; None unless all are known."""
+    if not used or not all(pictures[domain].groups for domain in used):
+        return None
+    return np.array([pictures[domain].groups[i] for domain, at in used.items() for i in at])
 
 
 def _readable(

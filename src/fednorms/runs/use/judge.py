@@ -166,7 +166,7 @@ def _judge_mode(
     said = there.predictions(mode, split)
     if not said:
         return None
-    threshold, notes = _threshold(opened, mode, split, operating)
+    threshold, notes = _threshold(opened, mode, split, operating, there.owner(mode))
     found.judgements[f"{mode}/{split}"] = judge_predictions(
         said,
         opened.facts.classes,
@@ -197,15 +197,21 @@ def _check_operating(opened: OpenRun, operating: Operating, split: str) -> None:
         raise BadInput(f"{given} chooses a threshold on validation images, so it cannot be reported on them.")
 
 
-def _threshold(opened: OpenRun, mode: Mode, split: str, operating: Operating) -> tuple[Threshold | None, list[str]]:
-    """The threshold of a binary model, chosen on the run's validation images; notes say why there is none."""
+def _threshold(
+    opened: OpenRun, mode: Mode, split: str, operating: Operating, owner: str | None
+) -> tuple[Threshold | None, list[str]]:
+    """The threshold of a binary model, chosen on the run's validation images; notes say why there is none.
+
+    If all tested models are that of one site, the `owner`, only its validation images count.
+    """
     classes = opened.facts.classes
     if len(classes) != 2 or split == "val":
         return None, []
     try:
         said = opened.session.engine.predict(opened.state, mode, opened.cohort, "val")
+        said = {name: p for name, p in said.items() if owner in (None, name)}
         if not said:
-            raise BadInput("No site of the run has validation images.")
+            raise BadInput(f'Site "{owner}" has no validation images.' if owner else "No site has validation images.")
         y, p = (np.concatenate([getattr(x, k) for x in said.values()]) for k in ("labels", "probabilities"))
         positive = classes.index(operating.positive) if operating.positive is not None else 1
         return choose_threshold(y, p, positive, operating.sensitivity), []
@@ -231,6 +237,9 @@ class _Own:
 
     def notes(self, mode: Mode) -> list[str]:
         return []
+
+    def owner(self, mode: Mode) -> str | None:
+        return None
 
     def recorded(self, mode: Mode, split: str) -> Scores | None:
         return recorded_scores(self.opened, mode, split)
@@ -307,6 +316,11 @@ class _Other:
         if mode.model != "personal" or not left:
             return self.left_out
         return [*self.left_out, f"Sites that did not train have no personal model and are left out: {_some(left)}."]
+
+    def owner(self, mode: Mode) -> str | None:
+        """The client whose model is tested everywhere, if there is one."""
+        whose = set(self.model_of.values())
+        return next(iter(whose)) if mode.model == "personal" and len(whose) == 1 else None
 
     def recorded(self, mode: Mode, split: str) -> Scores | None:
         raise BadInput('"after_local" models are gone after a run. Evaluate "personal", "global" or "averaged".')

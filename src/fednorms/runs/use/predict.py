@@ -214,4 +214,4 @@ class _Images:
     @property
     def left_out(self) -> list[str]:
         """A note about images that were skipped."""
-        return [f"{_count(len(self.broken))} skipped: {'; '.join(self._some)}."] if self.broken else []
+        return [f"{_count(len(self.broken))} skipped: {' '.join(self._some)}"] if self.broken else []
