@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,10 +56,25 @@ from fednorms.evaluation.scores import SiteScore
 
 WAITS, PAUSE = 20, 15.0  # how often, and for how many seconds, a run waits for memory that other processes hold
 TRIED = (8, 16, 4)  # numbers of streams, each timed for one round; results do not depend on them
+STACKED_PIXELS = 2**14  # repeatable runs stack clients whose batches have at most so many pixels
+TRIED_PIXELS = 2**16  # other runs try it up to here: larger batches fill a card anyway
+MOST_STACKED = 64
+STACK_BYTES = 2**32  # for the tensors of a stack that are as large as the model, of which there are about six
+
+
+class Grouping(NamedTuple):
+    """How many clients take their steps together, and how many such groups run side by side."""
+
+    together: int
+    streams: int
 
 
 class Graphs(LocalEngine):
-    """Runs clients as CUDA graphs on streams; `streams` fixes how many run side by side (0: found by trial)."""
+    """Runs clients as CUDA graphs on streams.
+
+    `streams` fixes how many run side by side (0: found by trial), and then `together` how many take their steps
+    together.
+    """
 
     name: ClassVar[str] = "graphs"
 
@@ -78,7 +93,9 @@ class Graphs(LocalEngine):
         self.device = device or device_of(task.like.device, settings.memory)
         self.layout = Layout(task.net.initial, task.net.exchanged)
         self.stream_count = streams or TRIED[0]
-        self.trials: dict[int, float] = {} if not streams else {streams: 0.0}  # seconds per client
+        self.fixed = streams > 0
+        self.stackable = not task.twin  # a client's second model takes steps of its own
+        self.trials: dict[Grouping, float] = {}  # seconds per client
         self.workspaces: dict[int, Workspace] = {}
         self.together = together  # clients that take their steps together
         self.stacks: dict[int, Stack] = {}
@@ -174,10 +191,20 @@ class Graphs(LocalEngine):
                 return self._train(sent, cohort, score=score)
             except torch.OutOfMemoryError:
                 pass
+            except RuntimeError as error:
+                if self.together == 1:
+                    raise
+                self._without_stacks(f"clients take their steps one by one: {_first_line(error)}")
+                continue
             self._free()
-            if self.stream_count > 1:
+            if self.together > 1:
+                self._without_stacks(
+                    "out of memory: clients take their steps one by one, and the last digits of results may differ "
+                    "from those of a run with more memory"
+                )
+            elif self.stream_count > 1:
                 self.stream_count //= 2
-                self.trials = {self.stream_count: 0.0}
+                self.fixed = True
                 self._note(f"out of memory: continued with {self.stream_count} clients side by side")
             elif waits < WAITS and self.device.held_by_others():
                 waits += 1
@@ -214,6 +241,8 @@ class Graphs(LocalEngine):
         started, captures = time.perf_counter(), self.captures
         done = Trained([])
         self.data.load()
+        if not self.fixed and not self.trials:
+            self.together, self.stream_count = self._candidates(len(cohort))[0]
         packed = self._pack(sent.model)
         self.streams = [self.device.stream(number) for number in range(self.stream_count)]
         self.device.fork(self.streams)
@@ -226,10 +255,11 @@ class Graphs(LocalEngine):
             clients, here = [self.local.client(name) for name in names], number % self.stream_count
             with self.device.on(self.streams[here]):
                 if len(names) > 1:
-                    results = self._several(here, sent, clients)
+                    results, good = self._several(here, sent, clients)
                 else:
                     results = [self._one(here, sent, packed, clients[0])]
-                finite.append(_finite([moved(self.task, *result) for result in results], self.task.like))
+                    good = self._finite(results)
+                finite.append(good)
             for client, (upload, state) in zip(clients, results, strict=True):
                 # The store may free the memory of a state before the stream has read it.
                 self.device.mark_used(_tensors(client.state), self.streams[here])
@@ -256,28 +286,67 @@ class Graphs(LocalEngine):
         done.uploads.sort(key=lambda upload: place[upload.client])
         return done
 
+    def _without_stacks(self, why: str) -> None:
+        self._note(why)
+        self._free()
+        self.stackable, self.together, self.stream_count = False, 1, TRIED[0]
+        self.trials = {g: seconds for g, seconds in self.trials.items() if g.together == 1}
+
+    def _candidates(self, clients: int) -> list[Grouping]:
+        """The groupings to try; the first one runs the first round.
+
+        Numbers of streams change no bits, numbers of clients that take their steps together may. So a repeatable run
+        finds the latter by a rule that looks only at shapes, and the other runs by trial.
+        """
+        slots = [Grouping(1, count) for count in TRIED]
+        if not self.stackable:
+            return slots
+        pixels = self.task.training.batch_size * math.prod(self.local.testing.stored_shape[1:])
+        most = min(MOST_STACKED, STACK_BYTES // max(6 * self.layout.size * self.task.like.element_size(), 1))
+        if torch.backends.cudnn.deterministic:
+            expected = min(math.ceil(self.task.cohort or self.task.clients), len(self.local.sites))
+            size = _even(expected, most)
+            return [Grouping(size, 1), Grouping(size, 2)] if size > 1 and pixels <= STACKED_PIXELS else slots
+        stacks = [Grouping(_even(clients, min(most, -(-clients // n))), n) for n in (1, 2, 4)]
+        return slots + [g for g in stacks if g.together > 1 and pixels <= TRIED_PIXELS]
+
     def _learn(self, clients: int, seconds: float) -> None:
-        """Try numbers of streams, a round each, as far as memory and cohort allow, and keep the fastest."""
-        if len(self.trials) >= len(TRIED) or (self.trials and 0.0 in self.trials.values()):
+        """Try groupings, a round each, as far as memory and cohort allow, and keep the fastest."""
+        candidates = self._candidates(clients)
+        if self.fixed or all(g in self.trials for g in candidates):
             return
-        self.trials[self.stream_count] = seconds / clients
-        used = self.device.used_memory() / max(len(self.workspaces), 1)
-        room = self.device.free_memory()
-        for count in TRIED:
-            if count not in self.trials:
-                more = count - len(self.workspaces)
-                if more * used < 0.8 * room and (count < clients or count < self.stream_count):
-                    self.stream_count = count
+        self.trials[Grouping(self.together, self.stream_count)] = seconds / clients
+        held = max(len(self.workspaces) + self.together * len(self.stacks), 1)  # clients whose memory is there
+        used, room = self.device.used_memory() / held, self.device.free_memory()
+        for g in candidates:
+            if g not in self.trials:
+                there = len(self.workspaces) if g.together == 1 else 0
+                enough = g.together > 1 or g.streams < clients or g.streams < self.stream_count
+                if (g.together * g.streams - there) * used < 0.8 * room and enough:
+                    self._regroup(g)
                     return
-                self.trials[count] = math.inf
-        self.stream_count = min(self.trials, key=lambda count: self.trials[count])
-        for number in [n for n in self.workspaces if n >= self.stream_count]:
+                self.trials[g] = math.inf
+        self._regroup(min(candidates, key=lambda g: self.trials[g]))
+        for number in [n for n in self.workspaces if self.together > 1 or n >= self.stream_count]:
             self.workspaces.pop(number).close(self.device)
+        for number in [n for n in self.stacks if n >= self.stream_count]:
+            self.stacks.pop(number).close(self.device)
         self.device.empty_cache()
+
+    def _regroup(self, grouping: Grouping) -> None:
+        if grouping.together != self.together:
+            for space in self.stacks.values():
+                space.close(self.device)
+            self.stacks.clear()
+        self.together, self.stream_count = grouping
+
+    def _finite(self, results: list[tuple[Upload, ClientState]]) -> Tensor:
+        """Whether the results of each client are finite, as a tensor: the host does not wait."""
+        return torch.stack([_all_finite(moved(self.task, *result), self.task.like) for result in results])
 
     def _groups(self, sent: Broadcast, cohort: Sequence[str]) -> list[list[str]]:
         """The clients that are trained together: those that take the same steps on batches of the same sizes."""
-        if self.together < 2 or self.task.twin or self.data.resident is None:
+        if self.together < 2 or not self.stackable or self.data.resident is None:
             return [[name] for name in cohort]
         alike: dict[object, list[str]] = {}
         for name in cohort:
@@ -288,7 +357,9 @@ class Graphs(LocalEngine):
             alike.setdefault(key, []).append(name)
         groups: list[list[str]] = []
         for names in alike.values():
-            groups += [names[i : i + self.together] for i in range(0, len(names), self.together)]
+            for i in range(0, len(names), self.together):
+                some = names[i : i + self.together]  # a stack has a fixed size, so a few clients would leave it empty
+                groups += [some] if 4 * len(some) > self.together else [[name] for name in some]
         return groups
 
     def _pack(self, model: Tree) -> Tensor:
@@ -358,7 +429,9 @@ class Graphs(LocalEngine):
         return space.twin
 
     # -- clients that take their steps together ---------------------------------------------------------------------
-    def _several(self, number: int, sent: Broadcast, clients: Sequence[Client]) -> list[tuple[Upload, ClientState]]:
+    def _several(
+        self, number: int, sent: Broadcast, clients: Sequence[Client]
+    ) -> tuple[list[tuple[Upload, ClientState]], Tensor]:
         task, arrived = self.task, []
         for client in clients:
             here, context = sent.to(client.name), context_of(task, sent.round, client)
@@ -387,7 +460,10 @@ class Graphs(LocalEngine):
                 mine.velocity = a.client.state.velocity if a.client.state else Tree()
             _hold(mine, after[k], a.model, task.net)
             results.append(self._finish(mine, a.early, None, blocks[k]))
-        return results
+        good = torch.isfinite(blocks).all(1) & torch.isfinite(space.carry.loss_sum)
+        if not all(isinstance(upload.model, Packed) and not any(upload.parts.values()) for upload, _ in results):
+            return results, good[: len(results)] & self._finite(results)
+        return results, good[: len(results)]
 
     def _stack(self, number: int, first: Arrived) -> Stack:
         known = self.stacks.get(number)
@@ -582,6 +658,15 @@ def _hold(outer: Carry, after: Tree, model: Tree, net: Net) -> None:
     outer.start, outer.start_buffers = model.pick(params), model.pick(net.buffers)
 
 
+def _even(clients: int, most: int) -> int:
+    """The size of groups of at most `most` clients that are about equally large.
+
+    >>> _even(50, 64), _even(50, 30), _even(10, 4)
+    (50, 25, 4)
+    """
+    return -(-clients // -(-clients // max(most, 1)))
+
+
 def _tensors(state: ClientState | None) -> list[Tensor]:
     trees = [state.local, state.velocity, *state.parts.values()] if state else []
     return [t for tree in trees for t in tree.values()]
@@ -590,11 +675,6 @@ def _tensors(state: ClientState | None) -> list[Tensor]:
 def _first_line(error: BaseException) -> str:
     first = error.__context__ or error  # ending a failed capture raises again
     return str(first).strip().splitlines()[0]
-
-
-def _finite(clients: list[list[Tree]], like: Tensor) -> Tensor:
-    """Whether all floats of each client are finite, as a tensor: the host does not wait."""
-    return torch.stack([_all_finite(trees, like) for trees in clients])
 
 
 def _all_finite(trees: list[Tree], like: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """Convolutions of several clients at once, each with its own weights: images (K, N, C, H, W), weights (K, O, C, h, w).
 
 The three maps (output, gradient of the images, gradient of the weights) are the three ways to fill one slot of the
-same trilinear form, so each one's derivatives are the other two. On a GPU in float32 they are Triton kernels that read
-images in place; otherwise they are batched products over copied patches.
+same trilinear form, so each one's derivatives are the other two. All are batched products over copied patches.
 """
 
 from __future__ import annotations
@@ -49,7 +48,8 @@ class _Output(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, g: Geometry) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.g = g
-        return kernels.output(x, w, g) if kernels.usable(x, w) else _output(x, w, g)
+        found = w.flatten(2) @ _patches(x, g)
+        return found.unflatten(2, (x.shape[1], *g.output)).transpose(1, 2).contiguous()
 
     @staticmethod
     @override
@@ -68,8 +68,7 @@ class _Images(torch.autograd.Function):
     def forward(ctx: Any, y: Tensor, w: Tensor, g: Geometry) -> Tensor:
         ctx.save_for_backward(y, w)
         ctx.g = g
-        y = y.contiguous()
-        return kernels.images(y, w, g) if kernels.usable(y, w) else _images(y, w, g)
+        return _sum_of_patches(w.flatten(2).mT @ _rows(y), y.shape[1], g)
 
     @staticmethod
     @override
@@ -88,8 +87,7 @@ class _Weights(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, y: Tensor, g: Geometry) -> Tensor:
         ctx.save_for_backward(x, y)
         ctx.g = g
-        y = y.contiguous()
-        return kernels.weights(x, y, g) if kernels.usable(x, y) else _weights(x, y, g)
+        return (_rows(y) @ _patches(x, g).mT).unflatten(2, (x.shape[2], *g.kernel))
 
     @staticmethod
     @override
@@ -102,30 +100,24 @@ class _Weights(torch.autograd.Function):
         )
 
 
-# -- as batched products over copied patches ------------------------------------------------------------------------
-def _patches(x: Tensor, g: Geometry) -> Tensor:
-    """The patch under each output value, (K, C h w, N H' W')."""
-    k, n = x.shape[:2]
-    found = F.unfold(x.flatten(0, 1), g.kernel, g.dilation, g.padding, g.stride)
-    return found.unflatten(0, (k, n)).transpose(1, 2).flatten(2)
-
-
 def _rows(y: Tensor) -> Tensor:
     """Values (K, N, O, H', W') as (K, O, N H' W')."""
     return y.flatten(3).transpose(1, 2).flatten(2)
 
 
-def _output(x: Tensor, w: Tensor, g: Geometry) -> Tensor:
-    found = w.flatten(2) @ _patches(x, g)
-    return found.unflatten(2, (x.shape[1], *g.output)).transpose(1, 2).contiguous()
+def _patches(x: Tensor, g: Geometry) -> Tensor:
+    """The patch under each output value, (K, C h w, N H' W')."""
+    if kernels.usable(x):
+        return kernels.patches(x, g)
+    k, n = x.shape[:2]
+    found = F.unfold(x.flatten(0, 1), g.kernel, g.dilation, g.padding, g.stride)
+    return found.unflatten(0, (k, n)).transpose(1, 2).flatten(2)
 
 
-def _images(y: Tensor, w: Tensor, g: Geometry) -> Tensor:
-    k, n = y.shape[:2]
-    patches = (w.flatten(2).mT @ _rows(y)).unflatten(2, (n, -1)).transpose(1, 2).flatten(0, 1)
-    found = F.fold(patches, g.image, g.kernel, g.dilation, g.padding, g.stride)
-    return found.unflatten(0, (k, n))
-
-
-def _weights(x: Tensor, y: Tensor, g: Geometry) -> Tensor:
-    return (_rows(y) @ _patches(x, g).mT).unflatten(2, (x.shape[2], *g.kernel))
+def _sum_of_patches(p: Tensor, n: int, g: Geometry) -> Tensor:
+    """Images (K, N, C, H, W) from values of patches (K, C h w, N H' W')."""
+    if kernels.usable(p):
+        return kernels.images(p, n, g)
+    apart = p.unflatten(2, (n, -1)).transpose(1, 2).flatten(0, 1)
+    found = F.fold(apart, g.image, g.kernel, g.dilation, g.padding, g.stride)
+    return found.unflatten(0, (len(p), n))
