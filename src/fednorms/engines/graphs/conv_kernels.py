@@ -3,6 +3,7 @@
 torch copies patches image by image (`im2col`), which for small batches of many clients is slower than the products.
 """
 
+# ruff: noqa: ANN001, ANN202  (Triton reads the types of arguments at each call)
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -56,8 +56,7 @@ from fednorms.evaluation.scores import SiteScore
 
 WAITS, PAUSE = 20, 15.0  # how often, and for how many seconds, a run waits for memory that other processes hold
 TRIED = (8, 16, 4)  # numbers of streams, each timed for one round; results do not depend on them
-STACKED_PIXELS = 2**14  # repeatable runs stack clients whose batches have at most so many pixels
-TRIED_PIXELS = 2**16  # other runs try it up to here: larger batches fill a card anyway
+STACKED_PIXELS = 2**16  # of a batch: larger ones fill a card anyway, so they are not stacked
 MOST_STACKED = 64
 STACK_BYTES = 2**32  # for the tensors of a stack that are as large as the model, of which there are about six
 
@@ -295,20 +294,16 @@ class Graphs(LocalEngine):
     def _candidates(self, clients: int) -> list[Grouping]:
         """The groupings to try; the first one runs the first round.
 
-        Numbers of streams change no bits, numbers of clients that take their steps together may. So a repeatable run
-        finds the latter by a rule that looks only at shapes, and the other runs by trial.
+        Numbers of streams change no bits. Numbers of clients that take their steps together change rounding, and a
+        trial may choose another one the next time: a repeatable run does not try them.
         """
         slots = [Grouping(1, count) for count in TRIED]
-        if not self.stackable:
-            return slots
         pixels = self.task.training.batch_size * math.prod(self.local.testing.stored_shape[1:])
+        if not self.stackable or torch.backends.cudnn.deterministic or pixels > STACKED_PIXELS:
+            return slots
         most = min(MOST_STACKED, STACK_BYTES // max(6 * self.layout.size * self.task.like.element_size(), 1))
-        if torch.backends.cudnn.deterministic:
-            expected = min(math.ceil(self.task.cohort or self.task.clients), len(self.local.sites))
-            size = _even(expected, most)
-            return [Grouping(size, 1), Grouping(size, 2)] if size > 1 and pixels <= STACKED_PIXELS else slots
         stacks = [Grouping(_even(clients, min(most, -(-clients // n))), n) for n in (1, 2, 4)]
-        return slots + [g for g in stacks if g.together > 1 and pixels <= TRIED_PIXELS]
+        return slots + [g for g in stacks if g.together > 1]
 
     def _learn(self, clients: int, seconds: float) -> None:
         """Try groupings, a round each, as far as memory and cohort allow, and keep the fastest."""
@@ -451,9 +446,7 @@ class Graphs(LocalEngine):
         moments = apart(space.optimizer.first_moment.clone(), space.count) if kept else []
         results = []
         for k, a in enumerate(arrived):
-            mine = replace(
-                outer, client=a.client, context=a.context, broadcast=a.sent, mine=a.mine, dropped=dropped[k]
-            )
+            mine = replace(outer, client=a.client, context=a.context, broadcast=a.sent, mine=a.mine, dropped=dropped[k])
             mine.loss_sum, mine.grad_sum = losses[k], sums[k]
             if kept:
                 mine.optimizer = replace(space.optimizer, first_moment=moments[k])

@@ -43,7 +43,7 @@ class Layout:
         )
 
     def stacked(self, block: Tensor, count: int) -> Tree:
-        """The tensors of `count` models as views of a block of that many sizes, each tensor's copies next to another."""
+        """The tensors of `count` models as views of a block of `count` sizes: the rows of a tensor are neighbors."""
         return Tree(
             {
                 n: block[count * p : count * (p + self.shapes[n].numel())].view(count, *self.shapes[n]).data
@@ -55,7 +55,9 @@ class Layout:
         """The tensors of several models, one row of `blocks` each: their first axis is the rows'."""
         return Tree(
             {
-                n: blocks[:, p : p + self.shapes[n].numel()].unflatten(1, self.shapes[n]) if self.shapes[n] else blocks[:, p]
+                n: blocks[:, p : p + self.shapes[n].numel()].unflatten(1, self.shapes[n])
+                if self.shapes[n]
+                else blocks[:, p]
                 for n, p in self.places.items()
             }
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -15,7 +15,7 @@ from fednorms.core.optim import Optimizer
 from fednorms.core.part import Phase
 from fednorms.core.round import carry_of, noise_word, step
 from fednorms.core.stacked import above, level_of
-from fednorms.core.states import Broadcast, Carry, Client, Task, context_of
+from fednorms.core.states import Broadcast, Carry, Client, Task
 from fednorms.core.tree import Tree
 from fednorms.core.views import Context
 from fednorms.engines.graphs.capture import Device

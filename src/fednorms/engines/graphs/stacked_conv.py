@@ -30,9 +30,7 @@ class Geometry(NamedTuple):
         """Height and width of the output."""
         h, w = (
             (n + 2 * p - d * (k - 1) - 1) // s + 1
-            for n, k, s, p, d in zip(
-                self.image, self.kernel, self.stride, self.padding, self.dilation, strict=True
-            )
+            for n, k, s, p, d in zip(self.image, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         )
         return h, w
 

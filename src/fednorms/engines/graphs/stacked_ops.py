@@ -25,7 +25,7 @@ class StackedOperations(TorchFunctionMode):
         types: Iterable[type],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         kwargs = kwargs or {}
         rule = _RULES.get(func)
         if rule is not None:
@@ -67,9 +67,7 @@ def _conv2d(
     if bias is not None and not is_stacked(bias):
         return NotImplemented
     level = level_of(x)
-    g = Geometry(
-        _pair(x.shape[2:]), _pair(weight.shape[2:]), _pair(stride), _pair(padding), _pair(dilation)
-    )
+    g = Geometry(_pair(x.shape[2:]), _pair(weight.shape[2:]), _pair(stride), _pair(padding), _pair(dilation))
     images, w, b = (None if t is None else below(t) for t in (x, weight, bias))
     with beneath():
         images, w, b = _cast(images, w, b)
@@ -116,6 +114,27 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:  # no
     return above(y, level)
 
 
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    **how: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
+    """Attention of each image is its own, so clients are more images."""
+    if not all(is_stacked(t) for t in (q, k, v)) or attn_mask is not None or dropout_p:
+        return NotImplemented
+    level, count, images = level_of(q), len(below(q)), q.shape[0]
+    if q.dim() < 4:
+        return NotImplemented
+    with beneath():
+        merged = _cast(*(t.flatten(0, 1) for t in (below(q), below(k), below(v))))
+        found = F.scaled_dot_product_attention(*merged, **how)  # type: ignore[arg-type]
+        found = found.unflatten(0, (count, images))
+    return above(found, level)
+
+
 # -- lists of tensors -----------------------------------------------------------------------------------------------
 def _foreach(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """An operation on lists: at once if all tensors are stacked, otherwise one by one."""
@@ -158,9 +177,7 @@ def _lerp_(t: Tensor, end: Tensor, weight: Any) -> Any:  # noqa: ANN401
 
 
 def _same_shapes(lists: list[Any]) -> bool:
-    return all(
-        len({t.shape for t in row if isinstance(t, Tensor)}) == 1 for row in zip(*lists, strict=True)
-    )
+    return all(len({t.shape for t in row if isinstance(t, Tensor)}) == 1 for row in zip(*lists, strict=True))
 
 
 def _fused_sgd(w: list[Tensor], grads: list[Tensor], velocity: list[Tensor], **how: Any) -> Any:  # noqa: ANN401
@@ -176,6 +193,7 @@ _RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.conv2d: _conv2d,
     torch.conv2d: _conv2d,
     F.linear: _linear,
+    F.scaled_dot_product_attention: _attention,
     Tensor.lerp_: _lerp_,
     torch._fused_sgd_: _fused_sgd,
 }
