@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fednorms.core.errors import Diverged
 from fednorms.core.training import Training
 from fednorms.engines.base import PROVIDES
 from fednorms.engines.devices import numerics
@@ -134,3 +135,14 @@ def test_only_runs_that_need_not_repeat_try_stacks(deterministic):
         assert distance(play(task, loop, 12).model, play(task, engine, 12).model) < 1e-9
     tried = {g.together for g in engine.trials}
     assert tried == ({1} if deterministic else {1, 2, 4})
+
+
+def test_a_client_that_diverges_in_a_stack_is_named_as_in_the_loop():
+    told = []
+    for kind, how in ((Loop, {}), (Graphs, {"streams": 1, "together": 2})):
+        task, engine = setting(kind, "fedavg", fed=ALIKE, training=Training(batch_size=8, lr=1e300), **how)
+        with pytest.raises(Diverged) as caught:
+            play(task, engine)
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+    assert not engine.notes

@@ -61,8 +61,8 @@ def leaf(t: Tensor, *, moves: bool) -> Tensor:
 def gradient(y: Tensor, leaves: Sequence[Tensor], **how: bool) -> Sequence[Tensor | None]:
     """`torch.autograd.grad`, also inside a stack."""
     if not functorch.is_batchedtensor(y):
-        return torch.autograd.grad(y, leaves, **how)  # type: ignore[arg-type]
+        return torch.autograd.grad(y, leaves, **how)  # type: ignore[call-overload,no-any-return]
     level, total = level_of(y), below(y)
     with beneath():
-        found = torch.autograd.grad(total.sum(), [below(t) for t in leaves], **how)  # type: ignore[arg-type]
+        found = torch.autograd.grad(total.sum(), [below(t) for t in leaves], **how)  # type: ignore[call-overload]
     return [None if g is None else above(g, level) for g in found]

@@ -190,6 +190,8 @@ class Graphs(LocalEngine):
                 return self._train(sent, cohort, score=score)
             except torch.OutOfMemoryError:
                 pass
+            except RunFailed:
+                raise
             except RuntimeError as error:
                 if self.together == 1:
                     raise
@@ -226,8 +228,10 @@ class Graphs(LocalEngine):
 
     def _free(self) -> None:
         self.device.synchronize()
-        for space in (*self.workspaces.values(), *self.stacks.values()):
+        for space in self.workspaces.values():
             space.close(self.device)
+        for stack in self.stacks.values():
+            stack.close(self.device)
         self.workspaces.clear()
         self.stacks.clear()
         if self.evaluator is not None:
@@ -446,13 +450,13 @@ class Graphs(LocalEngine):
         moments = apart(space.optimizer.first_moment.clone(), space.count) if kept else []
         results = []
         for k, a in enumerate(arrived):
-            mine = replace(outer, client=a.client, context=a.context, broadcast=a.sent, mine=a.mine, dropped=dropped[k])
-            mine.loss_sum, mine.grad_sum = losses[k], sums[k]
+            own = replace(outer, client=a.client, context=a.context, broadcast=a.sent, mine=a.mine, dropped=dropped[k])
+            own.loss_sum, own.grad_sum = losses[k], sums[k]
             if kept:
-                mine.optimizer = replace(space.optimizer, first_moment=moments[k])
-                mine.velocity = a.client.state.velocity if a.client.state else Tree()
-            _hold(mine, after[k], a.model, task.net)
-            results.append(self._finish(mine, a.early, None, blocks[k]))
+                own.optimizer = replace(space.optimizer, first_moment=moments[k])
+                own.velocity = a.client.state.velocity if a.client.state else Tree()
+            _hold(own, after[k], a.model, task.net)
+            results.append(self._finish(own, a.early, None, blocks[k]))
         good = torch.isfinite(blocks).all(1) & torch.isfinite(space.carry.loss_sum)
         if not all(isinstance(upload.model, Packed) and not any(upload.parts.values()) for upload, _ in results):
             return results, good[: len(results)] & self._finite(results)

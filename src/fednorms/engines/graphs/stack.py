@@ -102,7 +102,8 @@ class Stack:
     def fill(self, sent: Broadcast, common: Tree, clients: Sequence[Arrived]) -> None:
         """Copy clients into this memory; rows beyond the last client repeat it."""
         rows = [*clients, *[clients[-1]] * (self.count - len(clients))]
-        shared, own = [], []
+        shared: list[str] = []
+        own: list[str] = []
         for name in (*self.layout.names, *self.layout.integers):
             alike = all(a.model[name] is common[name] for a in clients)
             (shared if alike else own).append(name)
@@ -217,9 +218,9 @@ def _gather(to: Tree, names: Sequence[str] | Mapping[str, Tensor], rows: Sequenc
 @contextmanager
 def _no_slow_rules() -> Iterator[None]:
     """Refuse operations that vmap would run client by client."""
-    before = functorch._is_vmap_fallback_enabled()
-    functorch._set_vmap_fallback_enabled(False)
+    before = functorch._is_vmap_fallback_enabled()  # type: ignore[attr-defined]
+    functorch._set_vmap_fallback_enabled(False)  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        functorch._set_vmap_fallback_enabled(before)
+        functorch._set_vmap_fallback_enabled(before)  # type: ignore[attr-defined]
