@@ -41,6 +41,7 @@ def test_outputs_and_all_derivatives_are_those_of_single_clients(shape):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_kernels_copy_what_torch_copies():
     pytest.importorskip("triton")
     run = subprocess.run(
