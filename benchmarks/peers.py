@@ -1,10 +1,12 @@
-"""Our engines against a plain PyTorch loop and pfl-research on five jobs, in one run on one GPU.
+"""Our engines against a plain PyTorch loop and pfl-research on six jobs, in one run on one GPU.
 
 Arms: the graph engine with cuDNN free to choose, the same repeating bit for bit, our loop, a hand-written loop, and
 pfl-research if it can be imported (nothing is installed). All arms share one precision setting (float32, TF32 off by
-default) and have their data on the device. Times are medians of rounds after two to warm up.
+default) and have their data on the device. Times are medians of rounds after two to warm up; the graph engine first
+runs the rounds in which it chooses how to group clients. `--memory` limits the process to so many GB and measures only
+the graph engine: does the job fit a smaller card?
 
-    python benchmarks/peers.py [--jobs abcde] [--rounds 10] [--precision float32] [--out figures.json]
+    python benchmarks/peers.py [--jobs abcdef] [--rounds 10] [--precision float32] [--memory 8] [--out figures.json]
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import statistics
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -60,6 +63,18 @@ class PflCNN(nn.Module):
         return self.head(self.body(x))
 
 
+class MLP(nn.Module):
+    """The perceptron of FedAvg's MNIST experiments, for color images."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(3 * 28 * 28, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU())
+        self.head = nn.Linear(200, 10)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
 @dataclass(frozen=True)
 class Job:
     key: str
@@ -92,13 +107,21 @@ JOBS = [
         16,
         4,
     ),
+    Job("f", "100 clients x 20, MLP of 200 units, batch 2", "mlp", "fedavg", 100, 20, 28, 2, 100),
 ]
+TRIALS = 14  # rounds: each grouping is recorded in one and timed in the next
+
+
+GROUPINGS: dict[str, str] = {}  # of the last round: groups side by side, clients that take their steps together
 
 
 def model_of(job: Job) -> nn.Module:
     if job.model == "pfl-cnn":
         torch.manual_seed(0)
         return PflCNN()
+    if job.model == "mlp":
+        torch.manual_seed(0)
+        return MLP()
     return build(job.model, classes=10, channels=3, size=job.size, seed=0)
 
 
@@ -125,6 +148,7 @@ def ours(job: Job, federation: Federation, kind: type[Loop] | type[Graphs], prec
         clients=job.clients,
         samples=job.clients * job.images,
         preprocessing=federation.preprocessing,
+        cohort=job.cohort,
     )
     engine = kind(task, federation, federation, ClientStore(2**34), EngineSettings(threads=8))
     state = initial_state(task)
@@ -138,6 +162,8 @@ def ours(job: Job, federation: Federation, kind: type[Loop] | type[Graphs], prec
         if job.test and number % 10 == 9:
             engine.evaluate(state, mode, cohort)
         torch.cuda.synchronize()
+        if isinstance(engine, Graphs):
+            GROUPINGS[job.key] = f"{engine.stream_count} x {engine.together} clients"
 
     return one_round
 
@@ -257,13 +283,17 @@ def pfl_research(job: Job, federation: Federation, rounds: int) -> list[float]:
         callbacks=[Clock()],
         send_metrics_to_platform=False,
     )
-    return times[2:]
+    return times[:1] + times[2:]
 
 
-def timed(one_round, rounds: int) -> list[float]:
+def timed(one_round, rounds: int, warm_up: int = 1) -> list[float]:
+    """Seconds of the first round, and of rounds after some to warm up."""
+    started = time.perf_counter()
     one_round(0)
-    one_round(1)
-    times = []
+    first = time.perf_counter() - started
+    for _ in range(warm_up):
+        one_round(1)
+    times = [first]
     for number in range(rounds):
         started = time.perf_counter()
         one_round(number)
@@ -319,28 +349,35 @@ def floor_of(job: Job, flops: float, bandwidth: float) -> dict[str, float]:
     }
 
 
-def measure(job: Job, rounds: int, precision: str, has_pfl: bool, flops: float, bandwidth: float) -> dict[str, object]:
+def measure(
+    job: Job, rounds: int, precision: str, has_pfl: bool, flops: float, bandwidth: float, memory: float
+) -> dict[str, object]:
     """Time every arm on one job and print the table."""
     federation = federation_of(job)
     few = max(rounds // 3, 2)
     arms = {
-        "graphs": lambda: timed(ours(job, federation, Graphs, precision), rounds),
-        "graphs, repeatable": lambda: timed(ours(job, federation, Graphs, precision), rounds),
+        "graphs": lambda: timed(ours(job, federation, Graphs, precision), rounds, TRIALS),
+        "graphs, repeatable": lambda: timed(ours(job, federation, Graphs, precision), rounds, TRIALS),
         "loop": lambda: timed(ours(job, federation, Loop, precision), few),
         "plain": lambda: timed(plain(job, federation), few),
     }
-    if has_pfl:
+    if memory:
+        arms = {name: arm for name, arm in arms.items() if "graphs" in name}
+    elif has_pfl:
         arms["pfl-research"] = lambda: pfl_research(job, federation, few + 2)
-    rows: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name, arm in arms.items():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         with numerics(precision, deterministic="repeatable" in name):
-            seconds = statistics.median(arm())
+            first, *times = arm()
+        seconds = statistics.median(times)
         rows[name] = {
             "ms": 1000 * seconds,
+            "first_s": first,
             "images_per_s": job.cohort * job.images / seconds,
             "peak_mb": torch.cuda.max_memory_allocated() / 2**20,
+            "grouping": GROUPINGS.pop(job.key, ""),
         }
     floor = floor_of(job, flops, bandwidth)
     print(f"\n({job.key}) {job.words}")
@@ -349,18 +386,23 @@ def measure(job: Job, rounds: int, precision: str, has_pfl: bool, flops: float, 
         ratio = row["ms"] / rows["graphs"]["ms"]
         print(
             f"  {name:<20}{row['ms']:>10.1f} ms  {row['images_per_s']:>10.0f} images/s  {row['peak_mb']:>7.0f} MB  "
-            f"{ratio:.1f} x graphs"
+            f"first {row['first_s']:.1f} s  "
+            f"{ratio:.1f} x graphs  {row['grouping']}"
         )
     return {"job": job.words, "arms": rows, "floor": floor}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--jobs", default="abcde")
+    parser.add_argument("--jobs", default="abcdef")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--precision", default="float32", choices=["float32", "tf32"])
+    parser.add_argument("--memory", type=float, default=0.0, help="GB that the process may take (0: all)")
     parser.add_argument("--out", default="")
     args = parser.parse_args()
+    if args.memory:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, args.memory * 1e9 / total))
     has_pfl = importlib.util.find_spec("pfl") is not None
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {args.precision}; pfl-research: {has_pfl}")
     figures: dict[str, object] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
@@ -368,7 +410,7 @@ def main() -> None:
         flops, bandwidth = ceilings()
     print(f"ceilings: {flops / 1e12:.1f} TFLOP/s, {bandwidth / 1e12:.2f} TB/s")
     for job in (j for j in JOBS if j.key in args.jobs):
-        figures[job.key] = measure(job, args.rounds, args.precision, has_pfl, flops, bandwidth)
+        figures[job.key] = measure(job, args.rounds, args.precision, has_pfl, flops, bandwidth, args.memory)
     if args.out:
         with open(args.out, "w") as file:
             json.dump(figures, file, indent=1)

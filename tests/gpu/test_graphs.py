@@ -54,10 +54,13 @@ METHODS = [
 ]
 
 
-def federation(dtype=torch.float64):
+SIZES = (22, 17, 24)
+
+
+def federation(dtype=torch.float64, sizes=SIZES):
     generator = torch.Generator().manual_seed(0)
     sites = []
-    for k, n in enumerate((22, 17, 24)):
+    for k, n in enumerate(sizes):
         x = torch.rand(n, 3, 16, 16, generator=generator, dtype=dtype)
         split = Split(x, torch.arange(n) % 4)
         test = Split(torch.rand(40, 3, 16, 16, generator=generator, dtype=dtype), torch.arange(40) % 4)
@@ -65,8 +68,8 @@ def federation(dtype=torch.float64):
     return Federation("tiny", sites, list("abcd"), Preprocessing.centered(3))
 
 
-def run(kind, text, rounds, dtype=torch.float64, streams=2, engines=None, lr=0.05, **settings):
-    fed = federation(dtype)
+def run(kind, text, rounds, dtype=torch.float64, streams=2, engines=None, lr=0.05, together=1, sizes=SIZES, **settings):
+    fed = federation(dtype, sizes)
     chosen = method(text)
     training = fed
     for p in chosen.parts:
@@ -83,7 +86,8 @@ def run(kind, text, rounds, dtype=torch.float64, streams=2, engines=None, lr=0.0
         preprocessing=fed.preprocessing,
         needs_two=net.probe(fed.shape, 4),
     )
-    engine = kind(task, training, fed, ClientStore(2**30), **({"streams": streams} if kind is Graphs else {}))
+    how = {"streams": streams, "together": together} if kind is Graphs else {}
+    engine = kind(task, training, fed, ClientStore(2**30), **how)
     if engines is not None:
         engines.append(engine)
     with numerics("float32", deterministic=True):
@@ -140,8 +144,9 @@ def test_graphs_equal_the_loop_in_float64_and_repeat_bit_for_bit(text):
     ],
 )
 def test_optimizers_and_clipping(settings):
-    loop, _ = run(Loop, "scaffold", 3, **settings)
-    fast, _ = run(Graphs, "scaffold", 3, **settings)
+    text = "scaffold(control=gradient)"  # the other control divides updates by the rate, which Adam does not follow
+    loop, _ = run(Loop, text, 3, **settings)
+    fast, _ = run(Graphs, text, 3, **settings)
     assert distance(loop.model, fast.model) < 1e-9
 
 
@@ -194,10 +199,11 @@ def test_a_diverging_client_is_named_as_in_the_loop():
 
 def test_the_number_of_streams_is_chosen_by_trial_and_changes_nothing():
     engines = []
-    a, _ = run(Graphs, "fedavg", 4, torch.float32, streams=0, engines=engines)
-    b, _ = run(Graphs, "fedavg", 4, torch.float32, streams=1)
+    a, _ = run(Graphs, "fedavg", 5, torch.float32, streams=0, engines=engines)
+    b, _ = run(Graphs, "fedavg", 5, torch.float32, streams=1)
     assert all(torch.equal(a.model[k], b.model[k]) for k in a.model)
-    assert engines[0].trials
+    assert len(engines[0].trials) > 1
+    assert {g.together for g in engines[0].trials} == {1}, "a repeatable run does not try stacks"
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "float64"])
@@ -208,7 +214,7 @@ def test_a_run_on_the_gpu_in_every_precision(precision):
     assert result.accuracy > 0.12
 
 
-def test_memory_after_ten_runs_is_that_after_the_first():
+def test_memory_after_twenty_runs_is_that_after_ten():
     texts = ["fedavg", "scaffold", "greg", "fedwon", "fednn", "ditto", "fedbn", "fedavg", "hbn", "fedavg"]
 
     def used():
@@ -219,11 +225,24 @@ def test_memory_after_ten_runs_is_that_after_the_first():
         return torch.cuda.memory_reserved(), total - free
 
     after = []
-    for text in texts:
+    for text in [*texts, *texts]:
         result = driver.run(text, "digits-shift", rounds=2, recipe=Recipe(device="cuda"))
         assert result.recipe.engine == "graphs"
         after.append(used())
-    assert after[-1] == after[0], after
+    assert len({reserved for reserved, _ in after}) == 1, after
+    # CUDA loads the kernels of a layer when it is first used, and keeps them.
+    assert after[-1] == after[len(texts) - 1], after
+
+
+@pytest.mark.parametrize("text", ["fedavg", "scaffold", "fedbn", "fednn", "perfedavg", "hbn", "gn(groups=2)"])
+def test_stacks_give_the_loops_results_and_repeat(text):
+    sizes, engines = (22, 22, 17, 22), []
+    loop, _ = run(Loop, text, 3, sizes=sizes)
+    fast, again = (run(Graphs, text, 3, streams=n, together=2, sizes=sizes, engines=engines)[0] for n in (1, 2))
+    assert engines[0].stacks
+    assert not engines[0].notes
+    assert distance(loop.model, fast.model) < 1e-9
+    assert all(torch.equal(fast.model[k], again.model[k]) for k in fast.model), "repeats with the same bits"
 
 
 def test_a_limit_on_memory_changes_no_bit():

@@ -13,6 +13,7 @@ from fednorms.core import checks, noise
 from fednorms.core.errors import BadInput, Diverged
 from fednorms.core.part import Part, Phase
 from fednorms.core.passes import prepare
+from fednorms.core.stacked import follows, gradient, leaf
 from fednorms.core.states import Batch, Carry, Task, loss_name
 from fednorms.core.tree import Tree
 from fednorms.core.views import Step
@@ -34,7 +35,7 @@ def gradient_functions(
         s = copy.copy(views[draw])
         if params is not carry.params:
             active = set(carry.active)
-            params = Tree({k: v.detach().requires_grad_(k in active) for k, v in params.items()})
+            params = Tree({k: leaf(v, moves=k in active) for k, v in params.items()})
         s.params = params
         buffers = carry.buffers.clone() if touched else carry.buffers
         touched, s.buffers = True, buffers
@@ -43,7 +44,7 @@ def gradient_functions(
                 {**carry.fixed, **params, **buffers}, s.x, train=True, batch_statistics=phase.norm == "batch"
             )
             total = _whole_loss(task, carry, s)
-        if carry.active and not total.requires_grad:
+        if carry.active and not follows(total):
             raise _without_gradient(task)
         return total, params.pick(carry.active)
 
@@ -59,14 +60,14 @@ def gradient_functions(
     def hessian(params: Tree, v: Tree, draw: int) -> Tree:
         total, leaves = loss_at(params, draw)
         slope = _derivative(carry, total, leaves, create_graph=True).dot(v)
-        again = _derivative(carry, slope, leaves) if slope.requires_grad else Tree()  # a loss may be linear
+        again = _derivative(carry, slope, leaves) if follows(slope) else Tree()  # a loss may be linear
         return leaves.zeros() + again
 
     return gradf, hessian
 
 
 def _derivative(carry: Carry, y: Tensor, leaves: Tree, *, create_graph: bool = False) -> Tree:
-    take = carry.derivative or torch.autograd.grad
+    take = carry.derivative or gradient
     found = take(y, list(leaves.values()), allow_unused=True, create_graph=create_graph) if leaves else ()
     return Tree({k: g for k, g in zip(leaves, found, strict=True) if g is not None})
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fednorms.core.stacked import is_stacked
+
 
 class Tree(dict[str, Tensor]):
     """Named tensors with the arithmetic that the papers' formulas use.
@@ -75,7 +77,7 @@ class Tree(dict[str, Tensor]):
         >>> float(Tree(w=torch.tensor([3.0, 4.0])).sqnorm())
         25.0
         """
-        if not self or not all(t.is_floating_point() for t in self.values()):
+        if not self or not all(t.is_floating_point() and not is_stacked(t) for t in self.values()):
             return self.dot(self)
         total: Tensor = _SquaredNorm.apply(*self.values())
         return total

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from typing_extensions import override
 from fednorms.core.batches import batch_plan
 from fednorms.core.error_origin import culprit
 from fednorms.core.errors import Diverged, RunFailed
+from fednorms.core.net import Net
 from fednorms.core.noise import seed_of
 from fednorms.core.part import Part, Pass, Phase
 from fednorms.core.reductions import reductions
@@ -45,6 +46,7 @@ from fednorms.engines.graphs.data import DeviceData
 from fednorms.engines.graphs.evaluation import Evaluator, RandomOutputs, SiteModel
 from fednorms.engines.graphs.layout import Layout, copy_tree
 from fednorms.engines.graphs.pending import PendingResults
+from fednorms.engines.graphs.stack import Arrived, Stack, apart
 from fednorms.engines.graphs.workspace import Captured, Workspace, zero
 from fednorms.engines.local import LocalEngine
 from fednorms.engines.loop import train_in_turn
@@ -54,10 +56,24 @@ from fednorms.evaluation.scores import SiteScore
 
 WAITS, PAUSE = 20, 15.0  # how often, and for how many seconds, a run waits for memory that other processes hold
 TRIED = (8, 16, 4)  # numbers of streams, each timed for one round; results do not depend on them
+STACKED_PIXELS = 2**16  # of a batch: larger ones fill a card anyway, so they are not stacked
+MOST_STACKED = 64
+STACK_BYTES = 2**32  # for the tensors of a stack that are as large as the model, of which there are about six
+
+
+class Grouping(NamedTuple):
+    """How many clients take their steps together, and how many such groups run side by side."""
+
+    together: int
+    streams: int
 
 
 class Graphs(LocalEngine):
-    """Runs clients as CUDA graphs on streams; `streams` fixes how many run side by side (0: found by trial)."""
+    """Runs clients as CUDA graphs on streams.
+
+    `streams` fixes how many run side by side (0: found by trial), and then `together` how many take their steps
+    together.
+    """
 
     name: ClassVar[str] = "graphs"
 
@@ -69,14 +85,19 @@ class Graphs(LocalEngine):
         store: ClientStates,
         settings: EngineSettings = DEFAULTS,
         streams: int = 0,
+        together: int = 1,
         device: Device | None = None,
     ) -> None:
         super().__init__(task, training, testing, store, settings)
         self.device = device or device_of(task.like.device, settings.memory)
         self.layout = Layout(task.net.initial, task.net.exchanged)
         self.stream_count = streams or TRIED[0]
-        self.trials: dict[int, float] = {} if not streams else {streams: 0.0}  # seconds per client
+        self.fixed = streams > 0
+        self.stackable = not task.twin and not task.method.writing  # a second model, and state that steps change
+        self.trials: dict[Grouping, float] = {}  # seconds per client
         self.workspaces: dict[int, Workspace] = {}
+        self.together = together  # clients that take their steps together
+        self.stacks: dict[int, Stack] = {}
         self.streams: list[Any] = []
         self.captures = 0
         self.evaluator: Evaluator | None = None
@@ -169,10 +190,22 @@ class Graphs(LocalEngine):
                 return self._train(sent, cohort, score=score)
             except torch.OutOfMemoryError:
                 pass
+            except RunFailed:
+                raise
+            except RuntimeError as error:
+                if self.together == 1:
+                    raise
+                self._without_stacks(f"clients take their steps one by one: {_first_line(error)}")
+                continue
             self._free()
-            if self.stream_count > 1:
+            if self.together > 1:
+                self._without_stacks(
+                    "out of memory: clients take their steps one by one, and the last digits of results may differ "
+                    "from those of a run with more memory"
+                )
+            elif self.stream_count > 1:
                 self.stream_count //= 2
-                self.trials = {self.stream_count: 0.0}
+                self.fixed = True
                 self._note(f"out of memory: continued with {self.stream_count} clients side by side")
             elif waits < WAITS and self.device.held_by_others():
                 waits += 1
@@ -197,7 +230,10 @@ class Graphs(LocalEngine):
         self.device.synchronize()
         for space in self.workspaces.values():
             space.close(self.device)
+        for stack in self.stacks.values():
+            stack.close(self.device)
         self.workspaces.clear()
+        self.stacks.clear()
         if self.evaluator is not None:
             self.evaluator.close()
             self.evaluator = None
@@ -208,6 +244,8 @@ class Graphs(LocalEngine):
         started, captures = time.perf_counter(), self.captures
         done = Trained([])
         self.data.load()
+        if not self.fixed and not self.trials:
+            self.together, self.stream_count = self._candidates(len(cohort))[0]
         packed = self._pack(sent.model)
         self.streams = [self.device.stream(number) for number in range(self.stream_count)]
         self.device.fork(self.streams)
@@ -215,19 +253,26 @@ class Graphs(LocalEngine):
         whole = frozenset(name for name, how in reductions(self.task).items() if how in ("list", "grouped"))
         pending = PendingResults(room, self.device, self.task.like.device, whole)
         finite: list[Tensor] = []
-        for number, name in enumerate(cohort):
-            client = self.local.client(name)
-            with self.device.on(self.streams[number % self.stream_count]):
-                upload, state = self._one(number % self.stream_count, sent, packed, client)
-                finite.append(_finite(moved(self.task, upload, state), self.task.like))
-            # The store may free the memory of a state before the stream has read it.
-            self.device.mark_used(_tensors(client.state), self.streams[number % self.stream_count])
-            pending.add(name, upload, state)
+        order: list[str] = []  # of training
+        for number, names in enumerate(self._groups(sent, cohort)):
+            clients, here = [self.local.client(name) for name in names], number % self.stream_count
+            with self.device.on(self.streams[here]):
+                if len(names) > 1:
+                    results, good = self._several(here, sent, clients)
+                else:
+                    results = [self._one(here, sent, packed, clients[0])]
+                    good = self._finite(results)
+                finite.append(good)
+            for client, (upload, state) in zip(clients, results, strict=True):
+                # The store may free the memory of a state before the stream has read it.
+                self.device.mark_used(_tensors(client.state), self.streams[here])
+                pending.add(client.name, upload, state)
+            order += names
         self.device.join(self.streams)
-        fine = torch.stack(finite).tolist() if finite else []  # only here the host waits
+        fine = torch.cat(finite).tolist() if finite else []  # only here the host waits
         if self.captures == captures:
             self._learn(len(cohort), time.perf_counter() - started)
-        for name, good in zip(cohort, fine, strict=True):
+        for name, good in zip(order, fine, strict=True):
             if not good:
                 try:
                     diagnose(self.task, sent, self.local.client(name))
@@ -240,26 +285,81 @@ class Graphs(LocalEngine):
         for name, upload, state in pending.results(fine):
             done.uploads.append(upload)
             self.local.keep(name, state)
+        place = {name: k for k, name in enumerate(cohort)}
+        done.uploads.sort(key=lambda upload: place[upload.client])
         return done
 
+    def _without_stacks(self, why: str) -> None:
+        self._note(why)
+        self._free()
+        self.stackable, self.together, self.stream_count = False, 1, TRIED[0]
+        self.trials = {g: seconds for g, seconds in self.trials.items() if g.together == 1}
+
+    def _candidates(self, clients: int) -> list[Grouping]:
+        """The groupings to try; the first one runs the first round.
+
+        Numbers of streams change no bits. Numbers of clients that take their steps together change rounding, and a
+        trial may choose another one the next time: a repeatable run does not try them.
+        """
+        slots = [Grouping(1, count) for count in TRIED]
+        pixels = self.task.training.batch_size * math.prod(self.local.testing.stored_shape[1:])
+        if not self.stackable or torch.backends.cudnn.deterministic or pixels > STACKED_PIXELS:
+            return slots
+        most = min(MOST_STACKED, STACK_BYTES // max(6 * self.layout.size * self.task.like.element_size(), 1))
+        stacks = [Grouping(_even(clients, min(most, -(-clients // n))), n) for n in (1, 2, 4)]
+        return slots + [g for g in stacks if g.together > 1]
+
     def _learn(self, clients: int, seconds: float) -> None:
-        """Try numbers of streams, a round each, as far as memory and cohort allow, and keep the fastest."""
-        if len(self.trials) >= len(TRIED) or (self.trials and 0.0 in self.trials.values()):
+        """Try groupings, a round each, as far as memory and cohort allow, and keep the fastest."""
+        candidates = self._candidates(clients)
+        if self.fixed or all(g in self.trials for g in candidates):
             return
-        self.trials[self.stream_count] = seconds / clients
-        used = self.device.used_memory() / max(len(self.workspaces), 1)
-        room = self.device.free_memory()
-        for count in TRIED:
-            if count not in self.trials:
-                more = count - len(self.workspaces)
-                if more * used < 0.8 * room and (count < clients or count < self.stream_count):
-                    self.stream_count = count
+        self.trials[Grouping(self.together, self.stream_count)] = seconds / clients
+        held = max(len(self.workspaces) + self.together * len(self.stacks), 1)  # clients whose memory is there
+        used, room = self.device.used_memory() / held, self.device.free_memory()
+        for g in candidates:
+            if g not in self.trials:
+                there = len(self.workspaces) if g.together == 1 else 0
+                enough = g.together > 1 or g.streams < clients or g.streams < self.stream_count
+                if (g.together * g.streams - there) * used < 0.8 * room and enough:
+                    self._regroup(g)
                     return
-                self.trials[count] = math.inf
-        self.stream_count = min(self.trials, key=lambda count: self.trials[count])
-        for number in [n for n in self.workspaces if n >= self.stream_count]:
+                self.trials[g] = math.inf
+        self._regroup(min(candidates, key=lambda g: self.trials[g]))
+        for number in [n for n in self.workspaces if self.together > 1 or n >= self.stream_count]:
             self.workspaces.pop(number).close(self.device)
+        for number in [n for n in self.stacks if n >= self.stream_count]:
+            self.stacks.pop(number).close(self.device)
         self.device.empty_cache()
+
+    def _regroup(self, grouping: Grouping) -> None:
+        if grouping.together != self.together:
+            for space in self.stacks.values():
+                space.close(self.device)
+            self.stacks.clear()
+        self.together, self.stream_count = grouping
+
+    def _finite(self, results: list[tuple[Upload, ClientState]]) -> Tensor:
+        """Whether the results of each client are finite, as a tensor: the host does not wait."""
+        return torch.stack([_all_finite(moved(self.task, *result), self.task.like) for result in results])
+
+    def _groups(self, sent: Broadcast, cohort: Sequence[str]) -> list[list[str]]:
+        """The clients that are trained together: those that take the same steps on batches of the same sizes."""
+        if self.together < 2 or not self.stackable or self.data.resident is None:
+            return [[name] for name in cohort]
+        alike: dict[object, list[str]] = {}
+        for name in cohort:
+            client = self.local.client(name)
+            context = context_of(self.task, sent.round, client)
+            phases, path = base_phases(self.task, context), self.task.method.path(context)
+            key = (len(client.data), repr(phases), tuple(sorted(path.items())))
+            alike.setdefault(key, []).append(name)
+        groups: list[list[str]] = []
+        for names in alike.values():
+            for i in range(0, len(names), self.together):
+                some = names[i : i + self.together]  # a stack has a fixed size, so a few clients would leave it empty
+                groups += [some] if 4 * len(some) > self.together else [[name] for name in some]
+        return groups
 
     def _pack(self, model: Tree) -> Tensor:
         block = self.layout.block(self.task.like)
@@ -289,14 +389,18 @@ class Graphs(LocalEngine):
         """Copy the client out of the workspace and let the parts finish."""
         net, inner = self.task.net, space.carry
         after, block = space.model()
-        outer.params, outer.fixed = after.pick(inner.params), after.pick(inner.fixed)
-        outer.buffers = after.pick(net.buffers)
         outer.mine = {**outer.mine, **{p.name: inner.mine[p.name].clone() for p in self.task.method.writing}}
-        outer.start, outer.start_buffers = model.pick(inner.params), model.pick(net.buffers)
         outer.loss_sum, outer.grad_sum = inner.loss_sum.clone(), inner.grad_sum.clone()
         if self.task.training.keep_momentum:
             outer.optimizer = replace(space.optimizer, first_moment=space.optimizer.first_moment.clone())
-        upload, state = finish(self.task, outer, early, self._train_twin(space, outer) if self.task.twin else None)
+        _hold(outer, after, model, net)
+        twin = self._train_twin(space, outer) if self.task.twin else None
+        return self._finish(outer, early, twin, block)
+
+    def _finish(
+        self, outer: Carry, early: dict[str, Tree], twin: Tree | None, block: Tensor
+    ) -> tuple[Upload, ClientState]:
+        upload, state = finish(self.task, outer, early, twin)
         state = replace(state, local=state.local.clone())  # a view would keep the whole block in memory
         if not self.task.method.changing:
             upload = replace(upload, model=Packed(upload.model, block[: self.layout.exchanged]))
@@ -323,6 +427,123 @@ class Graphs(LocalEngine):
         new, pool = (outer.client, same.broadcast, same.mine, model), self.device.pool()
         space.twin = Workspace.new(self.data.task.for_twin, self.layout, *new, space.stream, pool, space.data)
         return space.twin
+
+    # -- clients that take their steps together ---------------------------------------------------------------------
+    def _several(
+        self, number: int, sent: Broadcast, clients: Sequence[Client]
+    ) -> tuple[list[tuple[Upload, ClientState]], Tensor]:
+        task, arrived = self.task, []
+        for client in clients:
+            here, context = sent.to(client.name), context_of(task, sent.round, client)
+            mine, model, early = arrive(task, here, client, context)
+            arrived.append(Arrived(client, context, here, mine, model, early))
+        space = self._stack(number, arrived[0])
+        space.fill(sent, sent.model, arrived)
+        first = arrived[0]
+        outer = replace(space.carry, context=first.context, path=task.method.path(first.context), grad_steps={})
+        outer.steps = outer.exchanged_steps = 0
+        dropped = [0] * len(arrived)
+        for count, phase in enumerate(base_phases(task, first.context)):
+            self._phase_together(space, outer, phase, count, arrived, dropped)
+        after, blocks = space.models()
+        losses, sums = space.carry.loss_sum.clone().unbind(0), apart(space.carry.grad_sum.clone(), space.count)
+        kept = task.training.keep_momentum
+        moments = apart(space.optimizer.first_moment.clone(), space.count) if kept else []
+        results = []
+        for k, a in enumerate(arrived):
+            own = replace(outer, client=a.client, context=a.context, broadcast=a.sent, mine=a.mine, dropped=dropped[k])
+            own.loss_sum, own.grad_sum = losses[k], sums[k]
+            if kept:
+                own.optimizer = replace(space.optimizer, first_moment=moments[k])
+                own.velocity = a.client.state.velocity if a.client.state else Tree()
+            _hold(own, after[k], a.model, task.net)
+            results.append(self._finish(own, a.early, None, blocks[k]))
+        good = torch.isfinite(blocks).all(1) & torch.isfinite(space.carry.loss_sum)
+        if not all(isinstance(upload.model, Packed) and not any(upload.parts.values()) for upload, _ in results):
+            return results, good[: len(results)] & self._finite(results)
+        return results, good[: len(results)]
+
+    def _stack(self, number: int, first: Arrived) -> Stack:
+        known = self.stacks.get(number)
+        if known and known.fits(first.sent, first.mine):
+            return known
+        if known:
+            known.close(self.device)
+        memory = (self.streams[number], self.device.pool())
+        self.stacks[number] = Stack.new(
+            self.data.task, self.layout, self.together, first, *memory, addressed=bool(self.task.method.addressing)
+        )
+        return self.stacks[number]
+
+    def _phase_together(
+        self, space: Stack, outer: Carry, phase: Phase, number: int, arrived: Sequence[Arrived], dropped: list[int]
+    ) -> None:
+        task, optimizer = space.task, space.optimizer
+        outer.active = task.net.trainable(phase.train)
+        optimizer.lr.fill_(rate_of(outer.context, phase))
+        optimizer.updates.zero_()
+        if not (task.training.keep_momentum and number):
+            zero(optimizer.first_moment)
+        zero(optimizer.second_moment)
+        if task.training.keep_momentum and not number:
+            space.moments(arrived)
+        plans = []
+        for k, a in enumerate(arrived):
+            seed = seed_of("data", task.seed, a.context.round, a.client.name, number)
+            plan, lost = batch_plan(len(a.client.data), task.training, phase, seed, needs_two=task.needs_two)
+            dropped[k] += lost
+            first = self.data.first[a.client.name]
+            plans.append([rows + first for rows in plan])
+        plans += [plans[-1]] * (space.count - len(plans))
+        steps = len(plans[0]) // phase.draws
+        groups = [tuple(range(i * phase.draws, (i + 1) * phase.draws)) for i in range(steps)]
+        shapes = [tuple(plans[0][i].numel() for i in group) for group in groups]
+        ready: dict[tuple[int, ...], Captured] = {}
+        for shape in dict.fromkeys(shapes):
+            members = [g for g, s in zip(groups, shapes, strict=True) if s == shape]
+            captured = ready[shape] = self._captured_together(space, outer, phase, shape, len(members))
+            for draw, target in enumerate(captured.plans):
+                rows = torch.stack([torch.cat([plan[g[draw]] for plan in plans]) for g in members])
+                target[: len(members)].copy_(self.device.pinned(rows), non_blocking=True)
+            captured.at.zero_()
+            self._count(outer, captured.names, len(members))
+        for shape in shapes:
+            ready[shape].run()
+
+    def _captured_together(
+        self, space: Stack, outer: Carry, phase: Phase, shape: tuple[int, ...], steps: int
+    ) -> Captured:
+        key = (phase.train, phase.norm, shape, tuple(sorted(outer.path.items())))
+        known = space.graphs.get(key)
+        if known and len(known.plans[0]) >= steps:
+            return known
+        like = {"dtype": torch.long, "device": self.task.like.device}
+        plans = [torch.zeros(steps, space.count * n, **like) for n in shape]  # type: ignore[call-overload]
+        at = torch.zeros(1, **like)  # type: ignore[call-overload]
+        assert self.data.resident
+        x, y = self.data.resident
+        common = replace(outer, active=list(outer.active))
+
+        def one_step() -> None:
+            rows = [plan.index_select(0, at).view(-1) for plan in plans]
+            batches = [tuple(t.index_select(0, r).unflatten(0, (space.count, -1)) for t in (x, y)) for r in rows]
+            space.step(batches, phase, common)  # type: ignore[arg-type]
+            at.add_(1)
+
+        saved = [(t, t.detach().clone()) for t in space.written()]
+        space.carry.grad_steps, space.carry.fresh = {}, True
+        for _ in range(WARM_UPS):
+            one_step()
+            at.zero_()
+        self.device.synchronize()
+        trained = list(space.carry.grad_steps)
+        run = self.device.record(one_step, space.stream, space.pool)
+        with torch.no_grad():
+            for tensor, value in saved:
+                tensor.copy_(value)
+        space.graphs[key] = Captured(run, plans, at, trained)
+        self.captures += 1
+        return space.graphs[key]
 
     # -- workspaces and graphs ----------------------------------------------------------------------------------
     def _workspace(self, number: int, sent: Broadcast, client: Client, mine: dict[str, Tree], model: Tree) -> Workspace:
@@ -428,6 +649,22 @@ class Graphs(LocalEngine):
             self.notes.append(text)
 
 
+def _hold(outer: Carry, after: Tree, model: Tree, net: Net) -> None:
+    """Give a client's carry its trained model, and the one that it started from."""
+    params, fixed = list(outer.params), list(outer.fixed)
+    outer.params, outer.fixed, outer.buffers = after.pick(params), after.pick(fixed), after.pick(net.buffers)
+    outer.start, outer.start_buffers = model.pick(params), model.pick(net.buffers)
+
+
+def _even(clients: int, most: int) -> int:
+    """The size of groups of at most `most` clients that are about equally large.
+
+    >>> _even(50, 64), _even(50, 30), _even(10, 4)
+    (50, 25, 4)
+    """
+    return -(-clients // -(-clients // max(most, 1)))
+
+
 def _tensors(state: ClientState | None) -> list[Tensor]:
     trees = [state.local, state.velocity, *state.parts.values()] if state else []
     return [t for tree in trees for t in tree.values()]
@@ -438,8 +675,7 @@ def _first_line(error: BaseException) -> str:
     return str(first).strip().splitlines()[0]
 
 
-def _finite(trees: list[Tree], like: Tensor) -> Tensor:
-    """Whether all floats are finite, as a tensor: the host does not wait."""
+def _all_finite(trees: list[Tree], like: Tensor) -> Tensor:
     blocks = [tree.block for tree in trees if isinstance(tree, Packed)]
     loose = [t for tree in trees if not isinstance(tree, Packed) for t in tree.values() if t.is_floating_point()]
     checks = [torch.isfinite(t).all() for t in (*blocks, *loose) if t.numel()]

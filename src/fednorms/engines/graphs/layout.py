@@ -42,9 +42,29 @@ class Layout:
             {n: block[p : p + self.shapes[n].numel()].view(self.shapes[n]).data for n, p in self.places.items()}
         )
 
-    def block(self, like: Tensor) -> Tensor:
+    def stacked(self, block: Tensor, count: int) -> Tree:
+        """The tensors of `count` models as views of a block of `count` sizes: the rows of a tensor are neighbors."""
+        return Tree(
+            {
+                n: block[count * p : count * (p + self.shapes[n].numel())].view(count, *self.shapes[n]).data
+                for n, p in self.places.items()
+            }
+        )
+
+    def rows(self, blocks: Tensor) -> Tree:
+        """The tensors of several models, one row of `blocks` each: their first axis is the rows'."""
+        return Tree(
+            {
+                n: blocks[:, p : p + self.shapes[n].numel()].unflatten(1, self.shapes[n])
+                if self.shapes[n]
+                else blocks[:, p]
+                for n, p in self.places.items()
+            }
+        )
+
+    def block(self, like: Tensor, count: int = 1) -> Tensor:
         """A new block of zeros."""
-        return torch.zeros(self.size, dtype=like.dtype, device=like.device)
+        return torch.zeros(count * self.size, dtype=like.dtype, device=like.device)
 
 
 def shapes_of(*groups: Mapping[str, Tree]) -> list[dict[str, torch.Size]]:

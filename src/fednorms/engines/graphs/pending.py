@@ -63,7 +63,10 @@ class PendingResults:
 
 
 def _bytes(tree: Tree) -> int:
-    return tree.block.untyped_storage().nbytes() if isinstance(tree, Packed) else tree.nbytes()
+    if not isinstance(tree, Packed):
+        return tree.nbytes()
+    whole = tree.block if tree.block._base is None else tree.block._base
+    return whole[0].nbytes if whole.dim() == 2 else whole.nbytes  # a row of several clients' block, or a whole block
 
 
 def _move_state(move: Move, state: ClientState) -> ClientState:
