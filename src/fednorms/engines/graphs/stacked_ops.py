@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from fednorms.core.stacked import above, below, beneath, is_stacked, level_of
+from fednorms.core.stacked import above, below, beneath, follows, gradient, is_stacked, level_of
 from fednorms.engines.graphs.stacked_conv import Geometry, convolve
 
 
@@ -36,6 +36,29 @@ class StackedOperations(TorchFunctionMode):
         if name.startswith("_foreach_") and _level(args) is not None:
             return _foreach(name.removeprefix("_foreach_"), func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def _gradient(
+    outputs: Any,  # noqa: ANN401
+    inputs: Any,  # noqa: ANN401
+    grad_outputs: Any = None,  # noqa: ANN401
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> Any:  # noqa: ANN401
+    several = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+    if not any(is_stacked(t) for t in several):
+        return NotImplemented
+    if len(several) > 1 or grad_outputs is not None or is_grads_batched or materialize_grads:
+        raise NotImplementedError("a gradient of clients that step together takes none of torch's rarer options")
+    leaves = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    how = {"create_graph": create_graph, "allow_unused": bool(allow_unused)}
+    return tuple(
+        gradient(several[0], leaves, retain_graph=create_graph if retain_graph is None else retain_graph, **how)
+    )
 
 
 def _cast(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -190,6 +213,9 @@ def _fused_sgd(w: list[Tensor], grads: list[Tensor], velocity: list[Tensor], **h
 
 
 _RULES: dict[Callable[..., Any], Callable[..., Any]] = {
+    # What a hook asks of autograd.
+    torch.Tensor.requires_grad.__get__: follows,  # type: ignore[attr-defined]
+    torch.autograd.grad: _gradient,
     F.conv2d: _conv2d,
     torch.conv2d: _conv2d,
     F.linear: _linear,
