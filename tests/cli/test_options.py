@@ -13,6 +13,7 @@ from fednorms.cli.compare import Compare
 from fednorms.cli.data import Pack
 from fednorms.cli.parsing import DataOptions, RecipeOptions, TrainingOptions, merged, parse
 from fednorms.cli.run import Run
+from tests.cli.test_imports import every_command
 
 
 def said(capsys, *args):
@@ -41,6 +42,26 @@ def test_common_options_come_first_after_two_examples(capsys, monkeypatch):
             "speed and storage",
             "output",
         ]
+
+
+def test_help_of_every_command_fits_80_columns_and_shows_switches_without_values(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in every_command():
+        assert main([*command, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert text.startswith(f"usage: fednorms {' '.join(command)}")
+        assert max(map(len, text.splitlines())) <= 80, command
+        assert not re.search(r"True[,|]\s*False|\(default:\s+(False|None|'')", text), command
+
+
+def test_a_long_usage_folds_between_options(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["deploy", "link", "--help"]) == 0
+    usage = capsys.readouterr().out.partition("\n\n")[0].splitlines()
+    assert len(usage) > 1
+    assert max(map(len, usage)) <= 60
+    for line in usage:
+        assert line.count("[") == line.count("]")
 
 
 def test_no_option_is_lost_between_the_headings():

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import tyro
 
 from fednorms.cli.output import stderr
-from fednorms.cli.parsing import Flag, parse
+from fednorms.cli.parsing import Flag, Text, parse
 from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
@@ -47,7 +47,7 @@ class Pack:
     """The folder of a data set or of custom images, or the name of an embedded federation."""
     out: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="OUT")]
     """The file to write; it should end in .fnpack."""
-    protocol: str = ""
+    protocol: Text = ""
     """Whose split of a data set (default: its first; see `fednorms data check ROOT`)."""
     size: Annotated[str, tyro.conf.arg(metavar="N|HxW", help_behavior_hint="(default: the protocol's)")] = ""
     """Resize images to this many pixels, or to height and width as in 72x96."""
@@ -63,7 +63,7 @@ class Pack:
     """Fraction of each site's images for validation, where the data have no split."""
     test: Annotated[float | None, tyro.conf.arg(help_behavior_hint="(default: 0.2)")] = None
     """Fraction of each site's images for testing, where the data have no split."""
-    group: str = ""
+    group: Text = ""
     """For folders: a regular expression that finds the patient in a file name, such as "(patient[0-9]+)"."""
     group_across: Flag = False
     """The ids that --group finds mean the same at all sites: a patient stays in one split across sites, too."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from fednorms.cli.output import grid, print_json, stderr, stdout
-from fednorms.cli.parsing import Flag, parse
+from fednorms.cli.parsing import Flag, Text, parse
 
 if TYPE_CHECKING:
     from fednorms.data.readers.reader import Reader
@@ -26,9 +26,9 @@ class Check:
 
     root: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ROOT")]
     """The folder or file, or the name of a federation of the library."""
-    protocol: str = ""
+    protocol: Text = ""
     """Check the sites and splits of this protocol (default: the data set's first)."""
-    group: str = ""
+    group: Text = ""
     """For folders: a regular expression that finds the patient in a file name, such as "(patient[0-9]+)"."""
     group_across: Flag = False
     """The ids that --group finds mean the same at all sites."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 from fednorms.cli.output import grid, print_json, print_result, stdout
-from fednorms.cli.parsing import DataOptionsButChannels, RecipeOptions, TrainingOptions, merged, parse
+from fednorms.cli.parsing import DataOptionsButChannels, Flag, RecipeOptions, Text, TrainingOptions, merged, parse
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
 from fednorms.flower.project import read_project
@@ -25,18 +25,18 @@ _USAGE = """usage: fednorms deploy COMMAND [OPTIONS]
 Train across machines with Flower. Data stay at their sites.
 
 On the server:
-  init          write a Flower project: apps, recipe, and a README with all commands
-  certificates  create the certificate authority, the server's certificate and the sites' keys
+  init          write a Flower project: apps, recipe, and a README
+  certificates  create authority, server's certificate and the sites' keys
   enroll        add a site's public key to the roster, or replace it
-  revoke        remove a site's key from the roster; it takes effect in the running round
-  link          start Flower's link on this machine only, and the door for the sites in front of it
-  probe         test a running door as an outsider would: everything must be refused
+  revoke        remove a site's key from the roster, also for the running round
+  link          start Flower's link on this machine, and the door for the sites
+  probe         test a running door as an outsider: all must be refused
 
 At a site:
-  check         check the site's data folder against a project, without sending anything
-  node          connect the site: answer the server's messages with the site's own copy of the project
-  audit         show what the site was asked and what it sent, and check that the log is complete
-  export        write the site's personal model, from the server's run and the site's state
+  check         check the site's data folder against a project; sends nothing
+  node          connect the site, and answer with its own copy of the project
+  audit         show what the site was asked and what it sent, and check the log
+  export        write the site's model, from the server's run and its own state
 
 `fednorms deploy COMMAND --help` shows a command's options."""
 
@@ -66,7 +66,7 @@ class Init:
     run: RecipeOptions = field(default_factory=RecipeOptions)
     training: TrainingOptions = field(default_factory=TrainingOptions)
     data: DataOptionsButChannels = field(default_factory=DataOptionsButChannels)
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 
@@ -78,13 +78,13 @@ class Check:
     """The project's folder."""
     data: Path
     """The site's folder of CLASS/image."""
-    site: str = ""
+    site: Text = ""
     """The site's name, as in the project."""
     policy: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: FEDNORMS_POLICY)")] = (
         None
     )
     """The site's policy, as in its node's config: a project that asks for more is refused."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 
@@ -102,7 +102,7 @@ class Export:
         None
     )
     """The state folder of the site's node config."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 

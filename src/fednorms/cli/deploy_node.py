@@ -11,7 +11,7 @@ import tyro
 
 from fednorms.cli.deploy_server import require_posix
 from fednorms.cli.output import grid, print_json, stderr, stdout
-from fednorms.cli.parsing import parse
+from fednorms.cli.parsing import Flag, Text, parse
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
 from fednorms.flower.project import read_address, read_project, split_address
@@ -46,7 +46,7 @@ class NodeOptions:
         Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: audit-SITE.jsonl in the state folder)")
     ] = None
     """The site's audit log."""
-    device: str = ""
+    device: Text = ""
     """cpu, cuda or auto; the recipe's if empty."""
     config: Annotated[list[str], tyro.conf.arg(metavar="KEY=VALUE [KEY=VALUE ...]")] = field(default_factory=list)
     """Further keys of the node's config, as in attribute.modality=MR."""
@@ -88,7 +88,7 @@ class AuditOptions:
 
     log: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
     """The site's audit log, audit-SITE.jsonl in its state folder."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 
 from fednorms.cli.output import print_json, stderr, stdout
-from fednorms.cli.parsing import parse
+from fednorms.cli.parsing import Flag, parse
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
 from fednorms.flower.project import read_address, read_door, read_project, split_address
@@ -30,9 +30,9 @@ class Certificates:
     """The project's folder."""
     days: int = 397
     """Days until the server's certificate ends."""
-    renew: bool = False
+    renew: Flag = False
     """Replace the server's certificate and its key. A running link uses the new one at once."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 
@@ -100,7 +100,7 @@ class Probe:
         None
     )
     """A site's private key, to test also what that site could do to the others."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 

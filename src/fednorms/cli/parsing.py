@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import inspect
+import io
 import re
 import shutil
+import sys
 import textwrap
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +27,7 @@ C = TypeVar("C")
 
 
 Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # `--json`, without "(default: False)"
+Text = Annotated[str, tyro.conf.arg(help_behavior_hint="")]  # without "(default: '')"
 Track = Annotated[list[str], tyro.conf.arg(metavar="TRACKER [TRACKER ...]", help_behavior_hint="")]
 
 
@@ -83,13 +87,36 @@ def parse(cls: type[C], command: str, args: Sequence[str]) -> C:
     asked = [re.sub(r"^--optimiser\b", "--optimizer", arg) for arg in args]  # version 0.1 had the British one
     explain(asked, arguments, command)
     settings = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
-    return tyro.cli(
-        cls,
-        prog=f"fednorms {command}",
-        args=_switched(asked, known, valued),
-        config=settings,
-        description=_wrapped(inspect.getdoc(cls) or ""),
-    )
+    printed = _Captured()
+    try:
+        with contextlib.redirect_stdout(printed):
+            return tyro.cli(
+                cls,
+                prog=f"fednorms {command}",
+                args=_switched(asked, known, valued),
+                config=settings,
+                description=_wrapped(inspect.getdoc(cls) or ""),
+            )
+    finally:
+        print(_folded_usage(printed.getvalue()), end="")
+
+
+class _Captured(io.StringIO):
+    """What tyro prints, with the colors that the terminal gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.isatty = sys.stdout.isatty  # type: ignore[method-assign]
+
+
+def _folded_usage(text: str) -> str:
+    """A help text whose first line, which tyro leaves as long as it is, fits the terminal."""
+    usage, newline, rest = text.partition("\n")
+    usage = re.sub(r"\x1b\[[0-9;]*m", "", usage)  # colors have no width
+    width = shutil.get_terminal_size().columns
+    joined = re.sub(r"\[[^\]]*\]", lambda option: option[0].replace(" ", "\0"), usage)  # `[--port INT]` is one word
+    folded = textwrap.wrap(joined, width, subsequent_indent=" " * 7, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(folded).replace("\0", " ") + newline + rest
 
 
 def _arguments(cls: Any) -> Iterator[Argument]:  # noqa: ANN401

@@ -10,8 +10,7 @@ from typing import Annotated
 import tyro
 
 from fednorms.cli.output import print_json, stdout
-from fednorms.cli.parsing import parse
-from fednorms.runs.use.verify import verify as verify_path
+from fednorms.cli.parsing import Flag, parse
 
 
 @dataclass
@@ -23,13 +22,15 @@ class Verify:
 
     path: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="PATH")]
     """A directory or a pack."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 
 def verify(args: Sequence[str]) -> int:
     """The command."""
     given = parse(Verify, "verify", args)
+    from fednorms.runs.use.verify import verify as verify_path
+
     found = verify_path(given.path)
     if given.json:
         print_json(found.to_dict())
