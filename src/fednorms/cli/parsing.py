@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
+from typing_extensions import override
 
 from fednorms.cli.mistakes import Argument, explain
 from fednorms.core.errors import BadInput
@@ -102,11 +103,20 @@ def parse(cls: type[C], command: str, args: Sequence[str]) -> C:
 
 
 class _Captured(io.StringIO):
-    """What tyro prints, with the colors that the terminal gets."""
+    """What tyro prints, with the colors and frames that standard output can show."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.isatty = sys.stdout.isatty  # type: ignore[method-assign]
+        self.shown_on = sys.stdout
+
+    @override
+    def isatty(self) -> bool:
+        return self.shown_on.isatty()
+
+    @property
+    @override
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.shown_on.encoding
 
 
 def _folded_usage(text: str) -> str:
