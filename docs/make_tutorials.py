@@ -24,6 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 TUTORIALS = REPOSITORY / "docs" / "tutorials"
 PARAMETERS = "parameters"  # the tag of the cell with numbers of rounds and seeds
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_SPINNER = re.compile(r"^[\u2800-\u28ff] .*\n", re.MULTILINE)  # it stops where it was when the work was done
 _ABOUT = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -102,7 +103,7 @@ def _output(output: NotebookNode) -> dict[str, object]:
     if "execution_count" in kept:
         kept["execution_count"] = None
     if "text" in kept:
-        kept["text"] = _ESCAPES.sub("", kept["text"]).replace("\r\n", "\n")
+        kept["text"] = _SPINNER.sub("", _ESCAPES.sub("", kept["text"]).replace("\r\n", "\n"))
     if "image/png" in kept.get("data", {}):  # without the words "<Figure size ...>"
         kept["data"] = {"image/png": _small(kept["data"]["image/png"])}
     return kept

@@ -138,7 +138,7 @@ def test_outputs_are_cleaned():
     cell.execution_count = 7
     cell.metadata["execution"] = {"iopub.status.busy": "now"}
     cell.outputs = [
-        nbformat.v4.new_output("stream", text="\x1b[1mbold\x1b[0m\r\n"),
+        nbformat.v4.new_output("stream", text="\u2819 reading: 3 of 9\r\n\x1b[1mbold\x1b[0m\r\n"),
         nbformat.v4.new_output("execute_result", data={"text/plain": "1"}, execution_count=7, metadata={"a": 1}),
     ]
     [made] = cleaned(nbformat.v4.new_notebook(cells=[cell], metadata={"widgets": {}})).cells
