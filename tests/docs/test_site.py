@@ -45,6 +45,13 @@ def config():
         return yaml_load(file)
 
 
+def test_the_menu_has_the_sections_that_a_newcomer_looks_for(config):
+    named = [next(iter(entry)) for entry in config["nav"]]
+    assert named == ["Start", "Tutorials", "How-to", "Reference", "Data", "Results", "Architecture"]
+    [start] = [entry["Start"] for entry in config["nav"] if "Start" in entry]
+    assert {"install.md", "troubleshooting.md", "upgrading.md"} <= set(pages(start))
+
+
 def test_every_page_of_the_repository_is_in_the_menu(config):
     written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     assert written <= set(pages(config["nav"]))
@@ -127,6 +134,8 @@ def test_a_browser_shows_the_site_from_disk_and_searches_it(site):
         }.items():
             page.goto((site / name).as_uri())
             assert seen in page.locator("article").inner_text()
+        for file in sorted(site.rglob("*.html")):
+            page.goto(file.as_uri())
         page.goto((site / "index.html").as_uri())
         page.locator(".md-search__input").focus()
         page.keyboard.type("scaffold")
