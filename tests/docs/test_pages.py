@@ -2,12 +2,14 @@
 
 import doctest
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 import fednorms
 from docs import griffe_doctests, make_api_pages, make_cli_page, make_data_page, make_recipe_page, make_results_page
+from fednorms.cli import main, parsing
 from fednorms.core.training import Training
 from fednorms.data.readers import READERS
 from fednorms.methods.registry import load_all, names
@@ -133,6 +135,28 @@ def test_the_code_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     exec(code.replace("rounds=20", "rounds=1").replace("seeds=3", "seeds=1"), names)
     assert names["result"].rounds == 1
     assert "scaffold + fedbn" in capsys.readouterr().out
+
+
+FENCED = re.compile(r"^ *```([^\n]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+
+
+def test_the_shell_lines_of_the_pages_are_commands_with_options_that_exist(monkeypatch, capsys):
+    read, said = parsing.tyro.cli, {}
+
+    def only_read(*args, **options):
+        read(*args, **options)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(parsing.tyro, "cli", only_read)
+    for page in (ROOT / "README.md", ROOT / "examples/README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        blocks = FENCED.findall(page.read_text(encoding="utf-8"))
+        text = "".join(code for kind, code in blocks if kind in ("", "console", "sh", "bash")).replace("\\\n", " ")
+        for line in re.findall(r"^ *(?:\$ )?fednorms ([a-z].*)$", text, re.MULTILINE):
+            code = main(shlex.split(line, comments=True))
+            said[page, line] = (code, capsys.readouterr().err)
+    assert {line: err for line, (code, err) in said.items() if code} == {}
+    assert sum(page == ROOT / "README.md" for page, _ in said) == 7
+    assert len({page for page, _ in said}) > 10
 
 
 def test_the_arrays_of_the_page_on_own_data_train(tmp_path, monkeypatch):
