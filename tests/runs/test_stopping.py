@@ -179,6 +179,7 @@ def test_the_command_line_trains_on(tmp_path, capsys):
     ("text", "schedule", "words"),
     [
         ("fixbn", "const", "the method fixbn depends on the number of rounds"),
+        ("fednn", "const", "the method agn depends on the number of rounds"),
         ("fedavg", "cosine", 'the schedule "cosine" depends'),
         ("fedavg", "step", 'the schedule "step" depends'),
     ],
