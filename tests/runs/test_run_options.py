@@ -9,6 +9,7 @@ import torch
 
 import fednorms as fn
 from fednorms.core.errors import BadInput
+from fednorms.core.part import Part, part
 from fednorms.papers.tables.record import plain, same_run
 from fednorms.runs.callables import Callables
 from fednorms.runs.driver import execute
@@ -48,6 +49,21 @@ def test_a_schedule_is_a_function_of_the_round_from_1():
     plain = run(rounds=3, lr=0.3, schedule="exp", training=fn.Training(batch_size=4, decay=0.5))
     own = run(rounds=3, lr=0.3, schedule=lambda t: 0.5 ** (t - 1))
     assert same(own._state.model, plain._state.model)
+
+
+@pytest.mark.usefixtures("parts_as_before")
+def test_hooks_count_rounds_from_0_and_users_from_1():
+    hook, user = [], []
+
+    @part("counting")
+    class Counting(Part):
+        def server(self, delta, r):
+            hook.append(r.context.round)
+            return delta, r.mine
+
+    result = run(method="counting", rounds=3, callback=lambda event: user.append(event.round))
+    assert hook == [0, 1, 2]
+    assert user == [row["round"] for row in result.history] == [t for t, _ in result.curve()] == [1, 2, 3]
 
 
 def test_the_class_of_an_optimizer_gives_what_its_name_gives():
