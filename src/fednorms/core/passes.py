@@ -83,6 +83,11 @@ class LocalView:
         return int(self.task.net.module.get_submodule(self.task.net.heads[0]).get_parameter("weight").shape[0])
 
     @property
+    def class_counts(self) -> Tensor:
+        """How many training images of each class the client has."""
+        return torch.bincount(self.client.data.y, minlength=self.classes).to(self.task.like)
+
+    @property
     def down(self) -> Tree:
         """What the server sent to this part."""
         return self.sent.parts[self.part.name]

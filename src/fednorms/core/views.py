@@ -298,6 +298,11 @@ class Local(Protocol):
         ...
 
     @property
+    def class_counts(self) -> Tensor:
+        """How many training images of each class the client has."""
+        ...
+
+    @property
     def down(self) -> Tree:
         """What the server sent to this part."""
         ...
