@@ -14,7 +14,8 @@ from fednorms.core.optim import Optimizer
 from fednorms.core.stacked import above, level_of
 from fednorms.core.training import Training
 from fednorms.core.tree import Tree
-from fednorms.engines.base import PROVIDES
+from fednorms.data import Federation, Preprocessing, Split
+from fednorms.engines.base import PROVIDES, EngineSettings
 from fednorms.engines.devices import numerics
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.graphs.capture import CpuDevice
@@ -212,3 +213,16 @@ def test_a_gradient_that_clients_share_moves_each_of_them(momentum):
 
     torch.func.vmap(one)(torch.zeros(3))
     assert torch.equal(weights, ROWS.float() - 0.5 * g)
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_a_stacks_first_client_may_be_left_out(left):
+    sites = [replace(s) for s in federation((17,) * (left + 1)).sites]
+    sites[0] = replace(sites[0], train=Split(sites[0].train.x * 1e300, sites[0].train.y))
+    fed = Federation("tiny", sites, list("abc"), Preprocessing.centered(3))
+    found = []
+    for kind, how in ((Loop, {}), (Graphs, {"streams": 1, "together": left + 1})):
+        task, engine = setting(kind, "fedavg", fed=fed, settings=EngineSettings(on_divergence="skip"), **how)
+        found.append(play(task, engine))
+    assert engine.stacks
+    assert distance(found[0].model, found[1].model) < 1e-9
