@@ -195,9 +195,9 @@ def test_the_slope_of_a_tensor_that_clients_share_is_refused():
 
 
 def test_moving_towards_one_number_per_client_has_no_stacked_rule():
-    with pytest.raises(RuntimeError):  # three entries and three clients: rows must not meet columns
-        with _no_slow_rules():
-            stacked(lambda w, x: x.clone().lerp_(x.sum(), 0.5))
+    # Three entries and three clients: rows must not meet columns.
+    with pytest.raises(RuntimeError, match="lerp_"), _no_slow_rules():
+        stacked(lambda w, x: x.clone().lerp_(x.sum(), 0.5))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -242,7 +242,6 @@ class Packed(Tree):
 
     def over(self, block: Tensor) -> dict[str, Tensor]:
         """The tensors with floats at the same places of another block."""
-
         shift = block.storage_offset() - self.block.storage_offset()  # a block may be a row of several clients'
 
         def same_place(t: Tensor) -> Tensor:
