@@ -217,7 +217,7 @@ def _fused_sgd(w: list[Tensor], grads: list[Tensor], velocity: list[Tensor], **h
 _RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     # What a hook asks of autograd.
     torch.Tensor.requires_grad.__get__: follows,  # type: ignore[attr-defined]
-    torch.Tensor.grad_fn.__get__: lambda t: below(t).grad_fn,  # type: ignore[attr-defined]
+    torch.Tensor.grad_fn.__get__: lambda t: below(t).grad_fn,  # type: ignore[union-attr]
     torch.Tensor.is_leaf.__get__: lambda t: below(t).is_leaf,  # type: ignore[attr-defined]
     torch.Tensor._version.__get__: lambda t: below(t)._version,  # type: ignore[attr-defined]
     torch.autograd.grad: _gradient,
