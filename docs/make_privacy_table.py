@@ -82,7 +82,8 @@ def _others(found: SiteUploads) -> str:
         if x.sender == "model":
             said.append("the averaged model")
         else:
-            said.append(f"{x.sender}: {_some(x.names)}{', **of single sites**' if x.single else ''}")
+            origin = ", **of single sites**" if x.single else ", mixed for it from single sites' models" * x.mixed
+            said.append(f"{x.sender}: {_some(x.names)}{origin}")
     return "; ".join(said) or "nothing"
 
 

@@ -703,7 +703,7 @@ VIEWS = {
     "Context": "round rounds lr lr_0 momentum keeps_momentum batch_size client samples relative clients attributes "
     "evaluating mean_steps seed cohort deployed slots rates",
     "Step": "params start x y context head path forward base logits features part down mine testing window hessian "
-    "buffers",
+    "buffers value",
     "Begin": "context down mine owned received",
     "End": "params start delta mean_grad buffers steps gradient context down mine model owned",
     "Round": "model up mine sampled total context even",
@@ -1435,7 +1435,7 @@ def test_fields_of_descriptions():
     assert fields(what_leaves("scaffold + fedbn").to_dict()) == words("""
         method model leaves[].when leaves[].sender leaves[].what leaves[].names[] leaves[].nbytes
         leaves[].statistics leaves[].averaged told[].when told[].what told[].keys[] class_counts
-        received[].sender received[].names[] received[].single stays[] stays_bytes secure_aggregation
+        received[].sender received[].names[] received[].single received[].mixed stays[] stays_bytes secure_aggregation
         addressed deployable obstacle differential_privacy
     """)
     assert fields(view_federation(tiny()).to_dict()) == words("""

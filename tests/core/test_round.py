@@ -384,3 +384,18 @@ def test_greg_needs_statistics_that_come_back_from_the_server():
 def test_a_hook_of_version_0_1_that_is_gone_says_what_to_write(hook):
     with pytest.raises(BadInput, match=rf'Part "old": the hook {hook} was removed'):
         own("old", **{hook: lambda self, *given: None})
+
+
+@pytest.mark.usefixtures("parts_as_before")
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_step_changes_its_parts_state_only_if_the_part_says_so(declared):
+    def oracle(self, gradf, s):
+        s.mine["n"].add_(1)
+        return gradf
+
+    hooks = {"init": lambda self, w: (Tree(), Tree(n=torch.zeros(()))), "oracle": oracle, "writes_state": declared}
+    if declared:
+        assert float(play(Method((own("counting", **hooks),)), n=2).states["a"].parts["counting"]["n"]) > 0
+    else:
+        with pytest.raises(BadInput, match="writes_state"):
+            play(Method((own("counting", **hooks),)), n=2)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from fednorms.core.errors import Diverged
+from fednorms.core.optim import Optimizer
+from fednorms.core.stacked import above, level_of
 from fednorms.core.training import Training
-from fednorms.engines.base import PROVIDES
+from fednorms.core.tree import Tree
+from fednorms.data import Federation, Preprocessing, Split
+from fednorms.engines.base import PROVIDES, EngineSettings
 from fednorms.engines.devices import numerics
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.graphs.capture import CpuDevice
+from fednorms.engines.graphs.stack import _no_slow_rules
+from fednorms.engines.graphs.stacked_ops import StackedOperations
 from fednorms.engines.loop import Loop
 from fednorms.methods.registry import method, names
 from tests.engines.test_graphs_on_host import COMBINATIONS, assert_same, distance, federation, play, setting
@@ -146,3 +154,75 @@ def test_a_client_that_diverges_in_a_stack_is_named_as_in_the_loop():
         told.append(str(caught.value))
     assert told[0] == told[1]
     assert not engine.notes
+
+
+# -- what a hook may ask of stacked tensors ---------------------------------------------------------------------------
+ROWS = torch.arange(1.0, 10.0, dtype=torch.float64).view(3, 3)  # of three clients
+
+
+def stacked(f):
+    """The results of f for three clients that are stacked, and one by one."""
+    weights = ROWS.clone().requires_grad_()
+
+    def one(x):
+        with StackedOperations():
+            return f(above(weights, level_of(x)), x)
+
+    single = torch.stack([f(w.detach().requires_grad_(), x) for w, x in zip(ROWS, ROWS, strict=True)])
+    return torch.func.vmap(one)(ROWS.clone()), single
+
+
+ASKED = {
+    "grad_fn": lambda w, x: x * (1.0 if (w * x).grad_fn is None else 2.0),
+    "is_leaf": lambda w, x: x * (1.0 if (w * x).is_leaf else 2.0),
+    "version": lambda w, x: (t := x.clone()).add_(t._version) + t._version,
+}
+
+
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+def test_a_stack_answers_what_a_hook_asks_of_a_tensor(ask):
+    found, expected = stacked(ask)
+    assert torch.equal(found, expected)
+
+
+def test_the_slope_of_a_tensor_that_clients_share_is_refused():
+    def shift(w, x):  # each client's slope is x; the slope of their sum would be the sum of all
+        same = torch.zeros(3, dtype=x.dtype, requires_grad=True)
+        return torch.autograd.grad((same * x).sum(), same)[0]
+
+    with pytest.raises(NotImplementedError, match="share"):
+        stacked(shift)
+
+
+def test_moving_towards_one_number_per_client_has_no_stacked_rule():
+    # Three entries and three clients: rows must not meet columns.
+    with pytest.raises(RuntimeError, match="lerp_"), _no_slow_rules():
+        stacked(lambda w, x: x.clone().lerp_(x.sum(), 0.5))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_gradient_that_clients_share_moves_each_of_them(momentum):
+    weights, g = ROWS.float(), torch.tensor([1.0, 2.0, 3.0])
+    optimizer = Optimizer.fresh(Training(momentum=momentum), Tree(w=weights), 0.5, torch.zeros(()))
+
+    def one(x):
+        lifted = replace(optimizer, first_moment=optimizer.first_moment.map(lambda t: above(t, level_of(x))))
+        with StackedOperations():
+            lifted.update(Tree(w=above(weights, level_of(x))), Tree(w=g))
+        return x
+
+    torch.func.vmap(one)(torch.zeros(3))
+    assert torch.equal(weights, ROWS.float() - 0.5 * g)
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_a_stacks_first_client_may_be_left_out(left):
+    sites = [replace(s) for s in federation((17,) * (left + 1)).sites]
+    sites[0] = replace(sites[0], train=Split(sites[0].train.x * 1e300, sites[0].train.y))
+    fed = Federation("tiny", sites, list("abc"), Preprocessing.centered(3))
+    found = []
+    for kind, how in ((Loop, {}), (Graphs, {"streams": 1, "together": left + 1})):
+        task, engine = setting(kind, "fedavg", fed=fed, settings=EngineSettings(on_divergence="skip"), **how)
+        found.append(play(task, engine))
+    assert engine.stacks
+    assert distance(found[0].model, found[1].model) < 1e-9

@@ -1,5 +1,6 @@
 """The trial run behind `describe` and `what_leaves`."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -49,6 +50,18 @@ def test_other_sites_receive_means_or_what_single_sites_sent():
         "fedrdn": True,  # the pool of all sites' statistics
         "hbn": False,
     }
+
+
+@pytest.mark.parametrize("text", ["mixheads", "fedap", "fedpac"])
+def test_tensors_mixed_for_each_site_are_not_called_averaged(text):
+    received = what_leaves(text).received
+    own = [x for x in received if x.mixed]
+    assert len(own) == 1
+    assert all(set(own[0].names).isdisjoint(x.names) for x in received if x.sender == "model")
+    if text != "fedap":
+        assert set(own[0].names) == {"head.weight", "head.bias"}
+    assert not own[0].single
+    assert "mixed for it from single sites' models" in repr(what_leaves(text))
 
 
 def test_with_two_sites_the_mean_gives_away_the_other_model():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fednorms as fn
+from fednorms.core.errors import BadInput
 from fednorms.core.simplex import smallest_form
 from fednorms.core.tree import branch
 from tests.reference.fedpac import best_weights, fedpac
@@ -79,3 +80,9 @@ def test_facts():
     assert facts.addressed == ("mixheads",)
     assert not facts.averaged_only
     assert facts.stateless_clients
+
+
+@pytest.mark.parametrize("other", ["fedper", "fedbabu", "standalone"])
+def test_mixing_needs_a_classifier_that_is_sent(other):
+    with pytest.raises(BadInput, match="mixheads"):
+        tiny_task(f"mixheads + {other}", tiny_data())

@@ -170,6 +170,7 @@ def step(task: Task, carry: Carry, batches: list[Batch], phase: Phase) -> None:
     """One local step: gradient (loss, oracle), corrections (grad), clipping, optimizer; advances the carry in place."""
     assert carry.optimizer is not None
     carry.key[1] += 1
+    kept = [(p, carry.mine[p.name].marks()) for p in task.method.parts if carry.fresh and not p.writes_state]
     views = [step_view(task, carry, batch, draw) for draw, batch in enumerate(batches)]
     gradf, views[0].hessian = gradient_functions(task, carry, views, phase)
     for p in task.hooks["oracle"]:
@@ -190,6 +191,12 @@ def step(task: Task, carry: Carry, batches: list[Batch], phase: Phase) -> None:
         for p in task.hooks["decay"]:
             g = g + _looked_at(carry, p, "decay", p.decay(seen_by(p, views[0], carry)), carry.params)
         carry.optimizer.update(carry.params, g)
+    for p, marks in kept:
+        if not carry.mine[p.name].is_as(marks):
+            raise BadInput(
+                f"{p.name}: a step changed tensors of s.mine, which are the client's state of its last round. "
+                "Set writes_state = True in the part's class, or change a copy."
+            )
     carry.fresh = False
     carry.steps += 1
     carry.exchanged_steps += not set(carry.active).isdisjoint(task.net.sent_params)

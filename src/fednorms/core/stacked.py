@@ -62,6 +62,8 @@ def gradient(y: Tensor, leaves: Sequence[Tensor], **how: bool) -> Sequence[Tenso
     """`torch.autograd.grad`, also inside a stack."""
     if not functorch.is_batchedtensor(y):
         return torch.autograd.grad(y, leaves, **how)  # type: ignore[call-overload,no-any-return]
+    if not all(functorch.is_batchedtensor(t) for t in leaves):  # their slope would be the sum over clients
+        raise NotImplementedError("a tensor that clients share has no gradient of its own for each of them")
     level, total = level_of(y), below(y)
     with beneath():
         found = torch.autograd.grad(total.sum(), [below(t) for t in leaves], **how)  # type: ignore[call-overload]

@@ -143,7 +143,7 @@ def watch(carry: Carry, tensors: Iterable[Tensor], who: str, hook: str) -> None:
 
 def _whole_loss(task: Task, carry: Carry, s: Step) -> Tensor:
     """The base loss and what parts add to it."""
-    total = base_loss(task, carry, s)
+    total = s.value = base_loss(task, carry, s)
     if carry.watch:
         made = task.hooks["objective"] if bool(torch.isfinite(s.logits).all()) else []
         watch(carry, [total], made[0].name if made else "the model", "objective" if made else "loss")

@@ -242,9 +242,10 @@ class Packed(Tree):
 
     def over(self, block: Tensor) -> dict[str, Tensor]:
         """The tensors with floats at the same places of another block."""
+        shift = block.storage_offset() - self.block.storage_offset()  # a block may be a row of several clients'
 
         def same_place(t: Tensor) -> Tensor:
-            return block.as_strided(t.size(), t.stride(), t.storage_offset() - self.block.storage_offset())
+            return block.as_strided(t.size(), t.stride(), t.storage_offset() + shift)
 
         return {k: same_place(t) if t.is_floating_point() else t for k, t in self.items()}
 

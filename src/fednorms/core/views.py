@@ -142,6 +142,8 @@ class Step:
     """In `oracle`: (params, v, draw) -> the Hessian of the local loss at `params` on that batch, times v."""
     buffers: Tree = field(default_factory=Tree)
     """From `objective` on: the model's buffers as this pass left them."""
+    value: Tensor = field(default_factory=lambda: torch.empty(0))
+    """In `loss`: the base loss of this pass, which another part may have replaced."""
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniforms in (0, 1) from this part's own stream: the same numbers in every engine."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fednorms.core.accounting import example
 from fednorms.core.method import Method
 from fednorms.core.net import Net
-from fednorms.core.part import Part
+from fednorms.core.part import Part, overrides
 from fednorms.core.passes import LocalView
 from fednorms.core.round import broadcast, load, own_state, server_update
 from fednorms.core.states import Broadcast, Client, Task, Upload, context_of
@@ -71,6 +71,7 @@ class Received:
     sender: str
     names: tuple[str, ...]
     single: bool  # some are exactly what one site sent, not a mean over sites
+    mixed: bool = False  # weights of the model that the server mixes for each site from single sites' models
 
 
 @dataclass(frozen=True)
@@ -225,10 +226,17 @@ def _received(trial: Trial, uploads: list[Upload]) -> list[Received]:
     """What the next broadcast holds after a round of both clients."""
     task, client = trial.task, trial.client()
     before = broadcast(task, trial.state)
-    sent = broadcast(task, server_update(task, trial.state, uploads)).to(NAMES[1])
+    to_all = broadcast(task, server_update(task, trial.state, uploads))
+    sent = to_all.to(NAMES[1])
     shared = tuple(n for n in sent.model if n in task.net.exchanged)
-    found = [Received("model", shared, single=False)] if shared else []
+    mixed = sent.model.pick(n for n in shared if sent.model[n] is not to_all.model[n])  # for this site only
+    same = tuple(n for n in shared if n not in mixed)
+    found = [Received("model", same, single=False)] if same else []
     for p in task.method.parts:
+        if mixed and overrides(p, "model_to"):
+            one, other = (u.model for u in uploads)
+            single = any(_holds(t, one[n]) and not _holds(other[n], one[n]) for n, t in mixed.items())
+            found.append(Received(p.name, tuple(mixed), single, mixed=True))
         if tree := sent.parts.get(p.name):
             own = [uploads[0].parts.get(p.name, Tree())]
             own += [_measures(task, p, job.when, before, client)[0] for job in p.passes()]
@@ -254,7 +262,8 @@ def _holds(received: Tensor, sent: Tensor) -> bool:
 def _origin(x: Received) -> str:
     if x.sender == "model":
         return "the averaged model"
-    return f"{x.sender}, {'some are what a single site sent' if x.single else 'combined over sites'}"
+    combined = "mixed for it from single sites' models" if x.mixed else "combined over sites"
+    return f"{x.sender}, {'some are what a single site sent' if x.single else combined}"
 
 
 def _owns_buffers(net: Net, p: Part) -> bool:

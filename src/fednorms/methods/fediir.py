@@ -60,7 +60,7 @@ class FedIIR(Part):
         head = s.params.pick(n for n in s.down if s.params[n].requires_grad)  # in some phases it does not train
         if not head:
             return 0.0
-        g = torch.autograd.grad(s.base(s.logits, s.y), list(head.values()), create_graph=True, allow_unused=True)
+        g = torch.autograd.grad(s.value, list(head.values()), create_graph=True, allow_unused=True)
         return self.penalty * (_found(head, g) - s.down).sqnorm()
 
     @override

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from fednorms.core.part import Part, Pass, Phase, option, part, sum_of_parts
 from fednorms.core.simplex import smallest_form
 from fednorms.core.tree import Tree, branch
 from fednorms.core.views import Context, Local, Received, Round, Step
+
+if TYPE_CHECKING:
+    from fednorms.core.net import Net
 
 
 @part("alignfeatures")
@@ -88,6 +92,10 @@ class MixHeads(Part):
     uploads = True
     tells_class_counts = True
     never_negative = ("spread",)
+
+    @override
+    def missing(self, net: Net) -> str | None:
+        return None if net.head_names & set(net.sent_params) else "classifier that is trained and sent"
 
     @override
     def passes(self) -> list[Pass]:

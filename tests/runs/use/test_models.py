@@ -162,8 +162,9 @@ def test_a_custom_model_must_be_passed_again(tmp_path):
     assert torch.equal(load_model(tmp_path / "x", TinyNet()).logits(x), expected)
 
 
-def test_a_client_that_never_trained_has_no_model(tmp_path):
-    run(tmp_path / "r", "fedbn", rounds=1, participation="fixed:1")
+@pytest.mark.parametrize("method", ["fedbn", "ditto", "apfl", "pfedme"])
+def test_a_client_that_never_trained_has_no_model(method, tmp_path):
+    run(tmp_path / "r", method, rounds=1, participation="fixed:1")
     names = open_run(tmp_path / "r").clients
     idle = next(n for n in "abc" if n not in names)
     with pytest.raises(BadInput, match="has not trained yet"):

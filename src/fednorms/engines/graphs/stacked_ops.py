@@ -192,7 +192,7 @@ def _level(args: tuple[Any, ...]) -> int | None:
 
 
 def _lerp_(t: Tensor, end: Tensor, weight: Any) -> Any:  # noqa: ANN401
-    if not (is_stacked(t) and is_stacked(end)) or isinstance(weight, Tensor):
+    if not (is_stacked(t) and is_stacked(end)) or isinstance(weight, Tensor) or t.shape != end.shape:
         return NotImplemented
     with beneath():
         below(t).lerp_(below(end), weight)
@@ -206,7 +206,9 @@ def _same_shapes(lists: list[Any]) -> bool:
 def _fused_sgd(w: list[Tensor], grads: list[Tensor], velocity: list[Tensor], **how: Any) -> Any:  # noqa: ANN401
     if not is_stacked(w[0]):
         return NotImplemented
-    plain = [[below(t).contiguous() for t in some] for some in (w, grads, velocity)]
+    # The kernel does not compare shapes: a gradient that clients share gets a row for each of them.
+    whole = [g if is_stacked(g) else torch.empty_like(t).copy_(g) for t, g in zip(w, grads, strict=True)]
+    plain = [[below(t).contiguous() for t in some] for some in (w, whole, velocity)]
     with beneath():
         torch._fused_sgd_(*plain, **how)
     return None
@@ -215,6 +217,9 @@ def _fused_sgd(w: list[Tensor], grads: list[Tensor], velocity: list[Tensor], **h
 _RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     # What a hook asks of autograd.
     torch.Tensor.requires_grad.__get__: follows,  # type: ignore[attr-defined]
+    torch.Tensor.grad_fn.__get__: lambda t: below(t).grad_fn,  # type: ignore[union-attr]
+    torch.Tensor.is_leaf.__get__: lambda t: below(t).is_leaf,  # type: ignore[attr-defined]
+    torch.Tensor._version.__get__: lambda t: below(t)._version,  # type: ignore[attr-defined]
     torch.autograd.grad: _gradient,
     F.conv2d: _conv2d,
     torch.conv2d: _conv2d,

@@ -109,15 +109,23 @@ def _site(facts: Facts, name: str) -> SiteFacts:
 
 def _check_kept(task: Task, kept: list[str], states: Mapping[str, ClientState], client: str | None) -> None:
     """Refuse if the tensors that clients keep, or those of one client, are not in the run."""
-    if kept and states and not any(s.local for s in states.values()):
+    second = [p.name for p in task.method.doubling]
+
+    def has_own(state: ClientState | None) -> bool:
+        return state is not None and bool(state.local if kept else any(state.parts.get(name) for name in second))
+
+    if (kept or (second and client is not None)) and states and not any(map(has_own, states.values())):
+        what = f"{len(kept)} tensors ({kept[0]}, ...)" if kept else "a model of their own"
         raise BadInput(
-            f'Clients of "{task.method}" keep {len(kept)} tensors ({kept[0]}, ...). In a run across machines these are '
+            f'Clients of "{task.method}" keep {what}. In a run across machines these are '
             "at the sites. Export a site's model there, with `fednorms deploy export`."
         )
-    if kept and client is not None and not (client in states and states[client].local):
+    if (kept or second) and client is not None and not has_own(states.get(client)):
+        without = f"without {option('site')}"
+        instead = f"the mean over the clients that have trained with {flag('averaged')} and {without}"
         raise BadInput(
             f'Site "{client}" has not trained yet and has no personal model in this run. '
-            f"Take the mean over the clients that have trained with {flag('averaged')} and without {option('site')}."
+            f"Take {instead if kept else f'the global model, {without}'}."
         )
 
 
