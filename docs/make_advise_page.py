@@ -94,7 +94,7 @@ def page(suites: Mapping[str, Mapping[str, Any]]) -> str:
         "# How well does `advise` advise?",
         "",
         f"`benchmarks/advise.py` trains every method that `advise` proposes, at every learning "
-        f" rate, on {done} generated federations (kind of shift x strength x size x model) of the embedded "
+        f"rate, on {done} generated federations (kind of shift x strength x size x model) of the embedded "
         f"digits, for {results['rounds']} rounds each. The tournament of `advise` is then played from the recorded "
         "validation curves. The regret of an answer is the test accuracy of the best method minus that of the answer, "
         f"in points. A tournament trains {100 * share:.0f} % of the rounds that all runs take.",

@@ -126,11 +126,10 @@ def _isic(x: Tensor, uniform: Uniform, size: Size) -> Tensor:
         u[:, 0] * 8 * draw_choice(u[:, 1]).to(x.dtype)
     )  # no square for half of the images, one to eight for the others
     side = max(2, 16 * size[0] // 200 // 2 * 2)
-    for i in range(8):
-        top, left = draw_crop(uniform(n, 2), x.shape, (side, side))  # the whole square is inside
-        # An unwanted square is placed outside the image.
-        x = cutout(x, torch.where(many > i, top + side // 2, -2 * side), left + side // 2, side)
-    return x
+    places = torch.stack([uniform(n, 2) for _ in range(8)], 1)
+    top, left = draw_crop(places, x.shape, (side, side))  # the whole square is inside
+    wanted = torch.arange(8, device=x.device) < many.view(-1, 1)  # the others are placed outside the image
+    return cutout(x, torch.where(wanted, top + side // 2, -2 * side), left + side // 2, side)
 
 
 CHAINS: dict[str, Chain] = {

@@ -29,14 +29,14 @@ def crop(x: Tensor, top: Tensor, left: Tensor, size: Sequence[int], padding: int
 
 
 def draw_crop(u: Tensor, shape: Sequence[int], size: Sequence[int], padding: int = 0) -> tuple[Tensor, Tensor]:
-    """Places (top, left) of windows, all equally likely, from uniforms u of shape (N, 2).
+    """Places (top, left) of windows, all equally likely, from uniforms u of shape (..., 2).
 
     >>> [t.tolist() for t in draw_crop(torch.tensor([[0.0, 0.99]]), (8, 8), (8, 8), padding=4)]
     [[0], [8]]
     """
     free = [n + 2 * padding - s for n, s in zip(shape[-2:], size, strict=True)]
     # A number in (0, 1) times k + 1 can still round to k + 1.
-    return tuple((u[:, i] * (k + 1)).long().clamp(max=k) for i, k in enumerate(free))  # type: ignore[return-value]
+    return tuple((u[..., i] * (k + 1)).long().clamp(max=k) for i, k in enumerate(free))  # type: ignore[return-value]
 
 
 def center_crop(x: Tensor, size: Sequence[int]) -> Tensor:
