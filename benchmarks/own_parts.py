@@ -1,0 +1,243 @@
+"""Candidates for a method of our own, which `own_method.py` searches; importing this file registers them.
+
+What wins becomes a file of `src/fednorms/methods/`; the rest stays, because `docs/results/own-method.md` counts it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from typing_extensions import override
+
+from fednorms.core import noise
+from fednorms.core.norms import is_batchnorm, is_norm
+from fednorms.core.part import Eval, Part, Route, Slot, option, part
+from fednorms.core.surgery import Change, swap
+from fednorms.core.tree import Tree, branch
+from fednorms.core.views import End, Round, Step
+from fednorms.layers.replacement import place, width
+from fednorms.methods.greg import symmetric_kl
+
+
+def standardized(x: Tensor, over: str, window: int = 0, eps: float = 1e-3) -> Tensor:
+    """Images without their brightness and contrast: minus the mean, divided by the deviation.
+
+    Of the whole image ("image"), of each of its channels ("channel"), or of a square `window` around each pixel.
+    """
+    if over == "off":
+        return x
+    axes = (1, 2, 3) if over == "image" else (2, 3)
+    mean = x.mean(axes, keepdim=True)
+    x = (x - mean) * torch.rsqrt((x - mean).square().mean(axes, keepdim=True) + eps)
+    if window:
+        near = _near(x.mean(1, keepdim=True) if over == "image" else x, window)
+        x = x - near
+        power = x.square().mean(1, keepdim=True) if over == "image" else x.square()
+        x = x * torch.rsqrt(_near(power, window) + 0.1)
+    return x
+
+
+def _near(x: Tensor, window: int) -> Tensor:
+    half = window // 2
+    return F.avg_pool2d(F.pad(x, (half, half, half, half), mode="replicate"), window, stride=1)
+
+
+class FoldedConv(nn.Module):
+    """|conv(standardized image)| + shift: the same for an image, its negative, and any brightness and contrast."""
+
+    def __init__(self, conv: nn.Conv2d, over: str, fold: str, window: int) -> None:
+        super().__init__()
+        self.inner, self.over, self.fold, self.window = conv, over, fold, window
+        channels, where = conv.out_channels, place(conv)
+        self.shift = nn.Parameter(torch.zeros(channels, **where))
+        self.slope = nn.Parameter(torch.full((channels,), -1.0, **where)) if fold == "learned" else None
+        conv.bias = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.inner(standardized(x, self.over, self.window))
+        if self.fold == "abs":
+            z = z.abs()
+        elif self.fold == "half":
+            half = z.shape[1] // 2
+            z = torch.cat([z[:, :half].abs(), z[:, half:]], 1)
+        elif self.slope is not None:
+            z = F.prelu(z, self.slope)
+        return z + self.shift.view(1, -1, 1, 1)
+
+
+@part("stem")
+class Stem(Part):
+    """Make the first convolution blind to brightness, contrast and polarity of an image."""
+
+    over: Literal["image", "channel", "off"] = option("image", choices=("image", "channel", "off"))
+    fold: Literal["abs", "half", "learned", "off"] = option("abs", choices=("abs", "half", "learned", "off"))
+    window: int = option(0, at_least=0)
+
+    @override
+    def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
+        first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+
+        def make(conv: nn.Module, name: str) -> nn.Module:
+            assert isinstance(conv, nn.Conv2d)
+            return FoldedConv(conv, self.over, self.fold, self.window)
+
+        return swap(model, lambda m: m is first, make)
+
+
+@part("early_in")
+class EarlyIN(Part):
+    """Instance normalization in place of the first `layers` norms."""
+
+    layers: int = option(1, at_least=1)
+
+    @override
+    def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
+        first = [m for m in model.modules() if is_norm(m)][: self.layers]
+
+        def make(norm: nn.Module, name: str) -> nn.Module:
+            return nn.InstanceNorm2d(width(norm, name), affine=True, **place(norm))
+
+        return swap(model, lambda m: any(m is f for f in first), make)
+
+
+class Affine(nn.Module):
+    """gamma x + beta per channel."""
+
+    def __init__(self, channels: int, **where: object) -> None:
+        super().__init__()
+        self.channels = channels
+        self.weight = nn.Parameter(torch.ones(channels, **where))  # type: ignore[call-overload]
+        self.bias = nn.Parameter(torch.zeros(channels, **where))  # type: ignore[call-overload]
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        return x * self.weight.view(shape) + self.bias.view(shape)
+
+
+@part("local_affine")
+class LocalAffine(Part):
+    """Replace norms by gains and shifts per channel that stay with the client."""
+
+    local: bool = option(True)
+
+    @override
+    def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
+        return swap(model, is_norm, lambda norm, name: Affine(width(norm, name), **place(norm)))
+
+    @override
+    def route(self, slot: Slot) -> Route:
+        return Route.LOCAL if self.local and isinstance(slot.module, Affine) else Route.SHARED
+
+
+@part("ema")
+class EMA(Part):
+    """Test a moving average of the server's models, and of what clients keep: a <- d a + (1 - d) w."""
+
+    keep: float = option(0.9, at_least=0.0, at_most=1.0)
+
+    @override
+    def init(self, w: Tree) -> tuple[Tree, Tree]:
+        return Tree(w), Tree()
+
+    @override
+    def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
+        t = r.context.round + 1
+        d = min(self.keep, (t - 1) / (t + 4))
+        new = r.model.pick(delta) + delta
+        return delta, Tree({k: d * r.mine[k] + (1 - d) * new[k] for k in new})
+
+    @override
+    def evaluation(self) -> Eval:
+        return Eval(server_model=lambda model, mine: Tree({**model, **mine}))
+
+
+@part("rdrop")
+class RDrop(Part):
+    """Add alpha times the symmetric KL divergence between the predictions under two dropout masks."""
+
+    alpha: float = option(0.5, at_least=0.0)
+
+    @override
+    def loss(self, s: Step) -> Tensor | float:
+        if not self.alpha or s.context.evaluating:
+            return 0.0
+        key = noise._active.get()
+        assert key is not None
+        with noise.keyed(torch.cat([key[:1] + 7919, key[1:]])):
+            logits, _ = s.forward(s.params, s.x)
+        return self.alpha * (symmetric_kl(s.logits, logits) + s.base(logits, s.y) - s.value)
+
+
+@part("smooth")
+class Smooth(Part):
+    """Cross-entropy with smoothed labels."""
+
+    by: float = option(0.1, at_least=0.0, at_most=1.0)
+
+    @override
+    def objective(self, s: Step) -> Tensor:
+        return F.cross_entropy(s.logits, s.y, label_smoothing=self.by)
+
+
+@part("flip_sign")
+class FlipSign(Part):
+    """Replace training images by their negatives with probability p: the augmentation that `stem` makes needless."""
+
+    p: float = option(0.5, at_least=0.0, at_most=1.0)
+
+    @override
+    def batch(self, x: Tensor, y: Tensor, s: Step) -> tuple[Tensor, Tensor]:
+        if s.testing or s.context.evaluating:
+            return x, y
+        sign = 1 - 2 * (s.uniform(len(x), 1, 1, 1) < self.p).to(x)
+        return x * sign, y
+
+
+@part("ebbn")
+class EBBN(Part):
+    """BN statistics shrunk per channel: lambda own + (1 - lambda) federation, lambda = b / (b + s / n).
+
+    b is the variance of the statistic between sites without the sampling error s / n, s what one image contributes,
+    and n a site's images times `power`. A new site has lambda = 0.
+    """
+
+    reduction = "stack"
+    uploads = True
+
+    power: float = option(1.0, above=0.0)
+
+    @override
+    def route(self, slot: Slot) -> Route:
+        return Route.SENT if is_batchnorm(slot.module) and slot.kind == "buffer" else Route.SHARED
+
+    @override
+    def down(self, mine: Tree) -> Tree:
+        return mine
+
+    @override
+    def finish(self, e: End) -> tuple[Tree, Tree]:
+        return Tree(e.down), Tree({k: v for k, v in e.buffers.items() if v.is_floating_point()})
+
+    @override
+    def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
+        out, images = Tree(), self.power * r.context.samples / r.total
+        for name, sites in r.up.items():
+            if name.endswith("running_mean"):
+                one = r.up[name.replace("running_mean", "running_var")].mean(0)
+            else:
+                one = 2 * sites.square().mean(0)
+            between = (sites.var(0) - one / images).clamp(min=0)
+            out[f"lambda/{name}"] = between / (between + one / images + 1e-12)
+            out[f"mean/{name}"] = sites.mean(0)
+        return delta, out
+
+    @override
+    def evaluation(self) -> Eval:
+        def shrunk(model: Tree, mine: Tree) -> Tree:
+            means, share = branch(mine, "mean"), branch(mine, "lambda")
+            return Tree({k: m + share[k] * (model[k] - m) for k, m in means.items()})
+
+        return Eval(personal_model=shrunk)
