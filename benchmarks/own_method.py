@@ -3,8 +3,8 @@
     python benchmarks/own_method.py run --stage 1 --data FOLDER --state FOLDER --part 1/8 --minutes 9
     python benchmarks/own_method.py results --state FOLDER
 
-The data folder holds digits-search.fnpack, which `pack` writes: FedWon's protocol on Digits-Five, with 1,500 of each
-domain's other training images for validation. A run that is known is not repeated, so a search can be interrupted.
+The data folder holds the packs that `own_data.py` writes. A run that is known is not repeated, so a search can be
+interrupted.
 `docs/results/own-method.md` has the plan and what came out.
 """
 
@@ -25,6 +25,7 @@ import torch
 import fednorms as fn
 
 REAL = ("mnist", "svhn", "usps", "mnist-m")  # SynthDigits is a stand-in
+PACKS = {"digits": "digits-search.fnpack", "natural": "natural-search.fnpack"}
 LAST = 3  # validations at the end whose mean is a run's score
 WON = "fedwon(clip=0.64, start='xavier')"
 
@@ -70,7 +71,7 @@ def play(trial: Trial, federation: fn.Federation) -> dict[str, Any]:
     begun = time.perf_counter()
     recipe = fn.Recipe(
         rounds=trial.rounds,
-        model="digits-cnn" if trial.data == "digits" else "cnn-small",
+        model="digits-cnn" if trial.data in PACKS else "cnn-small",
         precision="tf32",
         weighting="uniform",
         evaluate=[],
@@ -128,8 +129,8 @@ def search(stage: str, data: Path, folder: Path, part: int, parts: int, minutes:
 
 def federation(name: str, data: Path) -> fn.Federation:
     """The images of a trial."""
-    if name == "digits":
-        return fn.federation(f"pack:{data / 'digits-search.fnpack'}")
+    if name in PACKS:
+        return fn.federation(f"pack:{data / PACKS[name]}")
     return fn.federation(name, val=0.2, test=0.4)
 
 
@@ -141,7 +142,8 @@ def table(runs: Iterable[Mapping[str, Any]]) -> list[str]:
     lines = []
     for same in groups.values():
         t, values = same[0]["trial"], [s for r in same if (s := score(r)) is not None]
-        tested = [100 * fmean(r["test"][d] for d in REAL if d in r["test"]) for r in same if r["test"]]
+        counted = [d for d in same[0]["test"] if t["data"] != "digits" or d in REAL]
+        tested = [100 * fmean(r["test"][d] for d in counted) for r in same if r["test"]]
         each = " ".join(f"{100 * fmean(r['test'][d] for r in same if r['test']):.1f}" for d in same[0]["test"])
         error = next((r["error"] for r in same if r.get("error")), "")
         spread = f"±{stdev(values):.2f}" if len(values) > 1 else "     "

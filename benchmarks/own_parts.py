@@ -22,7 +22,7 @@ from fednorms.layers.replacement import place, width
 from fednorms.methods.greg import symmetric_kl
 
 
-def standardized(x: Tensor, over: str, window: int = 0, eps: float = 1e-3) -> Tensor:
+def standardized(x: Tensor, over: str, window: int = 0, eps: float = 1e-4) -> Tensor:
     """Images without their brightness and contrast: minus the mean, divided by the deviation.
 
     Of the whole image ("image"), of each of its channels ("channel"), or of a square `window` around each pixel.

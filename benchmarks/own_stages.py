@@ -58,7 +58,7 @@ FIRST = [
     ("silobn + fedfn", 0.3),
     (f"{WON} + fedfn + feddecorr", 0.3),
     ("fedbn + wsconv(start='xavier') + fedfn", 0.3),
-    # other rates of the best guesses
+    # instead of first: other rates of the best guesses
     ("fedbn + fedfn + stem", 0.1),
     (f"{WON} + fedfn + stem", 0.1),
     (f"{WON} + fedfn + stem", 1.0),
@@ -69,7 +69,21 @@ FIRST = [
     (f"{WON} + fedfn + augment(chain='flip_rotate')", 0.3),
 ]
 
+SHIFTS = ("digits-shift", "digits-styles", "digits-corrupted(severity=3)")
+GENERATED = [
+    ("fedbn + fedfn", 0.3),
+    (f"{WON} + fedfn", 0.3),
+    ("fedbn + fedfn + stem", 0.3),
+    (f"{WON} + fedfn + stem", 0.3),
+    (f"{WON} + fedfn + stem(fold=off)", 0.3),
+    (f"{WON} + fedfn + stem(window=5)", 0.3),
+    (f"{WON} + fedfn + flip_sign", 0.3),
+    (f"{WON} + fedfn + fedsam(rho=0.1)", 0.3),
+    ("fedbn + fedfn + ema", 0.3),
+]
+
 STAGES = {
+    "generated": lambda: [Trial(m, lr, rounds=12, data=data) for data in SHIFTS for m, lr in GENERATED],
     "smoke": smoke,
     "1": lambda: [Trial(m, lr) for m, lr in FIRST],
 }
