@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from fednorms.core import noise
-from fednorms.core.norms import is_batchnorm, is_norm
-from fednorms.core.part import Eval, Part, Route, Slot, option, part
+from fednorms.core.norms import is_batchnorm, is_norm, norm_layer
+from fednorms.core.part import Eval, Part, Pass, Route, Slot, option, part
 from fednorms.core.surgery import Change, swap
 from fednorms.core.tree import Tree, branch
-from fednorms.core.views import End, Round, Step
+from fednorms.core.views import Begin, End, Local, Round, Step
 from fednorms.layers.replacement import place, width
 from fednorms.methods.greg import symmetric_kl
 
@@ -241,3 +241,154 @@ class EBBN(Part):
             return Tree({k: m + share[k] * (model[k] - m) for k, m in means.items()})
 
         return Eval(personal_model=shrunk)
+
+
+class _Gate:
+    """How much of each site's branch every image of the current batch takes, as the first layer has found."""
+
+    def __init__(self) -> None:
+        self.shares: Tensor | None = None
+
+
+def look(x: Tensor) -> Tensor:
+    """What tells the sites' images apart: light, contrast, sharpness at two scales, and color, each (N,)."""
+    light = x.mean(1)
+    across, fine = light[:, :, 1:] - light[:, :, :-1], light[:, :, 2:] - 2 * light[:, :, 1:-1] + light[:, :, :-2]
+    values = [light.mean((1, 2)), *(_log_size(t) for t in (light - light.mean((1, 2), keepdim=True), across, fine))]
+    if x.shape[1] == 3:
+        for color in (x[:, 0] - x[:, 1], x[:, 1] - x[:, 2]):
+            values += [color.mean((1, 2)), _log_size(color)]
+    return torch.stack(values, 1)
+
+
+def _log_size(t: Tensor) -> Tensor:
+    return 0.5 * (t.square().mean((1, 2)) + 1e-4).log()
+
+
+class LookingConv(nn.Module):
+    """A convolution that also tells from an image's look which sites it may be of: a Gaussian per site."""
+
+    def __init__(self, conv: nn.Module, sites: int, channels: int, gate: _Gate, sharp: float, **where: object) -> None:
+        super().__init__()
+        self.inner, self.gate, self.sharp = conv, gate, sharp
+        size = 8 if channels == 3 else 4
+        self.register_buffer("look_mean", torch.zeros(sites, size, **where))  # type: ignore[call-overload]
+        self.register_buffer("look_var", torch.ones(sites, size, **where))  # type: ignore[call-overload]
+        self.register_buffer("branch", torch.full((sites,), 1 / sites, **where))  # type: ignore[call-overload]
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            seen = look(x)
+            if self.training:
+                self._move(self.look_mean, seen.mean(0))
+                self._move(self.look_var, (seen - self.look_mean.T @ self.branch).square().mean(0))
+            else:
+                spread = self.look_var + 1e-2
+                each = (seen[:, None] - self.look_mean).square() / spread + spread.log()
+                self.gate.shares = (-0.5 * self.sharp * each.sum(2)).softmax(1)
+        return self.inner(x)
+
+    def _move(self, rows: Tensor, value: Tensor) -> None:
+        rows.add_(0.1 * self.branch[:, None] * (value - rows))
+
+
+@norm_layer()
+class BranchNorm(nn.Module):
+    """Batch normalization with one set of gains, shifts and statistics per site.
+
+    In training, the site's own set. In a test, the sum of all sets' outputs, each times the probability that the image
+    is of that site.
+    """
+
+    def __init__(self, channels: int, sites: int, gate: _Gate, **where: object) -> None:
+        super().__init__()
+        self.channels, self.gate, self.eps = channels, gate, 1e-5
+        ones = torch.ones(sites, channels, **where)  # type: ignore[call-overload]
+        self.weight, self.bias = nn.Parameter(ones.clone()), nn.Parameter(torch.zeros_like(ones))
+        self.register_buffer("running_mean", torch.zeros_like(ones))
+        self.register_buffer("running_var", ones.clone())
+        self.register_buffer("branch", torch.full_like(ones[:, 0], 1 / sites))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (-1, self.channels, *[1] * (x.dim() - 2))
+        if self.training:
+            with torch.no_grad():
+                axes = [0, *range(2, x.dim())]
+                self._move(self.running_mean, x.mean(axes))
+                self._move(self.running_var, x.var(axes))
+            return F.batch_norm(x, None, None, self.branch @ self.weight, self.branch @ self.bias, True, 0.0, self.eps)
+        gains = self.weight * torch.rsqrt(self.running_var + self.eps)
+        shares = self.gate.shares
+        assert shares is not None
+        return x * (shares @ gains).view(shape) + (shares @ (self.bias - gains * self.running_mean)).view(shape)
+
+    def _move(self, rows: Tensor, value: Tensor) -> None:
+        rows.add_(0.1 * self.branch[:, None] * (value - rows))
+
+
+@part("route_bn")
+class RouteBN(Part):
+    """One model with every site's BN layers, of which each image takes those of the sites that it looks like."""
+
+    weighting = "uniform"
+
+    sites: int = option(5, at_least=1)
+    sharp: float = option(1.0, above=0.0)
+
+    @override
+    def surgery(self, model: nn.Module, head: list[str]) -> list[Change]:
+        gate = _Gate()
+        first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+
+        def make(norm: nn.Module, name: str) -> nn.Module:
+            return BranchNorm(width(norm, name), self.sites, gate, **place(norm))
+
+        def looking(conv: nn.Module, name: str) -> nn.Module:
+            assert isinstance(conv, nn.Conv2d)
+            return LookingConv(conv, self.sites, conv.in_channels, gate, self.sharp, **place(conv))
+
+        return [*swap(model, is_batchnorm, make), *swap(model, lambda m: m is first, looking)]
+
+    @override
+    def route(self, slot: Slot) -> Route:
+        mine = isinstance(slot.module, (BranchNorm, LookingConv)) and slot.leaf == "branch"
+        return Route.OWNED if mine else Route.SHARED
+
+    @override
+    def passes(self) -> list[Pass]:
+        def client(local: Local) -> tuple[Tree, Tree]:
+            return Tree(), Tree(name=_number(local.context.client, local.model))
+
+        return [Pass("setup", client, lambda up, r: Tree(up), reduce="stack")]
+
+    @override
+    def down(self, mine: Tree) -> Tree:
+        return mine
+
+    @override
+    def begin(self, model: Tree, b: Begin) -> Tree:
+        out = Tree(model)
+        for name in b.owned:
+            if not b.down:  # in the setup pass
+                break
+            mine = (b.down["name"] == _number(b.context.client, model)).to(model[name])
+            out[name] = torch.where(mine.sum() > 0, mine, torch.full_like(mine, 1 / self.sites))
+        return out
+
+    @override
+    def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
+        return self._whole(delta, r), r.mine
+
+    @override
+    def stats(self, delta: Tree, r: Round) -> Tree:
+        return self._whole(delta, r)
+
+    def _whole(self, delta: Tree, r: Round) -> Tree:
+        """Only one site moved each row, so the sum of the updates is that site's."""
+        rows = set(r.context.names(lambda slot: isinstance(slot.module, (BranchNorm, LookingConv))))
+        return Tree({k: v * r.sampled if k in rows else v for k, v in delta.items()})
+
+
+def _number(name: str, model: Tree) -> Tensor:
+    like = next(t for t in model.values() if t.is_floating_point())
+    return torch.full_like(like.flatten()[0], noise.seed_of("site", name) % 2**23, dtype=torch.float32)

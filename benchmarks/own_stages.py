@@ -37,6 +37,10 @@ FIRST = [
     (f"{WON} + fedfn + fedlesam(rho=0.1)", 0.3),
     (f"{WON} + fedfn + fedsam(rho=0.1) + stem", 0.3),
     ("fedbn + wsconv(start='xavier') + fedfn + fedsam(rho=0.1) + stem", 0.3),
+    # every site's BatchNorm in one model
+    ("route_bn + fedfn", 0.3),
+    ("route_bn + wsconv(start='xavier') + fedfn + fedsam(rho=0.1)", 0.3),
+    ("route_bn + fedfn + fedsam(rho=0.1) + stem", 0.3),
     # averages over rounds
     ("fedbn + fedfn + ema", 0.3),
     (f"{WON} + fedfn + ema", 0.3),
@@ -49,7 +53,6 @@ FIRST = [
     ("wsconv(start='xavier') + local_affine + agc + fedfn", 0.3),
     ("wsconv(start='xavier') + local_affine + agc + fedfn + stem", 0.3),
     ("early_in + fedbn + fedfn", 0.3),
-    ("early_in + gn + fedfn", 0.3),
     ("gn + fedfn", 0.3),
     ("gn + fedfn + stem", 0.3),
     ("ebbn + fedfn", 0.3),
@@ -66,7 +69,17 @@ FIRST = [
     ("fedbn + fedfn + fedsam(rho=0.3)", 0.3),
     (f"{WON} + stem", 0.1),
     ("fedbn + stem", 0.1),
-    (f"{WON} + fedfn + augment(chain='flip_rotate')", 0.3),
+]
+
+NATURAL = [
+    ("fedbn + fedfn", 0.3),
+    (f"{WON} + fedfn", 0.3),
+    ("fedbn + fedfn + stem", 0.3),
+    (f"{WON} + fedfn + stem", 0.3),
+    (f"{WON} + fedfn + stem(fold=half)", 0.3),
+    (f"{WON} + fedfn + fedsam(rho=0.1)", 0.3),
+    ("route_bn + fedfn", 0.3),
+    ("fedbn + fedfn + fedsam(rho=0.1)", 0.3),
 ]
 
 SHIFTS = ("digits-shift", "digits-styles", "digits-corrupted(severity=3)")
@@ -85,5 +98,9 @@ GENERATED = [
 STAGES = {
     "generated": lambda: [Trial(m, lr, rounds=12, data=data) for data in SHIFTS for m, lr in GENERATED],
     "smoke": smoke,
-    "1": lambda: [Trial(m, lr) for m, lr in FIRST],
+    "1": lambda: [
+        *(Trial(m, lr) for m, lr in FIRST[:32]),
+        *(Trial(m, lr, data="natural") for m, lr in NATURAL),
+        *(Trial(m, lr) for m, lr in FIRST[32:]),
+    ],
 }
