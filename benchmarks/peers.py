@@ -163,7 +163,7 @@ def ours(job: Job, federation: Federation, kind: type[Loop] | type[Graphs], prec
             engine.evaluate(state, mode, cohort)
         torch.cuda.synchronize()
         if isinstance(engine, Graphs):
-            GROUPINGS[job.key] = f"{engine.stream_count} x {engine.together} clients"
+            GROUPINGS[job.key] = f"{engine.grouping.streams} x {engine.grouping.together} clients"
 
     return one_round
 

@@ -202,8 +202,8 @@ def test_the_number_of_streams_is_chosen_by_trial_and_changes_nothing():
     a, _ = run(Graphs, "fedavg", 5, torch.float32, streams=0, engines=engines)
     b, _ = run(Graphs, "fedavg", 5, torch.float32, streams=1)
     assert all(torch.equal(a.model[k], b.model[k]) for k in a.model)
-    assert len(engines[0].trials) > 1
-    assert {g.together for g in engines[0].trials} == {1}, "a repeatable run does not try stacks"
+    assert len(engines[0].trials.seconds) > 1
+    assert {g.together for g in engines[0].trials.seconds} == {1}, "a repeatable run does not try stacks"
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "float64"])
@@ -239,7 +239,7 @@ def test_stacks_give_the_loops_results_and_repeat(text):
     sizes, engines = (22, 22, 17, 22), []
     loop, _ = run(Loop, text, 3, sizes=sizes)
     fast, again = (run(Graphs, text, 3, streams=n, together=2, sizes=sizes, engines=engines)[0] for n in (1, 2))
-    assert engines[0].stacks
+    assert engines[0].stacks.spaces
     assert not engines[0].notes
     assert distance(loop.model, fast.model) < 1e-9
     assert all(torch.equal(fast.model[k], again.model[k]) for k in fast.model), "repeats with the same bits"
