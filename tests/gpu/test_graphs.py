@@ -68,7 +68,19 @@ def federation(dtype=torch.float64, sizes=SIZES):
     return Federation("tiny", sites, list("abcd"), Preprocessing.centered(3))
 
 
-def run(kind, text, rounds, dtype=torch.float64, streams=2, engines=None, lr=0.05, together=1, sizes=SIZES, **settings):
+def run(
+    kind,
+    text,
+    rounds,
+    dtype=torch.float64,
+    streams=2,
+    engines=None,
+    lr=0.05,
+    together=1,
+    compiled=False,
+    sizes=SIZES,
+    **settings,
+):
     fed = federation(dtype, sizes)
     chosen = method(text)
     training = fed
@@ -86,7 +98,7 @@ def run(kind, text, rounds, dtype=torch.float64, streams=2, engines=None, lr=0.0
         preprocessing=fed.preprocessing,
         needs_two=net.probe(fed.shape, 4),
     )
-    how = {"streams": streams, "together": together} if kind is Graphs else {}
+    how = {"streams": streams, "together": together, "compiled": compiled} if kind is Graphs else {}
     engine = kind(task, training, fed, ClientStore(2**30), **how)
     if engines is not None:
         engines.append(engine)
@@ -240,6 +252,19 @@ def test_stacks_give_the_loops_results_and_repeat(text):
     loop, _ = run(Loop, text, 3, sizes=sizes)
     fast, again = (run(Graphs, text, 3, streams=n, together=2, sizes=sizes, engines=engines)[0] for n in (1, 2))
     assert engines[0].stacks.spaces
+    assert not engines[0].notes
+    assert distance(loop.model, fast.model) < 1e-9
+    assert all(torch.equal(fast.model[k], again.model[k]) for k in fast.model), "repeats with the same bits"
+
+
+@pytest.mark.parametrize("text", ["scaffold", "fednn", "gn(groups=2)"])
+@pytest.mark.parametrize("together", [1, 3])
+def test_compiled_steps_give_the_loops_results_and_repeat(text, together):
+    sizes, engines = (16, 16, 16), []
+    loop, _ = run(Loop, text, 3, sizes=sizes)
+    how = {"streams": 1, "together": together, "compiled": True, "sizes": sizes, "engines": engines}
+    fast, again = (run(Graphs, text, 3, **how)[0] for _ in range(2))
+    assert all(engines[0].steps.programs.values())
     assert not engines[0].notes
     assert distance(loop.model, fast.model) < 1e-9
     assert all(torch.equal(fast.model[k], again.model[k]) for k in fast.model), "repeats with the same bits"

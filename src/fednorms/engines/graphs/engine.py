@@ -30,6 +30,7 @@ from fednorms.engines.base import DEFAULTS, EngineSettings, Trained
 from fednorms.engines.graphs.capture import Device, device_of
 from fednorms.engines.graphs.data import DeviceData
 from fednorms.engines.graphs.evaluation import Evaluator, RandomOutputs, SiteModel
+from fednorms.engines.graphs.fused import seconds_to_compile
 from fednorms.engines.graphs.grouping import FIRST, Grouping, Trials
 from fednorms.engines.graphs.layout import Layout, copy_tree
 from fednorms.engines.graphs.pending import PendingResults
@@ -49,7 +50,7 @@ class Graphs(LocalEngine):
     """Runs clients as CUDA graphs on streams.
 
     `streams` fixes how many run side by side (0: found by trial), and then `together` how many take their steps
-    together.
+    together, and `compiled` whether steps are compiled.
     """
 
     name: ClassVar[str] = "graphs"
@@ -63,6 +64,7 @@ class Graphs(LocalEngine):
         settings: EngineSettings = DEFAULTS,
         streams: int = 0,
         together: int = 1,
+        compiled: bool = False,
         device: Device | None = None,
     ) -> None:
         super().__init__(task, training, testing, store, settings)
@@ -74,7 +76,7 @@ class Graphs(LocalEngine):
         pixels = task.training.batch_size * math.prod(testing.stored_shape[1:])
         stackable = not task.twin and not task.method.writing  # a second model, and state that steps change
         self.trials = Trials(pixels, self.steps.layout.size * task.like.element_size(), stackable)
-        self.grouping = Grouping(together if stackable else 1, streams) if self.fixed else FIRST
+        self.grouping = Grouping(together if stackable else 1, streams, compiled) if self.fixed else FIRST
         self.evaluator: Evaluator | None = None
         self.room = self.device.free_memory() // 4  # for results that wait until a round is over
         self.in_turn = False  # no memory for graphs: clients train one after the other
@@ -214,7 +216,7 @@ class Graphs(LocalEngine):
         self.data.load()
         packed = self.steps.layout.block(task.like)
         copy_tree(self.steps.layout.views(packed), sent.model)
-        together, count = self.grouping
+        together, count, self.steps.compiling = self.grouping
         streams = self.steps.streams = [self.device.stream(number) for number in range(count)]
         self.device.fork(streams)
         room = sys.maxsize if score else self.room  # what is tested next stays on the device
@@ -239,7 +241,7 @@ class Graphs(LocalEngine):
         self.device.join(streams)
         fine = torch.cat(finite).tolist() if finite else []  # only here the host waits
         if self.steps.captures == captures and not self.fixed:
-            self._learn(len(cohort), time.perf_counter() - started)
+            self._learn(len(cohort), time.perf_counter() - started, task.rounds - sent.round - 1)
         for name, good in zip(order, fine, strict=True):
             if not good:
                 try:
@@ -263,9 +265,15 @@ class Graphs(LocalEngine):
         self.trials.without_stacks()
         self.grouping = FIRST
 
-    def _learn(self, clients: int, seconds: float) -> None:
-        """Try groupings, a round each, as far as memory and cohort allow, and keep the fastest."""
-        if self.trials.done(clients):
+    def _learn(self, clients: int, seconds: float, rounds: int) -> None:
+        """Try groupings, a round each, as far as memory and cohort allow, and keep the fastest.
+
+        Compiling may take a quarter of the time that the rest of the run needs without it.
+        """
+        steps = self.steps
+        steps.allowance = self.trials.left(clients, rounds) / 4 - steps.compiled_for
+        compiling = steps.allowance > seconds_to_compile()
+        if self.trials.done(clients, compiling=compiling):
             return
         slots = len(self.slots.spaces)
         held = max(slots + self.grouping.together * len(self.stacks.spaces), 1)  # clients whose memory is there
@@ -275,10 +283,13 @@ class Graphs(LocalEngine):
             there = slots if g.together == 1 else 0
             return (g.together * g.streams - there) * used < 0.8 * room
 
-        before, self.grouping = self.grouping, self.trials.next(self.grouping, clients, seconds, fits)
-        if self.grouping.together != before.together:
+        before = self.grouping
+        self.grouping = self.trials.next(before, clients, seconds, compiling=compiling, fits=fits)
+        if (self.grouping.together, self.grouping.compiled) != (before.together, before.compiled):
             self.stacks.keep(0)
-        if self.trials.done(clients):
+        if self.grouping.compiled != before.compiled:
+            self.slots.keep(0)
+        if self.trials.done(clients, compiling=compiling):
             self._keep(self.grouping)
             self.device.empty_cache()
 

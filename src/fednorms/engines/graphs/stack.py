@@ -21,7 +21,7 @@ from fednorms.core.views import Context
 from fednorms.engines.graphs.capture import Device
 from fednorms.engines.graphs.layout import Layout, copy_tree, shapes_of
 from fednorms.engines.graphs.stacked_ops import StackedOperations
-from fednorms.engines.graphs.workspace import Captured, Way, zero
+from fednorms.engines.graphs.workspace import Captured, Way, tensors_of, zero
 
 
 @dataclass
@@ -191,6 +191,10 @@ class Stack:
 
         with _no_slow_rules():
             torch.func.vmap(one)(self.carry.key)
+
+    def memory(self) -> list[Tensor]:
+        """All tensors that a step reads or writes."""
+        return tensors_of(self.carry, self.optimizer, self.relative, self.lr)
 
     def written(self) -> list[Tensor]:
         """All tensors that a step changes."""

@@ -141,12 +141,24 @@ class Workspace:
         if self.twin:
             self.twin.close(device)
 
+    def memory(self) -> list[Tensor]:
+        """All tensors that a step reads or writes."""
+        return tensors_of(self.carry, self.optimizer, self.relative, self.lr, *(self.data or ()))
+
     def written(self) -> list[Tensor]:
         """All tensors that a step changes."""
         carry, optimizer = self.carry, self.optimizer
         states = [carry.mine[p.name] for p in self.task.method.writing]
         trees = (self.integers, carry.grad_sum, optimizer.first_moment, optimizer.second_moment, *states)
         return [self.live, carry.key, carry.loss_sum, optimizer.updates, *(t for tree in trees for t in tree.values())]
+
+
+def tensors_of(carry: Carry, optimizer: Optimizer, *others: Tensor) -> list[Tensor]:
+    """All tensors that a step reads or writes, each once."""
+    trees = [carry.params, carry.fixed, carry.buffers, carry.start, carry.start_buffers, carry.grad_sum]
+    trees += [optimizer.first_moment, optimizer.second_moment, *carry.mine.values(), *carry.broadcast.parts.values()]
+    single = (carry.key, carry.loss_sum, optimizer.lr, optimizer.updates, *others)
+    return list({id(t): t for t in (*single, *(t for tree in trees for t in tree.values()))}.values())
 
 
 def zero(tree: Tree) -> None:
