@@ -178,7 +178,7 @@ def test_out_of_memory_halves_the_streams_and_continues():
     task, engine = setting(Graphs, "scaffold", streams=4, device=Full(2), fed=fed)
     _, loop = setting(Loop, "scaffold", fed=fed)
     assert_same(task, play(task, loop), play(task, engine), loop, engine)
-    assert engine.stream_count == 2
+    assert engine.grouping.streams == 2
     assert any("out of memory" in note for note in engine.notes)
 
 
@@ -413,8 +413,21 @@ def test_a_closed_engine_keeps_nothing_recorded_and_can_go_on(text):
         assert device.recorded > 0
         engine.close()
         assert device.recorded == 0
-        assert not engine.workspaces
+        assert not engine.slots.spaces
         assert engine.data.resident is None
+    assert_same(task, expected, state, loop, engine)
+
+
+def test_data_that_no_longer_fit_after_a_close_come_with_their_client():
+    task, loop = setting(Loop, "scaffold")
+    expected = play(task, loop)
+    task, engine = setting(Graphs, "scaffold", streams=2, device=CpuDevice())
+    state = engine.setup(initial_state(task))
+    for number in range(3):
+        state = server_update(task, state, engine.train(broadcast(task, state), engine.clients).uploads)
+        assert (engine.data.resident is None) == (number > 0)
+        engine.close()
+        engine.device.memory = 1000
     assert_same(task, expected, state, loop, engine)
 
 
@@ -424,6 +437,6 @@ def test_streams_that_are_tried_and_not_kept_free_their_graphs():
     state = engine.setup(initial_state(task))
     for _ in range(14):
         state = server_update(task, state, engine.train(broadcast(task, state), engine.clients).uploads)
-    kept = [*engine.workspaces.values(), *engine.stacks.values()]
-    assert len(kept) == engine.stream_count
+    kept = [*engine.slots.spaces.values(), *engine.stacks.spaces.values()]
+    assert len(kept) == engine.grouping.streams
     assert device.recorded == sum(len(space.graphs) for space in kept)

@@ -70,7 +70,19 @@ def federation(dtype=torch.float64, sizes=SIZES):
     return Federation("tiny", sites, list("abcd"), Preprocessing.centered(3))
 
 
-def run(kind, text, rounds, dtype=torch.float64, streams=2, engines=None, lr=0.05, together=1, sizes=SIZES, **settings):
+def run(
+    kind,
+    text,
+    rounds,
+    dtype=torch.float64,
+    streams=2,
+    engines=None,
+    lr=0.05,
+    together=1,
+    compiled=False,
+    sizes=SIZES,
+    **settings,
+):
     fed = federation(dtype, sizes)
     chosen = method(text)
     training = fed
@@ -88,7 +100,7 @@ def run(kind, text, rounds, dtype=torch.float64, streams=2, engines=None, lr=0.0
         preprocessing=fed.preprocessing,
         needs_two=net.probe(fed.shape, 4),
     )
-    how = {"streams": streams, "together": together} if kind is Graphs else {}
+    how = {"streams": streams, "together": together, "compiled": compiled} if kind is Graphs else {}
     engine = kind(task, training, fed, ClientStore(2**30), **how)
     if engines is not None:
         engines.append(engine)
@@ -204,8 +216,8 @@ def test_the_number_of_streams_is_chosen_by_trial_and_changes_nothing():
     a, _ = run(Graphs, "fedavg", 5, torch.float32, streams=0, engines=engines)
     b, _ = run(Graphs, "fedavg", 5, torch.float32, streams=1)
     assert all(torch.equal(a.model[k], b.model[k]) for k in a.model)
-    assert len(engines[0].trials) > 1
-    assert {g.together for g in engines[0].trials} == {1}, "a repeatable run does not try stacks"
+    assert len(engines[0].trials.seconds) > 1
+    assert {g.together for g in engines[0].trials.seconds} == {1}, "a repeatable run does not try stacks"
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "float64"])
@@ -251,7 +263,20 @@ def test_stacks_give_the_loops_results_and_repeat(text):
     sizes, engines = (22, 22, 17, 22), []
     loop, _ = run(Loop, text, 3, sizes=sizes)
     fast, again = (run(Graphs, text, 3, streams=n, together=2, sizes=sizes, engines=engines)[0] for n in (1, 2))
-    assert engines[0].stacks
+    assert engines[0].stacks.spaces
+    assert not engines[0].notes
+    assert distance(loop.model, fast.model) < 1e-9
+    assert all(torch.equal(fast.model[k], again.model[k]) for k in fast.model), "repeats with the same bits"
+
+
+@pytest.mark.parametrize("text", ["scaffold", "fednn", "gn(groups=2)"])
+@pytest.mark.parametrize("together", [1, 3])
+def test_compiled_steps_give_the_loops_results_and_repeat(text, together):
+    sizes, engines = (16, 16, 16), []
+    loop, _ = run(Loop, text, 3, sizes=sizes)
+    how = {"streams": 1, "together": together, "compiled": True, "sizes": sizes, "engines": engines}
+    fast, again = (run(Graphs, text, 3, **how)[0] for _ in range(2))
+    assert all(engines[0].steps.programs.values())
     assert not engines[0].notes
     assert distance(loop.model, fast.model) < 1e-9
     assert all(torch.equal(fast.model[k], again.model[k]) for k in fast.model), "repeats with the same bits"

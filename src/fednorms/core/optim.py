@@ -133,7 +133,7 @@ class Optimizer:
             return
         velocity = [self.first_moment[k] for k in names] if self.training.momentum else []
         if any(t.dtype != torch.float32 for t in (lr, *w)):  # the kernel below reads its rate in float32 only
-            self._sgd(w, grads, velocity, lr)
+            sgd(w, grads, velocity, lr=lr, weight_decay=self.training.weight_decay, momentum=self.training.momentum)
             return
         # One pass over everything, in the order of memory: a gradient of another kind is copied first.
         torch._fused_sgd_(
@@ -149,15 +149,6 @@ class Optimizer:
             is_first_step=False,
         )
 
-    def _sgd(self, w: list[Tensor], grads: list[Tensor], velocity: list[Tensor], lr: Tensor) -> None:
-        if self.training.weight_decay:
-            grads = list(torch._foreach_add(grads, w, alpha=self.training.weight_decay))
-        if velocity:
-            torch._foreach_mul_(velocity, self.training.momentum)
-            torch._foreach_add_(velocity, grads)
-            grads = velocity
-        torch._foreach_sub_(w, torch._foreach_mul(grads, lr))
-
     def _adam(self, names: list[str], w: list[Tensor], grads: list[Tensor], lr: Tensor) -> None:
         beta_1, beta_2, eps = 0.9, 0.999, 1e-8
         m, v = [self.first_moment[k] for k in names], [self.second_moment[k] for k in names]
@@ -172,6 +163,19 @@ class Optimizer:
         torch._foreach_add_(root, eps)
         rate = lr / (1 - beta_1**self.updates)
         torch._foreach_sub_(w, torch._foreach_mul(torch._foreach_div(m, root), rate))
+
+
+def sgd(
+    w: list[Tensor], grads: list[Tensor], velocity: list[Tensor], *, lr: Tensor, weight_decay: float, momentum: float
+) -> None:
+    """Stochastic gradient descent in place: v <- rho v + g + wd w; w <- w - lr v. Without velocities, rho is 0."""
+    if weight_decay:
+        grads = list(torch._foreach_add(grads, w, alpha=weight_decay))
+    if velocity:
+        torch._foreach_mul_(velocity, momentum)
+        torch._foreach_add_(velocity, grads)
+        grads = velocity
+    torch._foreach_sub_(w, torch._foreach_mul(grads, lr))
 
 
 def _by_factor(names: Iterable[str], rates: Rates) -> dict[float, list[str]]:

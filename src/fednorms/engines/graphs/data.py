@@ -46,6 +46,7 @@ class DeviceData:
     def close(self) -> None:
         """Free all data on the device; `load` copies them again."""
         self.resident, self.loaded = None, False
+        self.first.clear()
         self.tests.clear()
 
     def _load_all(self) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -15,13 +15,13 @@ from fednorms.core.optim import Optimizer
 from fednorms.core.part import Phase
 from fednorms.core.round import carry_of, noise_word, step
 from fednorms.core.stacked import above, level_of
-from fednorms.core.states import Broadcast, Carry, Client, Task
+from fednorms.core.states import Batch, Broadcast, Carry, Client, Task
 from fednorms.core.tree import Tree
 from fednorms.core.views import Context
 from fednorms.engines.graphs.capture import Device
 from fednorms.engines.graphs.layout import Layout, copy_tree, shapes_of
 from fednorms.engines.graphs.stacked_ops import StackedOperations
-from fednorms.engines.graphs.workspace import Captured, zero
+from fednorms.engines.graphs.workspace import Captured, Way, tensors_of, zero
 
 
 @dataclass
@@ -53,6 +53,7 @@ class Stack:
     addressed: bool  # what parts send differs by client
     stream: Any
     pool: Any
+    data: ClassVar[None] = None  # a stack reads the data of all clients
     sent: Broadcast | None = None
     graphs: dict[tuple[object, ...], Captured] = field(default_factory=dict)
 
@@ -128,14 +129,14 @@ class Stack:
         self.carry.loss_sum.zero_()
         zero(self.carry.grad_sum)
 
-    def moments(self, clients: Sequence[Arrived]) -> None:
+    def moments(self, kept: Sequence[Tree]) -> None:
         """Continue with the momentum of earlier rounds, where clients have kept it."""
-        rows = [*clients, *[clients[-1]] * (self.count - len(clients))]
+        rows = [*kept, *[kept[-1]] * (self.count - len(kept))]
         for name, moment in self.optimizer.first_moment.items():
-            kept = [a.client.state.velocity.get(name) if a.client.state else None for a in rows]
-            if any(t is not None for t in kept):
+            found = [row.get(name) for row in rows]
+            if any(t is not None for t in found):
                 blank = torch.zeros_like(moment[0])
-                torch.stack([blank if t is None else t for t in kept], out=moment)
+                torch.stack([blank if t is None else t for t in found], out=moment)
 
     def models(self) -> tuple[list[Tree], Tensor]:
         """Copies of all models in training, and the block that holds their floats, one row per client."""
@@ -145,9 +146,9 @@ class Stack:
         return apart(Tree({**rows, **self.integers.clone()}), self.count), blocks
 
     # -- a step -------------------------------------------------------------------------------------------------
-    def step(self, batches: list[tuple[Tensor, Tensor]], phase: Phase, outer: Carry) -> None:
-        """One step of all clients. `outer` says what they have in common: names in training, path, context."""
-        active = set(outer.active)
+    def step(self, batches: list[Batch], phase: Phase, way: Way) -> None:
+        """Take one step of all clients, whose batches follow one another."""
+        active = set(way.active)
         for name, tensor in self.carry.params.items():
             tensor.requires_grad_(name in active)
 
@@ -165,7 +166,7 @@ class Stack:
             )
             inner = replace(
                 self.carry,
-                context=replace(outer.context, lr=self.lr, relative=above(self.relative, level)),  # type: ignore[arg-type]
+                context=replace(way.context, lr=self.lr, relative=above(self.relative, level)),  # type: ignore[arg-type]
                 broadcast=replace(self.carry.broadcast, parts={k: lift(v) for k, v in parts.items()})
                 if self.addressed
                 else self.carry.broadcast,
@@ -178,18 +179,22 @@ class Stack:
                 key=key,
                 loss_sum=above(self.carry.loss_sum, level),
                 grad_sum=lift(self.carry.grad_sum),
-                active=outer.active,
-                path=outer.path,
+                active=way.active,
+                path=way.path,
                 optimizer=optimizer,
             )
-            lifted = [(above(x, level), above(y, level)) for x, y in batches]
+            lifted = [tuple(above(t.unflatten(0, (self.count, -1)), level) for t in pair) for pair in batches]
             with StackedOperations():
-                step(self.task, inner, lifted, phase)
+                step(self.task, inner, lifted, phase)  # type: ignore[arg-type]
             self.carry.fresh = False
             return key
 
         with _no_slow_rules():
             torch.func.vmap(one)(self.carry.key)
+
+    def memory(self) -> list[Tensor]:
+        """All tensors that a step reads or writes."""
+        return tensors_of(self.carry, self.optimizer, self.relative, self.lr)
 
     def written(self) -> list[Tensor]:
         """All tensors that a step changes."""

@@ -6,6 +6,7 @@ same trilinear form, so each one's derivatives are the other two. All are batche
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from fednorms.engines.graphs import conv_kernels as kernels
+from fednorms.engines.graphs.fused import tracing
 
 
 class Geometry(NamedTuple):
@@ -105,6 +107,8 @@ def _rows(y: Tensor) -> Tensor:
 
 def _patches(x: Tensor, g: Geometry) -> Tensor:
     """The patch under each output value, (K, C h w, N H' W')."""
+    if tracing():
+        return _windows(x, g)
     if kernels.usable(x):
         return kernels.patches(x, g)
     k, n = x.shape[:2]
@@ -114,8 +118,38 @@ def _patches(x: Tensor, g: Geometry) -> Tensor:
 
 def _sum_of_patches(p: Tensor, n: int, g: Geometry) -> Tensor:
     """Images (K, N, C, H, W) from values of patches (K, C h w, N H' W')."""
+    if tracing():
+        return _sum_of_windows(p, n, g)
     if kernels.usable(p):
         return kernels.images(p, n, g)
     apart = p.unflatten(2, (n, -1)).transpose(1, 2).flatten(0, 1)
     found = F.fold(apart, g.image, g.kernel, g.dilation, g.padding, g.stride)
     return found.unflatten(0, (len(p), n))
+
+
+# -- the same maps as operations that a compiler fuses with those before and after ------------------------------------
+def _windows(x: Tensor, g: Geometry) -> Tensor:
+    (kh, kw), (sh, sw), (ph, pw), (dh, dw) = g.kernel, g.stride, g.padding, g.dilation
+    padded = F.pad(x, (pw, pw, ph, ph))
+    found = padded.unfold(3, dh * (kh - 1) + 1, sh).unfold(4, dw * (kw - 1) + 1, sw)[..., ::dh, ::dw]
+    return found.permute(0, 2, 5, 6, 1, 3, 4).reshape(len(x), -1, x.shape[1] * math.prod(g.output))
+
+
+def _sum_of_windows(p: Tensor, n: int, g: Geometry) -> Tensor:
+    (h, w), (sh, sw), (ph, pw), (dh, dw) = g.image, g.stride, g.padding, g.dilation
+    taps = p.unflatten(2, (n, *g.output)).unflatten(1, (-1, *g.kernel))
+    total = p.new_zeros(())
+    for i in range(g.kernel[0]):
+        for j in range(g.kernel[1]):
+            spread = _spread(_spread(taps[:, :, i, j].transpose(1, 2), 3, sh), 4, sw)
+            top, left = i * dh - ph, j * dw - pw
+            total = total + F.pad(spread, (left, w - left - spread.shape[4], top, h - top - spread.shape[3]))
+    return total
+
+
+def _spread(t: Tensor, axis: int, step: int) -> Tensor:
+    """Values with `step - 1` zeros between neighbors along an axis."""
+    if step == 1:
+        return t
+    apart = torch.stack([t, *[torch.zeros_like(t)] * (step - 1)], axis + 1).flatten(axis, axis + 1)
+    return apart.narrow(axis, 0, (t.shape[axis] - 1) * step + 1)

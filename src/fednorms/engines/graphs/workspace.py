@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Self
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from fednorms.core.optim import Optimizer
-from fednorms.core.round import carry_of, noise_word
-from fednorms.core.states import Broadcast, Carry, Client, Task, context_of
+from fednorms.core.part import Phase
+from fednorms.core.round import carry_of, noise_word, step
+from fednorms.core.states import Batch, Broadcast, Carry, Client, Task, context_of
 from fednorms.core.tree import Tree
 from fednorms.core.views import Context
 from fednorms.engines.graphs.capture import Device
 from fednorms.engines.graphs.layout import Layout, copy_tree, shapes_of
+
+
+class Way(NamedTuple):
+    """What the clients of a recorded step have in common: the names in training, the code path, the round."""
+
+    active: list[str]
+    path: dict[str, Hashable]
+    context: Context
 
 
 @dataclass
@@ -32,6 +41,7 @@ class Captured:
 class Workspace:
     """Memory for one client at a time, a stream, and the graphs captured with them."""
 
+    count: ClassVar[int] = 1
     task: Task  # as the captured steps see it
     layout: Layout
     carry: Carry
@@ -104,6 +114,20 @@ class Workspace:
         self.carry.loss_sum.zero_()
         zero(self.carry.grad_sum)
 
+    def moments(self, kept: Sequence[Tree]) -> None:
+        """Continue with the momentum of earlier rounds, where the client has kept it."""
+        copy_tree(self.optimizer.first_moment, kept[0])
+
+    def step(self, batches: list[Batch], phase: Phase, way: Way) -> None:
+        """Take one step."""
+        active, carry = set(way.active), self.carry
+        for name, tensor in carry.params.items():
+            tensor.requires_grad_(name in active)
+        carry.active, carry.path = way.active, way.path
+        # What differs between clients and rounds is a tensor inside the graph.
+        carry.context = replace(way.context, lr=self.lr, relative=self.relative)  # type: ignore[arg-type]
+        step(self.task, carry, batches, phase)
+
     def model(self) -> tuple[Tree, Tensor]:
         """A copy of the model in training, and the block that holds its floats."""
         block = self.live.clone()
@@ -117,12 +141,24 @@ class Workspace:
         if self.twin:
             self.twin.close(device)
 
+    def memory(self) -> list[Tensor]:
+        """All tensors that a step reads or writes."""
+        return tensors_of(self.carry, self.optimizer, self.relative, self.lr, *(self.data or ()))
+
     def written(self) -> list[Tensor]:
         """All tensors that a step changes."""
         carry, optimizer = self.carry, self.optimizer
         states = [carry.mine[p.name] for p in self.task.method.writing]
         trees = (self.integers, carry.grad_sum, optimizer.first_moment, optimizer.second_moment, *states)
         return [self.live, carry.key, carry.loss_sum, optimizer.updates, *(t for tree in trees for t in tree.values())]
+
+
+def tensors_of(carry: Carry, optimizer: Optimizer, *others: Tensor) -> list[Tensor]:
+    """All tensors that a step reads or writes, each once."""
+    trees = [carry.params, carry.fixed, carry.buffers, carry.start, carry.start_buffers, carry.grad_sum]
+    trees += [optimizer.first_moment, optimizer.second_moment, *carry.mine.values(), *carry.broadcast.parts.values()]
+    single = (carry.key, carry.loss_sum, optimizer.lr, optimizer.updates, *others)
+    return list({id(t): t for t in (*single, *(t for tree in trees for t in tree.values()))}.values())
 
 
 def zero(tree: Tree) -> None:

@@ -1,0 +1,163 @@
+"""A step as one compiled program: its operations are traced below autograd and `torch.func.vmap`, and Inductor fuses
+them into few kernels.
+
+Tracing runs the step once and writes down what it does to the tensors of a space, as recording a CUDA graph does. So
+any step that can be recorded can be traced, whatever Python code decided about it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
+
+from fednorms.core.optim import sgd
+from fednorms.engines.graphs.capture import Job
+
+_tracing: ContextVar[bool] = ContextVar("fednorms_tracing", default=False)
+
+
+def tracing() -> bool:
+    """Whether a step is being traced: operations must then be torch's own, no kernels of this package."""
+    return _tracing.get()
+
+
+_last_seconds = 60.0  # that compiling a step took; before the first one, what it took where we measured it
+
+
+def seconds_to_compile() -> float:
+    """What compiling a step will take, judged by the last one of this process."""
+    return _last_seconds
+
+
+class NotFused(Exception):
+    """A step cannot be compiled, or its compiled form gives other results."""
+
+
+@dataclass
+class Program:
+    """A compiled step; `constants` are tensors that it reads besides the memory of a space."""
+
+    call: Callable[..., object]
+    used: list[int]  # places in the memory that it reads or writes
+    constants: list[Tensor]
+    seconds: float  # that tracing and compiling took
+
+    def on(self, memory: Sequence[Tensor]) -> Job:
+        """The program as a job on the memory of a space."""
+        tensors = [memory[k].detach() for k in self.used] + self.constants
+
+        def run() -> None:
+            with torch.no_grad():
+                self.call(*tensors)
+
+        return run
+
+
+def compiled(job: Job, memory: Sequence[Tensor]) -> Program:
+    """Trace a job that works on these tensors, and compile it. Raises NotFused if that is impossible."""
+    global _last_seconds
+    started = time.perf_counter()
+    try:
+        graph = _traced(job, memory)
+        constants = _constants_as_inputs(graph)
+        inputs = list(graph.graph.find_nodes(op="placeholder"))
+        used = [k for k, node in enumerate(inputs[: len(memory)]) if node.users]
+        for node in inputs:
+            if not node.users:
+                graph.graph.erase_node(node)
+        graph.recompile()
+        tensors = [memory[k].detach() for k in used] + constants
+        with torch.no_grad():
+            call = _inductor()(graph, tensors)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # compilers raise whatever they like, and a step without them is as good
+        raise NotFused(f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}") from error
+    _last_seconds = time.perf_counter() - started
+    return Program(call, used, constants, _last_seconds)
+
+
+def agree(found: Sequence[Tensor], expected: Sequence[Tensor], start: Sequence[Tensor]) -> bool:
+    """Whether two ways to take a step from `start` differ only by rounding."""
+    moves, errors, sizes = [], [], []
+    for a, b, s in zip(found, expected, start, strict=True):
+        if not a.is_floating_point():
+            if not torch.equal(a, b):
+                return False
+            continue
+        moves.append(torch.linalg.vector_norm(b - s))
+        errors.append(torch.linalg.vector_norm(a - b))
+        sizes.append(torch.linalg.vector_norm(b))
+    move, error, size = (torch.stack(some).double() for some in (moves, errors, sizes))
+    # What should not move at all (a bias before BatchNorm) moves by rounding errors of the others.
+    share, rounding = (1e-9, 1e-12) if found[0].dtype == torch.float64 else (0.02, 1e-5)
+    return bool((error <= share * move + rounding * (size + move.norm())).all())
+
+
+def _inductor() -> Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., object]]:
+    import torch._inductor  # takes a second, and few runs need it
+
+    return torch._inductor.compile  # type: ignore[return-value]
+
+
+def _traced(job: Job, memory: Sequence[Tensor]) -> torch.fx.GraphModule:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def one_step(*_: Tensor) -> None:
+        job()  # works on the very tensors that are traced
+
+    with _plain_operations(), torch.autograd.set_multithreading_enabled(False):
+        graph: torch.fx.GraphModule = make_fx(one_step)(*memory)
+    return graph
+
+
+def _constants_as_inputs(graph: torch.fx.GraphModule) -> list[Tensor]:
+    """Read tensors from outside the memory at every call: their values may change."""
+    found: dict[str, torch.fx.Node] = {}
+    constants: list[Tensor] = []
+    last = list(graph.graph.find_nodes(op="placeholder"))[-1]
+    for node in list(graph.graph.find_nodes(op="get_attr")):
+        name = str(node.target)
+        if name not in found:
+            constants.append(getattr(graph, name))
+            with graph.graph.inserting_after(last):
+                last = found[name] = graph.graph.placeholder(name)
+        node.replace_all_uses_with(found[name])
+        graph.graph.erase_node(node)
+    return constants
+
+
+@contextmanager
+def _plain_operations() -> Iterator[None]:
+    token = _tracing.set(True)
+    try:
+        with _Plainly():
+            yield
+    finally:
+        _tracing.reset(token)
+
+
+class _Plainly(TorchFunctionMode):
+    """Replaces fused operations by simple ones, which a compiler can fuse with others."""
+
+    @override
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is torch._fused_sgd_:
+            how = kwargs or {}
+            return sgd(*args, **{name: how[name] for name in ("lr", "weight_decay", "momentum")})
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,241 @@
+"""The steps of a phase, recorded once per code path and batch shape, for one client or for several that take them
+together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fednorms.core.batches import batch_plan
+from fednorms.core.error_origin import culprit
+from fednorms.core.noise import seed_of
+from fednorms.core.optim import Optimizer
+from fednorms.core.part import Phase
+from fednorms.core.round import rate_of
+from fednorms.core.states import Batch, Carry, Client, Task
+from fednorms.core.tree import Tree
+from fednorms.engines.graphs.capture import WARM_UPS, Device, Job
+from fednorms.engines.graphs.data import DeviceData
+from fednorms.engines.graphs.fused import NotFused, Program, agree, compiled, seconds_to_compile
+from fednorms.engines.graphs.layout import Layout
+from fednorms.engines.graphs.workspace import Captured, Way, zero
+
+
+class Space(Protocol):
+    """Fixed memory for one client, or for several that take their steps together."""
+
+    task: Task
+    carry: Carry
+    optimizer: Optimizer
+    stream: Any
+    pool: Any
+    graphs: dict[tuple[object, ...], Captured]
+
+    @property
+    def count(self) -> int:
+        """The number of clients."""
+        ...
+
+    @property
+    def data(self) -> tuple[Tensor, Tensor] | None:
+        """The data of the client, if those of all clients do not fit on the device."""
+        ...
+
+    def moments(self, kept: Sequence[Tree]) -> None:
+        """Continue with the momentum of earlier rounds, where clients have kept it."""
+        ...
+
+    def step(self, batches: list[Batch], phase: Phase, way: Way) -> None:
+        """Take one step, on the clients' batches one after the other."""
+        ...
+
+    def memory(self) -> list[Tensor]:
+        """All tensors that a step reads or writes."""
+        ...
+
+    def written(self) -> list[Tensor]:
+        """All tensors that a step changes."""
+        ...
+
+
+@dataclass
+class Steps:
+    """What all spaces of an engine share: the task, the data, the device; and the way to take steps in a space."""
+
+    task: Task
+    layout: Layout
+    data: DeviceData
+    device: Device
+    notes: list[str]
+    streams: list[Any] = field(default_factory=list)
+    captures: int = 0
+    compiling: bool = False  # steps become compiled programs before they are recorded
+    allowance: float = math.inf  # seconds that compiling may still take
+    compiled_for: float = 0.0  # seconds, until now
+    programs: dict[tuple[object, ...], Program | None] = field(default_factory=dict)
+
+    def note(self, text: str) -> None:
+        """Tell the user something, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def phase(
+        self, space: Space, outer: Carry, phase: Phase, number: int, clients: Sequence[Client], kept: Sequence[Tree]
+    ) -> list[int]:
+        """Take the steps of a phase and return how many images each client drops; `kept` is its momentum."""
+        task, optimizer = space.task, space.optimizer
+        outer.active = task.net.trainable(phase.train, also_frozen=outer.context.evaluating)
+        optimizer.lr.fill_(rate_of(outer.context, phase))
+        optimizer.updates.zero_()
+        if not (task.training.keep_momentum and number):
+            zero(optimizer.first_moment)
+        zero(optimizer.second_moment)
+        if task.training.keep_momentum and not number:
+            space.moments(kept)
+        plans, dropped = [], []
+        for client in clients:
+            seed = seed_of("data", task.seed, outer.context.round, client.name, number)
+            plan, lost = batch_plan(len(client.data), task.training, phase, seed, needs_two=task.needs_two)
+            first = self.data.first.get(client.name, 0)
+            plans.append([rows + first for rows in plan])
+            dropped.append(lost)
+        plans += [plans[-1]] * (space.count - len(plans))
+        draws = range(phase.draws)
+        groups = [[i + draw for draw in draws] for i in range(0, len(plans[0]) - phase.draws + 1, phase.draws)]
+        shapes = [tuple(plans[0][i].numel() for i in group) for group in groups]
+        ready: dict[tuple[int, ...], Captured] = {}
+        for shape in dict.fromkeys(shapes):
+            members = [g for g, s in zip(groups, shapes, strict=True) if s == shape]
+            rows = [torch.stack([torch.cat([plan[g[draw]] for plan in plans]) for g in members]) for draw in draws]
+            captured = ready[shape] = self._captured(space, outer, phase, shape, rows)
+            self._count(outer, captured.names, len(members))
+        for shape in shapes:
+            ready[shape].run()
+        return dropped
+
+    def _count(self, outer: Carry, names: list[str], steps: int) -> None:
+        outer.steps += steps
+        outer.exchanged_steps += steps * (not set(outer.active).isdisjoint(self.task.net.sent_params))
+        for name in names:
+            outer.grad_steps[name] = outer.grad_steps.get(name, 0) + steps
+
+    def _captured(
+        self, space: Space, outer: Carry, phase: Phase, shape: tuple[int, ...], rows: list[Tensor]
+    ) -> Captured:
+        """The recorded step for batches of these sizes, which will read these rows."""
+        key = (phase.train, phase.norm, shape, tuple(sorted(outer.path.items())))
+        known = space.graphs.get(key)
+        if known and len(known.plans[0]) >= len(rows[0]):
+            self._plan(known.plans, known.at, rows)
+            return known
+        if known:
+            self.device.forget(known.run)
+        like = self.task.like
+        # No client needs a longer plan than the largest.
+        room = max(len(rows[0]), phase.steps or (phase.epochs or 1) * (self.data.longest // max(*shape, 1) + 1))
+        plans = [torch.zeros(room, space.count * n, dtype=torch.long, device=like.device) for n in shape]
+        at = torch.zeros(1, dtype=torch.long, device=like.device)
+        self._plan(plans, at, rows)
+        way = Way(outer.active, outer.path, outer.context)
+
+        x, y = space.data or self.data.resident or (at, at)
+
+        def one_step() -> None:
+            rows = [plan.index_select(0, at).view(-1) for plan in plans]
+            space.step([(x.index_select(0, r), y.index_select(0, r)) for r in rows], phase, way)
+            at.add_(1)
+
+        written = [*space.written(), at]
+        saved = [t.detach().clone() for t in written]
+        space.carry.grad_steps, space.carry.fresh = {}, True
+        for _ in range(WARM_UPS):
+            one_step()
+            at.zero_()
+        self.device.synchronize()
+        moved = list(space.carry.grad_steps)  # read before recording, which may fail halfway through the step
+        job: Job = one_step
+        if self.compiling:
+            memory = list({id(t): t for t in (*space.memory(), at, x, y, *plans)}.values())
+            job = self._compiled((*key, id(space.task)), one_step, memory, written, saved) or one_step
+        record = self.graph_of if space.count == 1 else self.device.record
+        run = record(job, space.stream, space.pool)
+        _restore(written, saved)
+        space.graphs[key] = Captured(run, plans, at, moved)
+        self.captures += 1
+        return space.graphs[key]
+
+    def _plan(self, plans: list[Tensor], at: Tensor, rows: list[Tensor]) -> None:
+        """Let the next steps read these rows."""
+        for target, some in zip(plans, rows, strict=True):
+            target[: len(some)].copy_(self.device.pinned(some), non_blocking=True)
+        at.zero_()
+
+    def _compiled(
+        self, key: tuple[object, ...], job: Job, memory: list[Tensor], written: list[Tensor], saved: list[Tensor]
+    ) -> Job | None:
+        """The job as a compiled program; None if it cannot be one, with a note, or if the time left is too short."""
+        key = (*key, *(t.shape for t in memory))
+        if key not in self.programs:
+            if self.allowance < seconds_to_compile():
+                return None
+            self.programs[key] = None
+            try:
+                program = compiled(job, memory)
+                self.allowance -= program.seconds
+                self.compiled_for += program.seconds
+                found, expected = (_after(run, written, saved) for run in (program.on(memory), job))
+                if not agree(found, expected, saved):
+                    raise NotFused("the compiled step gave other results")
+                self.programs[key] = program
+            except NotFused as why:
+                self.note(f"steps are not compiled: {why}")
+        known = self.programs[key]
+        if known is None:
+            return None
+        run = known.on(memory)
+        for _ in range(WARM_UPS):
+            _after(run, written, saved)
+        self.device.synchronize()
+        return run
+
+    def graph_of(self, job: Job, stream: object, pool: object) -> Job:
+        """A job as a graph; if it cannot be captured, the job itself, with a note that says which part and why."""
+        try:
+            return self.device.record(job, stream, pool)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.device.synchronize()
+            found = culprit(error)
+            who = f"{found[0]} ({found[1]})" if found else "the model"
+            self.note(f"{who} cannot be captured in a CUDA graph and runs eagerly: {first_line(error)}")
+            return job
+
+
+def _restore(tensors: list[Tensor], values: list[Tensor]) -> None:
+    with torch.no_grad():
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)
+
+
+def _after(job: Job, written: list[Tensor], start: list[Tensor]) -> list[Tensor]:
+    """The tensors that a job leaves behind when it starts from these values."""
+    _restore(written, start)
+    job()
+    return [t.detach().clone() for t in written]
+
+
+def first_line(error: BaseException) -> str:
+    r"""What an error says first.
+
+    >>> first_line(RuntimeError("No kernel for this.\nCompile with more."))
+    'No kernel for this.'
+    """
+    first = error.__context__ or error  # ending a failed capture raises again
+    return str(first).strip().splitlines()[0]
