@@ -6,7 +6,7 @@ regret of an answer is the test accuracy of the best arm minus that of the answe
 
     python benchmarks/advise.py run --state FOLDER       # trains what is missing; can be interrupted at any time
     python benchmarks/advise.py results --state FOLDER   # writes docs/results/advise.json; then `make docs-pages`
-    python benchmarks/advise.py priors --state FOLDER    # writes what `advise` knows before it trains
+    python benchmarks/advise.py priors                   # writes what `advise` knows before it trains
 
 `--suite held-out` are other federations, `--suite real --data FOLDER` those of real images, on a GPU if there is one.
 Several processes can share the work: `--part 1/4` to `--part 4/4`, each with every fourth federation.
@@ -32,13 +32,13 @@ import fednorms as fn
 from fednorms.advice.arms import Question, propose
 from fednorms.advice.measures import measure
 from fednorms.advice.priors import expected_loss
-from fednorms.advice.priors import records as shipped
 from fednorms.advice.summaries import probe
 from fednorms.advice.tournament import Played, Rungs, Trial, ladder, tournament
 from fednorms.runs.identity import Custom
 
 SEEDS, FINALISTS = 2, 3
-SUITES = ("generated", "held-out", "real")
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+SUITES = {"generated": "advise.json", "held-out": "advise-held-out.json", "real": "advise-real.json"}  # in RESULTS
 
 
 def cases(suite: str, data: Path | None = None) -> list[Case]:
@@ -198,18 +198,16 @@ def complete(folder: Path, planned: Sequence[Case]) -> list[Record]:
     ]
 
 
-def prior_records(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """What `advise` knows of each federation."""
-    return [
-        {
-            "data": r.values["data"],
-            "name": r.values["name"],
-            "model": r.values["model"],
-            "measures": {k: v if v is None else round(v, 4) for k, v in r.values["measures"].items()},
-            "lost": {arm: round(points, 2) for arm, points in lost(r, list(r.values["arms"])).items()},
-        }
-        for r in records
-    ]
+def prior_records(federations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What `advise` knows of federations with results."""
+    names = ("data", "name", "model", "measures")
+    return [{key: f[key] for key in names} | {"lost": f["any"]["always"]} for f in federations]
+
+
+def stored(suite: str) -> list[dict[str, Any]]:
+    """The stored results of a suite's federations."""
+    found: list[dict[str, Any]] = json.loads((RESULTS / SUITES[suite]).read_text())["federations"]
+    return found
 
 
 def judged(record: Record, known: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -268,12 +266,15 @@ def correlations(records: Sequence[Record]) -> dict[str, dict[str, float]]:
 
 
 def write_results(folder: Path, suite: str, planned: Sequence[Case], out: Path | None) -> None:
-    """Write docs/results/advise.json, from which docs/make_advise_page.py makes the page; advise-SUITE.json of others.
+    """Write the results of a suite, from which docs/make_advise_page.py makes the page.
 
-    On generated federations, priors come from the others of them. Elsewhere they are those that `advise` comes with.
+    Priors are the generated federations of other data sets, for all suites.
     """
     records = complete(folder, planned)
-    known = prior_records(records) if suite == "generated" else shipped()
+    known = prior_records(stored("generated"))
+    if suite == "generated":
+        names = ("data", "measures")
+        known = [{k: r.values[k] for k in names} | {"lost": lost(r, list(r.values["arms"]))} for r in records]
     results = {
         "planned": len(planned),
         "rounds": planned[0].rounds,
@@ -282,8 +283,7 @@ def write_results(folder: Path, suite: str, planned: Sequence[Case], out: Path |
         "correlations": correlations(records),
         "hours": sum(run["seconds"] for r in records for run in r.values["runs"]) / 3600,
     }
-    name = "advise.json" if suite == "generated" else f"advise-{suite}.json"
-    path = out or Path(__file__).parent.parent / "docs" / "results" / name
+    path = out or RESULTS / SUITES[suite]
     path.write_text(json.dumps(rounded(results), indent=1) + "\n")
     print(f"{path}: {len(records)} of {len(planned)} federations")
 
@@ -297,11 +297,11 @@ def rounded(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
-def write_priors(folder: Path) -> None:
-    """Write what `advise` knows before it trains."""
-    records = prior_records(complete(folder, generated()))
-    lines = ",\n".join(json.dumps(record) for record in records)
-    path = Path(__file__).parent.parent / "src" / "fednorms" / "advice" / "priors.json"
+def write_priors() -> None:
+    """Write what `advise` knows before it trains: the results of all suites."""
+    records = [record for suite in SUITES for record in prior_records(stored(suite))]
+    lines = ",\n".join(json.dumps(rounded(record)) for record in records)
+    path = RESULTS.parent.parent / "src" / "fednorms" / "advice" / "priors.json"
     path.write_text(f'{{"records": [\n{lines}\n]}}\n')
     print(f"{path}: {len(records)} federations")
 
@@ -309,7 +309,7 @@ def write_priors(folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "results", "priors"))
-    parser.add_argument("--state", type=Path, required=True, help="folder of the records")
+    parser.add_argument("--state", type=Path, help="folder of the records; the priors need none")
     parser.add_argument("--suite", choices=SUITES, default="generated", help="which federations")
     parser.add_argument("--data", type=Path, help="folder of real images, for --suite real")
     parser.add_argument("--part", default="1/1", help="which share of the federations to train, as in 2/4")
@@ -317,11 +317,14 @@ if __name__ == "__main__":
     parser.add_argument("--most", type=int, default=1000, help="only the first so many federations")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds of every method's best rate")
     given = parser.parse_args()
+    if given.what == "priors":
+        write_priors()
+        raise SystemExit
+    if given.state is None:
+        parser.error(f"{given.what} needs --state FOLDER")
     every = cases(given.suite, given.data)
     if given.what == "run":
         part, parts = map(int, given.part.split("/"))
         train(given.state, every[: given.most][part - 1 :: parts], given.seeds)
-    elif given.what == "results":
-        write_results(given.state, given.suite, every, given.out)
     else:
-        write_priors(given.state)
+        write_results(given.state, given.suite, every, given.out)

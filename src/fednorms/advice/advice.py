@@ -352,7 +352,7 @@ def _picture(advice: Advice) -> bytes | None:
 def _expected(arm: Arm) -> str:
     if arm.prior is None:
         return ""
-    return f"; on generated federations like this one it lost {arm.prior:.1f} points to the best"
+    return f"; on federations like this one it lost {arm.prior:.1f} points to the best"
 
 
 def _values(trial: Trial) -> str:

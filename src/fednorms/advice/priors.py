@@ -1,4 +1,4 @@
-"""What is known before anything is trained: how many points each method lost on generated federations like this one.
+"""What is known before anything is trained: how many points each method lost on federations like this one.
 
 The records come from `benchmarks/advise.py`. They are weighted by how near their measures are to the federation's.
 """
