@@ -82,7 +82,7 @@ class Method:
             f"{p.name} needs all clients to start from one model, but {q.name} sends each its own: keep one of them"
             for q in self.having("model_to")
             for p in self.parts
-            if p.uses_even_mean or ((how := p.privacy()) and how.release)
+            if p.uses_even_mean or p.needs_one_model or ((how := p.privacy()) and how.release)
         ]
 
     def _unprotected(self, p: Part, privacy: Privacy) -> list[str]:

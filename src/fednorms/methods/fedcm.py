@@ -33,6 +33,7 @@ class FedCM(Part):
 
     paper = "Xu et al. 2021"
     divides_updates = True
+    needs_one_model = True
 
     alpha: float = option(0.1, above=0.0, at_most=1.0)
 
