@@ -46,7 +46,7 @@ IDLE = {"down_to": lambda self, mine, client: Tree(), "model_to": lambda self, m
 
 
 # -- laws -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("host", ["fedavg", "scaffold", "fedbn", "fedadam", "fednova", "hbn", "dplocal"])
+@pytest.mark.parametrize("host", ["fedavg", "scaffold", "fedbn", "fedadam", "fedwsq(first=true)", "hbn", "dplocal"])
 @pytest.mark.parametrize("hook", IDLE)
 def test_a_hook_that_changes_nothing_changes_no_bit(hook, host):
     plain, idle = play(host), play(own(**{hook: IDLE[hook]}) + method(host))
@@ -116,7 +116,7 @@ def test_two_parts_that_send_models_are_refused():
     assert (own("three", down_to=IDLE["down_to"]) + one).addressing
 
 
-@pytest.mark.parametrize("host", ["feddyn", "feddc", "dpcentral"])
+@pytest.mark.parametrize("host", ["feddyn", "feddc", "dpcentral", "fednova", "fedcm", "fedexp"])
 def test_parts_that_need_one_starting_point_are_refused(host):
     with pytest.raises(BadInput, match=f"{host} needs all clients to start from one model, but own sends each its own"):
         own(model_to=IDLE["model_to"]) + method(host)

@@ -272,5 +272,12 @@ def test_describe_and_privacy_say_that_the_server_sees_each_update(hook, acts):
     assert "The server must see" not in repr(what_leaves("fedavg"))
 
 
+def test_describe_names_the_part_that_sets_the_weights():
+    described = fn.describe(weighing([1.0, 2.0], sets_weights=True))
+    assert described.weighting == "own"
+    assert "models weighted by own" in repr(described)
+    assert fn.describe(weighing([1.0, 2.0])).weighting == "size"
+
+
 def test_describe_says_whether_updates_are_changed():
     assert fn.describe(scaling(0.5)).acts_on == ("received updates",)

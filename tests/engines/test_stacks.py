@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fednorms.core.errors import Diverged
 from fednorms.core.optim import Optimizer
+from fednorms.core.round import broadcast, initial_state
 from fednorms.core.stacked import above, level_of
 from fednorms.core.training import Training
 from fednorms.core.tree import Tree
@@ -25,6 +26,7 @@ from fednorms.engines.graphs.stacked_ops import StackedOperations
 from fednorms.engines.loop import Loop
 from fednorms.methods.registry import method, names
 from tests.engines.test_graphs_on_host import COMBINATIONS, assert_same, distance, federation, play, setting
+from tests.support.addressed import halfway
 from tests.support.engines import FITTING
 from tests.support.tiny import TinyNet
 
@@ -51,6 +53,22 @@ def test_stacks_give_the_loops_results(text):
         assert_same(task, slow, fast, loop, engine)
     assert engine.stacks.spaces or task.twin or task.method.writing or task.clients == 1
     assert not engine.notes, engine.notes
+
+
+@pytest.mark.parametrize("text", ["test_halfway", "fedala"])
+@pytest.mark.parametrize("first", [[0], [1]])
+def test_clients_that_are_sent_or_keep_other_trees_than_their_neighbours(text, first):
+    """A client that is new has no tree of its own from the server, or has learned nothing yet."""
+    results, fed = [], federation((17, 17, 17))
+    with halfway() as part:
+        chosen = part if text == part.name else text
+        for engine, options in ((Loop, {}), (Graphs, {"streams": 1, "together": 2})):
+            task, found = setting(engine, chosen, fed=fed, **options)
+            state, names = found.setup(initial_state(task)), list(found.clients)
+            for cohort in ([names[k] for k in first], names[:2], names):
+                state = found.average(state, found.train(broadcast(task, state), cohort))
+            results.append(state)
+    assert distance(results[0].model, results[1].model) < 1e-12
 
 
 @pytest.mark.parametrize(

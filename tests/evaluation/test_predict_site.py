@@ -10,17 +10,27 @@ from fednorms.evaluation.modes import Mode, averages
 from fednorms.runs.use.open import open_run
 
 
+def trained(folder, method):
+    recipe = fn.Recipe(method=method, rounds=2, data={"hold_out": ["poster"], "size": 8})
+    fn.run(recipe=recipe, out=folder / method)
+    return folder / method
+
+
 @pytest.fixture(scope="module")
 def fedbn(tmp_path_factory):
-    out = tmp_path_factory.mktemp("run") / "fedbn"
-    recipe = fn.Recipe(method="fedbn", rounds=2, data={"hold_out": ["poster"], "size": 8})
-    fn.run(recipe=recipe, out=out)
-    return out
+    return trained(tmp_path_factory.mktemp("run"), "fedbn")
+
+
+@pytest.fixture(scope="module")
+def fedap(tmp_path_factory):
+    """Its clients also receive different models."""
+    return trained(tmp_path_factory.mktemp("run"), "fedap(lam=0.9)")
 
 
 @pytest.mark.parametrize("mode", ["personal", "personal/batch", "personal/re-estimated", "averaged", "unseen"])
-def test_predictions_have_the_accuracy_of_the_scores(fedbn, mode):
-    opened = open_run(fedbn)
+@pytest.mark.parametrize("run", ["fedbn", "fedap"])
+def test_predictions_have_the_accuracy_of_the_scores(run, mode, request):
+    opened = open_run(request.getfixturevalue(run))
     engine, read = opened.session.engine, Mode.read(mode)
     scores = engine.evaluate(opened.state, read, opened.cohort)
     said = engine.predict(opened.state, read, opened.cohort)
@@ -31,8 +41,9 @@ def test_predictions_have_the_accuracy_of_the_scores(fedbn, mode):
         assert -np.log(p.probabilities[np.arange(len(p)), p.labels]).mean() == pytest.approx(scores.sites[site].loss)
 
 
-def test_the_averaged_model_is_the_mean_of_what_clients_keep_at_every_site(fedbn):
-    opened = open_run(fedbn)
+@pytest.mark.parametrize("run", ["fedbn", "fedap"])
+def test_the_averaged_model_is_the_mean_of_what_clients_keep_at_every_site(run, request):
+    opened = open_run(request.getfixturevalue(run))
     assert averages(opened.task)
     scores = opened.session.engine.evaluate(opened.state, Mode.read("averaged"), opened.cohort)
     assert scores.label == "averaged/global"
@@ -51,6 +62,20 @@ def test_the_averaged_model_is_the_mean_of_what_clients_keep_at_every_site(fedbn
     with torch.no_grad():
         right = module(opened.facts.preprocessing(site.test.x[:])).argmax(1) == site.test.y
     assert float(right.double().mean()) == pytest.approx(scores.sites["clean"].accuracy)
+
+
+def test_a_personal_model_is_judged_on_other_data_as_it_is_handed_out(fedap):
+    opened = open_run(fedap)
+    data, preprocessing = opened.session.federation, opened.facts.preprocessing
+    for site, whose in ((None, None), ("clean", "clean")):
+        found = fn.judge(fedap, data, ["personal"], site=site)["personal/own/test"].sites
+        assert found
+        for name, judged in found.items():
+            images = data.site(name).test
+            module = opened.task.net.plain(opened.choose(whose or name).tensors)
+            with torch.no_grad():
+                right = module(preprocessing(images.x[:])).argmax(1) == images.y
+            assert judged.accuracy.value == pytest.approx(float(right.double().mean()))
 
 
 def test_a_method_with_a_global_model_has_no_averaged_one(tmp_path):

@@ -53,11 +53,22 @@ def test_lam_one_trains_every_client_by_itself():
         close(client_model(task, data, run, k), client_model(alone, data, other, k))
 
 
+def test_names_of_clients_may_hold_slashes_and_begin_with_another():
+    plain, names = tiny_data(), ("a", "a/b", "c/b")
+    data = dict(zip(names, plain.values(), strict=True))
+    task, other = (tiny_task("fedap(lam=0.3)", d, batch_size=50) for d in (data, plain))
+    run, wanted = rounds(task, data, 2, cohorts=[["a/b"], [*names]]), rounds(other, plain, 2, cohorts=[["b"], [*plain]])
+    for k, name in zip(plain, names, strict=True):
+        close(client_model(task, data, run, name), client_model(other, plain, wanted, k))
+
+
 def test_no_client_speaks_under_the_name_of_another():
     task, images = tiny_task("fedap", tiny_data()), {"a": 8, "b": 8, "c": 8}
     [part] = task.method.parts
     honest = {k: Tree({f"{k}/norm": torch.ones(2, 3)}) for k in images}
     assert not unusable_measures(task, part, "grouped", honest, images)
+    nested = {k: Tree({f"{k}/norm": torch.ones(2, 3)}) for k in ("a", "a/b")}
+    assert not unusable_measures(task, part, "grouped", nested, {"a": 8, "a/b": 8})
     forged = honest | {"b": Tree({**honest["b"], "a/norm": torch.zeros(2, 3)})}
     refused = unusable_measures(task, part, "grouped", forged, images)
     assert "named after another client" in refused["b"]

@@ -7,7 +7,18 @@ import torch
 from torch import nn
 
 from tests.reference.fedavg import average, train
-from tests.support.tiny import close, pairs, plan_of, play, rounds, same, tiny_data, tiny_net, tiny_task
+from tests.support.tiny import (
+    client_model,
+    close,
+    pairs,
+    plan_of,
+    play,
+    rounds,
+    same,
+    tiny_data,
+    tiny_net,
+    tiny_task,
+)
 
 
 def loss_of(model, x, y):
@@ -47,6 +58,19 @@ def test_equals_a_plain_torch_loop(step):
 
 def test_without_a_step_weights_are_equal():
     assert same(play("feddgga(step=0)").model, play("fedavg", weighting="uniform").model)
+
+
+def test_the_received_model_has_what_the_client_kept_before_it_trained_again():
+    """With FedBN: the gap is what averaging did to the client's model, not what this round's training did."""
+    data = tiny_data()
+    task = tiny_task("feddgga + fedbn", data)
+    before = rounds(task, data, 2)
+    after = rounds(task, data, 1, run=before)
+    for k, (x, y) in zip(data, pairs(data), strict=True):
+        start = tiny_net()
+        start.load_state_dict(client_model(task, data, before, k))
+        last = float(before.states[k].parts["feddgga"]["loss"])
+        assert float(after.uploads[k].parts["feddgga"]["gap"]) == pytest.approx(loss_of(start, x, y) - last, abs=1e-10)
 
 
 def test_absent_clients_keep_their_weight():

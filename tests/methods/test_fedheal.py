@@ -62,3 +62,11 @@ def test_the_order_of_uploads_changes_no_bit():
     data = tiny_data()
     run = play("fedheal", data, n=2)
     assert same(run.model, play("fedheal", dict(reversed(data.items())), n=2).model)
+
+
+def test_a_client_whose_name_begins_another_has_its_own_history():
+    plain = tiny_data()
+    data = dict(zip(("a", "a/b", "c"), plain.values(), strict=True))
+    run = play("fedheal", data, n=2, cohorts=[["a/b", "c"], ["a", "a/b"]], batch_size=50)
+    wanted = play("fedheal", plain, n=2, cohorts=[["b", "c"], ["a", "b"]], batch_size=50)
+    close(run.model, wanted.model)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fednorms.core.errors import BadInput
 from fednorms.core.round import broadcast, initial_state, local_update
 from fednorms.core.states import Client, ClientState
 from fednorms.core.tree import Tree
@@ -211,12 +212,23 @@ def test_the_default_is_option_two_of_the_paper_with_every_setting_of_sgd(settin
         ("scaffold", {"momentum": 0.9, "keep_momentum": True}, "gradient"),
         ("scaffold + perfedavg(beta=0.01)", {}, "gradient"),  # which has its own rate
         ("scaffold + fedrep", {"momentum": 0.9}, "difference"),  # whose head is not sent
+        ("scaffold + alignfeatures", {}, "gradient"),  # whose head is sent, and trains in its own phase
     ],
 )
 def test_auto_becomes_what_fits_the_recipe_and_is_written_out(text, settings, became):
     recipe = Recipe(method=text, training=settings).resolved()
     assert f"control='{became}'" in recipe.method
     assert Recipe.from_toml(recipe.to_toml()).resolved() == recipe
+
+
+@pytest.mark.parametrize("divides", ["scaffold(control=difference)", "scaffold(variant=fedntd)", "feddc", "fedcm"])
+@pytest.mark.parametrize("plans", ["alignfeatures", "perfedavg(beta=0.01)"])
+def test_an_update_of_several_phases_or_rates_is_not_divided(divides, plans):
+    named, planner = divides.split("(")[0], plans.split("(")[0]
+    with pytest.raises(BadInput, match=f"{named} divides an update .* but {planner} trains in several phases or at"):
+        Recipe(method=f"{divides} + {plans}").resolved()
+    for fine in (f"{divides} + fedrep", "scaffold(option=I) + alignfeatures", f"fednova + {plans}"):
+        assert Recipe(method=fine).resolved()
 
 
 @pytest.mark.parametrize("text", ["scaffold(option=I)", "scaffold(variant=feddc)", "scaffold(control=gradient)"])

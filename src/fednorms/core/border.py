@@ -106,7 +106,7 @@ def unusable_measures(
 
 def _for_another(p: Part, up: Tree, client: str, clients: Collection[str]) -> str:
     """What is wrong if a client names its tensors after another client (FedAP: NAME/LAYER)."""
-    wrong = [name for name in up if (who := name.split("/")[0]) != client and who in clients]
+    wrong = [name for name in up if (who := name.rpartition("/")[0]) != client and who in clients]
     return f"sent {p.name}/{wrong[0]}, which is named after another client" if wrong else ""
 
 

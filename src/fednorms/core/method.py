@@ -6,10 +6,12 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from torch import nn
+
 from fednorms.core import checks
 from fednorms.core.errors import BadInput
 from fednorms.core.options import shortened
-from fednorms.core.part import Eval, Part, Pass, Phase, Weighting, overrides, reads_rounds
+from fednorms.core.part import Eval, Part, Pass, Phase, Route, Slot, Weighting, overrides, reads_rounds
 from fednorms.core.training import Training
 from fednorms.core.views import Context, Privacy
 
@@ -80,7 +82,7 @@ class Method:
             f"{p.name} needs all clients to start from one model, but {q.name} sends each its own: keep one of them"
             for q in self.having("model_to")
             for p in self.parts
-            if p.uses_even_mean or ((how := p.privacy()) and how.release)
+            if p.uses_even_mean or p.needs_one_model or ((how := p.privacy()) and how.release)
         ]
 
     def _unprotected(self, p: Part, privacy: Privacy) -> list[str]:
@@ -197,6 +199,33 @@ class Method:
             "or leave out the part."
         )
 
+    def phasing(self, training: Training) -> list[str]:
+        """The parts that train what clients send in several phases, or at another rate than the round's.
+
+        >>> from fednorms.core.training import Training
+        >>> from fednorms.methods.registry import method
+        >>> [method(text).phasing(Training()) for text in ("fedrep", "alignfeatures", "perfedavg(beta=0.1)")]
+        [[], ['alignfeatures'], ['perfedavg']]
+        """
+        head = Slot("head.weight", "weight", "param", nn.Linear(1, 1), head=True, trainable=True)
+        kept = any(p.route(head) >= Route.LOCAL for p in self.parts)
+        found = []
+        for p in self.having("plan"):
+            phases = [q for q in p.plan([Phase()], _anywhere(training)) if not (kept and q.train == "head")]
+            if len(phases) != 1 or phases[0].lr is not None or phases[0].factor != 1:
+                found.append(p.name)
+        return found
+
+    def check_phases(self, p: Part, training: Training) -> None:
+        """Refuse phases whose steps a part that divides an update by steps and learning rate would count wrongly."""
+        if others := self.phasing(training):
+            hint = ", or write scaffold(control=gradient)" if p.name == "scaffold" else ""
+            raise BadInput(
+                f'Method "{shortened(str(self))}": {p.name} divides an update by the steps of one phase at the rate of '
+                f"the round, but {' and '.join(others)} trains in several phases or at another rate: keep one of "
+                f"them{hint}."
+            )
+
     @property
     def bound_to_rounds(self) -> list[str]:
         """The parts that compute something else if a run has more rounds.
@@ -254,6 +283,23 @@ class Method:
                 f'Method "{self}": {asked} ask for different weightings. Choose with weighting="size" or "uniform".'
             )
         return next((w for w in wanted if w), "size")
+
+
+def _anywhere(training: Training) -> Context:
+    """A context to ask for the phases of a round, whichever round and client."""
+    return Context(
+        round=0,
+        rounds=1,
+        lr=training.lr,
+        lr_0=training.lr,
+        momentum=training.momentum,
+        keeps_momentum=False,
+        batch_size=training.batch_size,
+        client="",
+        samples=1,
+        relative=1.0,
+        clients=1,
+    )
 
 
 def _check_part(p: Part) -> None:

@@ -135,6 +135,7 @@ class Part:
     uses_mean_gradient: ClassVar[bool] = False  # `finish` reads `mean_grad`
     uses_even_mean: ClassVar[bool] = False  # `server` reads `even`
     needs_plain_updates: ClassVar[bool] = False  # only correct for unchanged updates; `uses_even_mean` implies it
+    needs_one_model: ClassVar[bool] = False  # `server` takes the mean update for steps from the server's model
     divides_updates: ClassVar[bool] = False  # by the weight of a round's gradients, which only SGD has
     uses_rounds: ClassVar[bool] = False  # reads `context.rounds`, so more rounds change even the first
     proximal: ClassVar[float] = 0.0  # mu, if `loss` adds mu/2 |w - w_t|^2 in every step

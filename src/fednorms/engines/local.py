@@ -78,7 +78,7 @@ class LocalClients:
 
     def predict(self, sent: Broadcast, site: Site, data: Split, mode: Mode) -> Predictions:
         """What a mode predicts at one site."""
-        client = self.at_test(site, data)
+        client, sent = self.at_test(site, data), mode.received(sent, site.name)
         with self.seeded("test", sent.round, site.name):
             model, mine = model_for(self.task, sent, client, mode)
             return predict_site(self.task, sent, client, data, model, mine, mode)

@@ -73,7 +73,9 @@ class Mode:
 
     def received(self, sent: Broadcast, site: str) -> Broadcast:
         """What a site gets for this test: the model made for it, the server's, or what a new site gets."""
-        return sent.to_all if self.model == "unseen" else sent.to(site, model=self.model != "global")
+        if self.model in ("unseen", "averaged"):  # one model for all sites
+            return sent.to_all
+        return sent.to(site, model=self.model != "global")
 
     def resolved(self, task: Task) -> Mode:
         """With "auto" replaced by what the model holds, after checking that the method has such a model."""

@@ -100,7 +100,7 @@ class Description:
 
     method: str
     model: str
-    weighting: str
+    weighting: str  # size, uniform, or the part that sets the weights
     routes: dict[str, Route]
     sizes: dict[str, int]
     parts: list[PartFacts]
@@ -293,7 +293,7 @@ def describe(
     return Description(
         method=str(chosen),
         model=net.name,
-        weighting=chosen.weighting(),
+        weighting=next((p.name for p in chosen.parts if p.sets_weights), chosen.weighting()),
         routes=net.routes,
         sizes=sizes,
         parts=[

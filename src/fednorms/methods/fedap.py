@@ -58,8 +58,12 @@ class FedAP(Part):
 
     def _compare(self, up: Tree, r: Round) -> Tree:
         """One row of W per client, in the order of names."""
-        names = sorted({key.split("/")[0] for key in up})
-        found = [branch(up, name) for name in names]
+        sent: dict[str, Tree] = {}
+        for key, t in up.items():
+            name, _, layer = key.rpartition("/")  # a client may have a "/" in its name, a layer has none
+            sent.setdefault(name, Tree())[layer] = t
+        names = sorted(sent)
+        found = [sent[name] for name in names]
         rows = {}
         for i, name in enumerate(names):
             near = torch.stack([_distance(found[i], other) for other in found]).clamp(min=1e-14).reciprocal()
@@ -79,7 +83,7 @@ class FedAP(Part):
         rows = branch(mine, "rows")
         if client not in rows:
             return model
-        last = {k: tree for k in sorted(rows) if (tree := branch(mine, f"models/{k}"))}
+        last = {k: tree for k in sorted(rows) if (tree := branch(mine, f"models/{k}").pick(model))}
         weights = [w for k, w in zip(sorted(rows), rows[client].tolist(), strict=True) if k in last]
         return mean(list(last.values()), weights) if sum(weights) > 0 else model
 

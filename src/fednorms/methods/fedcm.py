@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Self
+
 from typing_extensions import override
 
 from fednorms.core.part import Part, option, part
 from fednorms.core.tree import Tree
 from fednorms.core.views import Round, Step
+
+if TYPE_CHECKING:
+    from fednorms.core.method import Method
+    from fednorms.core.training import Training
 
 
 @part("fedcm")
@@ -27,8 +33,14 @@ class FedCM(Part):
 
     paper = "Xu et al. 2021"
     divides_updates = True
+    needs_one_model = True
 
     alpha: float = option(0.1, above=0.0, at_most=1.0)
+
+    @override
+    def settled(self, method: Method, training: Training) -> Self:
+        method.check_phases(self, training)
+        return self
 
     @override
     def init(self, w: Tree) -> tuple[Tree, Tree]:

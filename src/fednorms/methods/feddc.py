@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from torch import Tensor
 from typing_extensions import override
@@ -10,6 +10,10 @@ from typing_extensions import override
 from fednorms.core.part import Part, option, part
 from fednorms.core.tree import Tree, branch, join
 from fednorms.core.views import End, Round, Step
+
+if TYPE_CHECKING:
+    from fednorms.core.method import Method
+    from fednorms.core.training import Training
 
 
 @part("feddc")
@@ -41,6 +45,11 @@ class FedDC(Part):
 
     alpha: float = option(0.01, at_least=0.0)
     variant: Literal["paper", "author"] = option("paper", choices=("paper", "author"))
+
+    @override
+    def settled(self, method: Method, training: Training) -> Self:
+        method.check_phases(self, training)
+        return self
 
     @override
     def init(self, w: Tree) -> tuple[Tree, Tree]:

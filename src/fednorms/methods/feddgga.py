@@ -62,7 +62,7 @@ def _measure(local: Local) -> tuple[Tree, Tree]:
     own = local.test_loss(local.model)
     if "loss" not in local.mine:
         return Tree(loss=own), Tree()
-    averaged = local.test_loss(Tree({**local.model, **local.received}))
+    averaged = local.test_loss(Tree({**local.model, **local.kept, **local.received}))
     return Tree(loss=own), Tree(gap=averaged - local.mine["loss"])
 
 

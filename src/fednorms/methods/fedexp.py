@@ -33,6 +33,7 @@ class FedExP(Part):
     uploads = True
     never_negative = ("sqnorm",)
     needs_plain_updates = True  # both norms are of the same d_k
+    needs_one_model = True
 
     eps: float = option(0.001, at_least=0.0)
     average_last_two: bool = option(True)

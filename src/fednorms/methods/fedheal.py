@@ -74,7 +74,7 @@ class FedHEAL(Part):
         """Per client, which entries count, as zeros and ones; an empty tree before it has a history."""
         masks = []
         for client, update in zip(r.clients, r.updates, strict=True):
-            rose = branch(r.mine, f"rose/{client}")
+            rose = branch(r.mine, f"rose/{client}").pick(update)
             masks.append(Tree({n: self._counts(update[n], rose[n]) for n in update}) if rose else Tree())
         return masks
 
@@ -88,7 +88,7 @@ class FedHEAL(Part):
         moved = zip(r.clients, r.updates, strict=True) if r.model else ()
         for client, update in moved:
             n = r.mine.get(f"rounds/{client}", torch.zeros_like(next(iter(update.values())).flatten()[0]))
-            rose = branch(r.mine, f"rose/{client}")
+            rose = branch(r.mine, f"rose/{client}").pick(update)
             for name, t in update.items():
                 now = (t > 0).to(t)
                 new[f"rose/{client}/{name}"] = (rose[name] * n + now) / (n + 1) if rose else now

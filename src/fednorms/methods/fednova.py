@@ -39,6 +39,7 @@ class FedNova(Part):
     paper = "Wang et al. 2020"
     uploads = True
     divides_updates = True
+    needs_one_model = True
     never_negative = ("a",)
 
     mu: float | None = option(None, at_least=0.0)

@@ -72,10 +72,11 @@ class Scaffold(Part):
     @override
     def settled(self, method: Method, training: Training) -> Self:
         if self.control != "auto" or self.variant != "paper" or self.option == "I":
+            if self.divides_updates:
+                method.check_phases(self, training)
             return self
         fresh = training.optimizer == "sgd" and not (training.keep_momentum and training.momentum)
-        phases = [p for p in method.phases([Phase()], _anywhere(training)) if p.train != "head"]
-        exact = fresh and len(phases) == 1 and phases[0].lr is None and phases[0].factor == 1
+        exact = fresh and not method.phasing(training)
         return replace(self, control="difference" if exact else "gradient")
 
     @override
@@ -117,20 +118,3 @@ class Scaffold(Part):
     @override
     def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
         return delta, r.mine + r.up * (r.sampled / r.total)
-
-
-def _anywhere(training: Training) -> Context:
-    """A context to ask for the phases of a round, whichever round and client."""
-    return Context(
-        round=0,
-        rounds=1,
-        lr=training.lr,
-        lr_0=training.lr,
-        momentum=training.momentum,
-        keeps_momentum=False,
-        batch_size=training.batch_size,
-        client="",
-        samples=1,
-        relative=1.0,
-        clients=1,
-    )

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fednorms.core.round import arrive, base_phases
-from fednorms.core.states import Broadcast, Client, context_of
+from fednorms.core.states import Broadcast, Client, ClientState, Upload, context_of
 from fednorms.core.tree import Packed, Tree
+from fednorms.engines.graphs.layout import shapes_of
 from fednorms.engines.graphs.slots import Results, finite, hold, leave
 from fednorms.engines.graphs.stack import Arrived, Stack, apart
 from fednorms.engines.graphs.steps import Steps
@@ -51,7 +52,17 @@ class Stacks:
             here, context = sent.to(client.name), context_of(task, sent.round, client)
             mine, model, early = arrive(task, here, client, context)
             arrived.append(Arrived(client, context, here, mine, model, early))
-        first = arrived[0]
+        if len(alike := _alike(arrived)) == 1:
+            return self._train(number, sent, arrived, together)
+        found: dict[int, tuple[tuple[Upload, ClientState], Tensor]] = {}
+        for places in alike:
+            results, good = self._train(number, sent, [arrived[k] for k in places], together)
+            found |= dict(zip(places, zip(results, good.unbind(), strict=True), strict=True))
+        return [found[k][0] for k in range(len(arrived))], torch.stack([found[k][1] for k in range(len(arrived))])
+
+    def _train(self, number: int, sent: Broadcast, arrived: Sequence[Arrived], together: int) -> tuple[Results, Tensor]:
+        """The round of clients whose trees have equal shapes."""
+        task, first, clients = self.steps.task, arrived[0], [a.client for a in arrived]
         space = self._stack(number, first, together)
         space.fill(sent, sent.model, arrived)
         outer = replace(space.carry, context=first.context, path=task.method.path(first.context), grad_steps={})
@@ -93,3 +104,16 @@ class Stacks:
             steps.data.task, steps.layout, together, first, *memory, addressed=bool(steps.task.method.addressing)
         )
         return self.spaces[number]
+
+
+def _alike(clients: Sequence[Arrived]) -> list[list[int]]:
+    """Positions of the clients whose trees have equal shapes: one may be sent, or have kept, what another has not."""
+    found: list[tuple[list[dict[str, torch.Size]], list[int]]] = []
+    for k, a in enumerate(clients):
+        shapes = shapes_of(a.sent.parts, a.mine)
+        same = next((places for known, places in found if known == shapes), None)
+        if same is None:
+            found.append((shapes, [k]))
+        else:
+            same.append(k)
+    return [places for _, places in found]

@@ -352,6 +352,7 @@ class _Other:
                 continue  # it has not trained
             client = Client(site.name, images, state, dict(site.attributes))
             here = sent if personal or mode.model == "global" else everywhere
+            here = mode.received(here, whose if personal and whose is not None else site.name)
             with repeatable(opened.recipe.threads, task.seed, "test", sent.round, site.name):
                 tensors, mine = model_for(task, here, client, mode)
                 found[site.name] = predict_site(task, here, client, images, tensors, mine, mode)
