@@ -129,7 +129,8 @@ def page(suites: Mapping[str, Mapping[str, Any]]) -> str:
         "- The measures alone, without training, lose more than the best fixed choice: what wins on three data sets "
         "does not tell enough about a fourth. They order and cut the field; the tournament decides.",
         '- Priors leave out the data set that is judged: for a federation of "cameras", they know only the others. '
-        "Both kinds of handwritten dials count as one data set.",
+        'Shifts of labels and of features in "handwritten" count as one data set. All generated data sets show the '
+        "same digits in different ways.",
         f"- `advise` now comes with priors from all {sum(len(s['federations']) for s in suites.values())} federations. "
         f"With these, without the data set that is judged, the measures alone would lose {_alone(suites)}.",
         "- The shape of the tournament (rounds and trials of each rung) was chosen among about two dozen after a look "

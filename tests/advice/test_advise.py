@@ -134,6 +134,28 @@ def test_no_time_left_is_said(data):
     assert not advice.rungs
 
 
+def test_what_the_budget_had_no_room_for_is_said(data):
+    scarce = advise(data, **SMALL | {"budget": 9, "rates": [0.03, 0.1, 0.3]})
+    assert [len(arm.rates) for arm in scarce.arms] == [1, 1]
+    said = next(note for note in scarce.notes if "had room for" in note)
+    assert "1 of 3 learning rates, 1 of 2 seeds" in said
+    assert not any("had room for" in note for note in advise(data, **SMALL).notes)
+
+
+def test_a_method_that_reached_the_last_rung_is_not_out(data):
+    methods = ["fedavg", "fedbn", "gn", "standalone"]
+    found = advise(data, **SMALL | {"methods": methods, "seeds": 1, "rounds": 2})
+    assert {p.trial.arm for p in found.rungs[-1].played} == set(methods)
+    assert len(found.finalists) == 3
+    header, rows = found._score_table()
+    gap = {row[0]: (float(row[3]), row[header.index("points")]) for row in rows}
+    best = found.finalists[0]
+    for arm in set(methods) - {best.trial.arm}:
+        score, said = gap[arm]
+        assert float(said.split()[0]) == pytest.approx(score - 100 * best.mean, abs=0.11)
+        assert "-0.0" not in said
+
+
 def test_minutes_are_measured_once(data, tmp_path):
     given = {k: v for k, v in SMALL.items() if k != "budget"} | {"minutes": 0.05}
     first = advise(data, out=tmp_path / "a", **given)

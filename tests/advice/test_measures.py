@@ -36,11 +36,11 @@ def federation(counts=((6, 6, 8), (10, 0, 7)), brightness=(1.0, 0.4)):
     return fn.from_arrays(sites, ["a", "b", "c"], val=0.0, test=0.0, layout="NHW")
 
 
-def summaries(data):
+def summaries(data, epsilon=None):
     torch.manual_seed(0)
     model = Tiny()
     recipe = Recipe(model=own_model(model), training={"lr": 0.0, "batch_size": 4}, device="cpu")
-    return model, probe(recipe, data, Custom(federation=data, model=model))
+    return model, probe(recipe, data, Custom(federation=data, model=model), epsilon)
 
 
 def site_images(data, site):
@@ -133,6 +133,20 @@ def test_small_classes_do_not_leave_a_site():
         assert all(n is None or n >= SMALL for n in site.counts)
         assert all(site.counts[c] is not None for of in site.by_class.values() for c in of)
     assert summaries(data)[1][0].counts[0] is None
+
+
+def test_moments_of_classes_do_not_tell_the_true_counts():
+    """With noise on the counts, every number of images that leaves a site is a noised one; means stay as they are."""
+    data = federation(counts=((26, 30, 38), (40, 27, 33)))
+    exact, noisy = summaries(data)[1], summaries(data, epsilon=0.2)[1]
+    assert any(a.counts != b.counts for a, b in zip(exact, noisy, strict=True))
+    for a, b in zip(exact, noisy, strict=True):
+        for layer, of_class in b.by_class.items():
+            positions = a.layers[layer].count / a.images
+            for c, moments in of_class.items():
+                assert moments.count / positions == pytest.approx(b.counts[c])
+                assert torch.allclose(moments.mean, a.by_class[layer][c].mean)
+                assert torch.allclose(moments.var, a.by_class[layer][c].var, atol=1e-12)
 
 
 def test_measures_say_what_they_reveal():

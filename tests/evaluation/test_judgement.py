@@ -151,6 +151,25 @@ def test_five_correct_images_are_no_proof():
     assert any("Too few images" in note and "5 images" in note for note in found.notes)
 
 
+def test_five_correct_images_are_no_proof_in_any_metric():
+    """An interval without width claims certainty: no mean over classes may have one where every class has some."""
+    answers = Predictions(np.array([0, 0, 1, 1, 1]), np.eye(2, dtype=np.float32)[[0, 0, 1, 1, 1]])
+    found = judge_predictions({"clinic": answers}, ["benign", "malignant"]).pooled
+    for name in ("accuracy", "balanced_accuracy", "f1", "auroc", "auprc"):
+        assert getattr(found, name).value == 1
+        assert getattr(found, name).low < 0.6
+
+
+def test_many_images_of_few_patients_are_few():
+    r = np.random.default_rng(0)
+    p = r.dirichlet([1, 1], 120).astype(np.float32)
+    groups = [f"patient {i // 30}" for i in range(120)]
+    known = judge_predictions({"clinic": Predictions(r.integers(0, 2, 120), p, groups)}, ["a", "b"])
+    assert any("Too few patients" in note and '"clinic" (120 images of 4 patients)' in note for note in known.notes)
+    unknown = judge_predictions({"clinic": Predictions(r.integers(0, 2, 120), p)}, ["a", "b"])
+    assert not any("Too few" in note for note in unknown.notes)
+
+
 def test_wilson_is_that_of_the_textbook():
     found = wilson(0.9, 100)  # Wilson 1927: roots of (p - x)^2 = z^2 x (1 - x) / n
     for edge in (found.low, found.high):

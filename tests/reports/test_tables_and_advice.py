@@ -120,6 +120,8 @@ def test_an_advice_is_reported_from_its_file(tmp_path):
     assert SCRIPT in page.text
     assert "test images were not read" in page.text
     assert "fednorms run advised.toml" in page.text
+    assert 'method = "fedbn"' in page.text  # the recipe that is advised, not the one that was asked with
+    assert "lr = 0.1" in page.text
 
 
 def test_an_advice_without_a_tournament_is_reported():

@@ -234,14 +234,17 @@ class Advice:
         """Every arm that was tried: its best rate, how far it was trained, its score, and how far it is behind."""
         rows: dict[str, list[str]] = {}
         for f in self.finalists:
-            gap = "best" if f is self.finalists[0] else "" if f.behind is None else f"{-f.behind.mean:+.1f}"
+            gap = "best" if f is self.finalists[0] else "" if f.behind is None else points(-f.behind.mean)
             if f.behind is not None and not f.behind.clear:
                 gap += " (within noise)"
             rows[f.trial.arm] = [f.trial.arm, _values(f.trial), str(f.rounds), f"{100 * f.mean:.1f}", gap]
         for rung in reversed(self.rungs):
+            last = rung is self.rungs[-1] and self.finalists
             for trial, score in rung.ranking:
-                line = [trial.arm, _values(trial), str(rung.rung.rounds), f"{100 * score:.1f}", "out"]
-                rows.setdefault(trial.arm, line)
+                gap = points(100 * (score - self.finalists[0].mean)) if last else "out"
+                rows.setdefault(
+                    trial.arm, [trial.arm, _values(trial), str(rung.rung.rounds), f"{100 * score:.1f}", gap]
+                )
             for p in rung.played:
                 rows.setdefault(p.trial.arm, [p.trial.arm, "", str(rung.rung.rounds), "failed", "out"])
         return ["method", "values", "rounds", "validation (%)", "points"], list(rows.values())
@@ -335,6 +338,15 @@ class Advice:
         """The recipe of the recommendation: all rounds, and tested at the end."""
         training = vars(self.recipe.training) | {"lr": self.lr}
         return Recipe.make(self.recipe.model_dump() | {"method": self.arm.method, "training": training})
+
+
+def points(difference: float) -> str:
+    """A difference in points.
+
+    >>> points(-0.04), points(3.14)
+    ('+0.0', '+3.1')
+    """
+    return f"{round(difference, 1) + 0.0:+.1f}"
 
 
 def _picture(advice: Advice) -> bytes | None:

@@ -110,7 +110,9 @@ def advise(
             raise BadInput("No method fits: " + " ".join(f"{name}: {why}" for name, why in field.excluded.items()))
         numbers = tuple(range(setting.recipe.seed, setting.recipe.seed + seeds))
         chosen = schedule(field.arms, given.rounds, setting.recipe.rounds, numbers)
-        advice = _played(setting, measures, field, chosen, given, folder, out is not None, jobs, wanted, progress)
+        advice = _played(
+            setting, measures, field, chosen, given, seeds, folder, out is not None, jobs, wanted, progress
+        )
         if retrain:
             advice.retrained = _retrained(setting, advice, folder / "final")
         if out is not None:
@@ -183,6 +185,7 @@ def _played(
     field: Proposal,
     chosen: Schedule,
     given: Budget,
+    seeds: int,
     folder: Path,
     keep: bool,
     jobs: int,
@@ -200,7 +203,7 @@ def _played(
         finalists=[],
         budget=given,
         planned=len(chosen.rungs),
-        notes=list(setting.notes),
+        notes=[*setting.notes, *_thrift(field.arms, chosen, given.rounds, setting.recipe, seeds)],
         path=folder if keep else None,
     )
     if not chosen.rungs:
@@ -227,6 +230,20 @@ def _played(
         tournament(_trials(chosen.arms), chosen.rungs, trainer.play, after)
     advice.notes += _notes(advice, trainer)
     return advice
+
+
+def _thrift(arms: Sequence[Arm], chosen: Schedule, budget: float, recipe: Recipe, seeds: int) -> list[str]:
+    """A note on what the budget had no room for; methods without time are listed elsewhere."""
+    if not chosen.rungs:
+        return []
+    last = chosen.rungs[-1]
+    wanted = {
+        "learning rate": (max(len(a.rates) for a in chosen.arms), max(len(a.rates) for a in arms)),
+        "seed": (len(last.seeds), seeds),
+        "round": (last.rounds, recipe.rounds),
+    }
+    less = [f"{some} of {counted(all_, name)}" for name, (some, all_) in wanted.items() if some < all_]
+    return [f"The budget of {budget:g} rounds had room for {', '.join(less)}."] if less else []
 
 
 def _finalists(setting: Setting, trainer: Trainer, done: Rungs) -> list[Finalist]:

@@ -47,6 +47,10 @@ class Moments:
         """
         return (self.squares / self.count - self.mean.square()).clamp_min(0)
 
+    def as_if(self, times: float) -> Moments:
+        """The same mean and variance, of so many times as many values."""
+        return Moments(self.count * times, self.total * times, self.squares * times)
+
     def __add__(self, other: Moments) -> Moments:
         return Moments(self.count + other.count, self.total + other.total, self.squares + other.squares)
 
@@ -56,7 +60,8 @@ class SiteSummary:
     """All that leaves a site: measures are computed from these and from nothing else.
 
     `counts` has None for classes with fewer than `SMALL` images, and noise if it was asked for. `by_class` lacks the
-    same classes. The server needs `gradient` only as the mean over sites, as secure aggregation provides it.
+    same classes. Its numbers of values follow from `counts`; its means and variances have no noise. The server needs
+    `gradient` only as the mean over sites, as secure aggregation provides it.
     """
 
     site: str
@@ -101,7 +106,8 @@ def _summary(task: Task, sent: Broadcast, client: Client, classes: int, epsilon:
     mine = own_state(task, sent, client.state)
     model = load(task, sent, client, context, mine)
     true = torch.bincount(client.data.y, minlength=classes).tolist()
-    shown = {c for c, n in enumerate(true) if n >= SMALL}
+    counts = noised(true, client.name, task.seed, epsilon)
+    shown = {c for c, n in enumerate(true) if n >= SMALL and counts[c] is not None}
     layers: dict[str, Moments] = {}
     by_class: dict[str, dict[int, Moments]] = {}
     leaves = {n: model[n].detach().clone().requires_grad_() for n in net.trained}
@@ -118,9 +124,13 @@ def _summary(task: Task, sent: Broadcast, client: Client, classes: int, epsilon:
             for name, inputs in {INPUT: x, **seen}.items():
                 _add(layers, by_class, name, _channels(net.module, name, inputs.detach()), y, shown)
     gradient = torch.cat([t.flatten() for t in total.values()]).cpu() / len(client.data)
-    sent_counts = noised(true, client.name, task.seed, epsilon)
+    if epsilon is not None:  # moments would tell the true counts
+        by_class = {
+            name: {c: moments.as_if(counts[c] / true[c]) for c, moments in of_class.items()}  # type: ignore[operator]
+            for name, of_class in by_class.items()
+        }
     square = float(gradient.square().sum())
-    return SiteSummary(client.name, len(client.data), sent_counts, layers, by_class, square, gradient)
+    return SiteSummary(client.name, len(client.data), counts, layers, by_class, square, gradient)
 
 
 def watched(module: nn.Module) -> Callable[[nn.Module], bool]:

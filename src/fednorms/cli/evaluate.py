@@ -37,7 +37,6 @@ class Evaluate:
     """Other labelled images: a folder of class/image or site/class/image, a federation's name, or a pack."""
     modes: Annotated[list[str] | None, tyro.conf.arg(metavar="MODE [MODE ...]", help_behavior_hint="")] = None
     """Models and statistics to test, such as "personal", "global/batch" or "global/batch:32" (default: the recipe's).
-
     Models: global, personal, after_local, adapted, unseen, averaged (the mean of personal models).
     Statistics: global, own, batch, re-estimated."""
     which: Which = "last"

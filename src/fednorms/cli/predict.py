@@ -29,7 +29,9 @@ class Predict:
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Directory of the run or of the exported model."""
-    images: Annotated[tyro.conf.Positional[list[Path]], tyro.conf.arg(metavar="IMAGE [IMAGE ...]")]
+    images: Annotated[
+        tyro.conf.Positional[list[Path]], tyro.conf.arg(metavar="IMAGE [IMAGE ...]", help_behavior_hint="(required)")
+    ]
     """Image files, or folders of images."""
     site: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: the global model)")] = None
     """Use the personal model of this site."""

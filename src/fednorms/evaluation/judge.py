@@ -104,15 +104,21 @@ def _pooled(predictions: Mapping[str, Predictions]) -> Predictions:
 
 
 def _notes(sites: Mapping[str, SiteJudgement]) -> list[str]:
-    few = [f'"{name}" ({counted(s.n, "image")})' for name, s in sites.items() if s.n < _FEW_IMAGES]
+    few = [f'"{name}" ({_units(s)})' for name, s in sites.items() if (s.groups or s.n) < _FEW_IMAGES]
     missing = {c: [n for n, s in sites.items() if not s.classes[c].n] for c in next(iter(sites.values())).classes}
-    lines = [f"Too few images to judge single sites: {_some(few)}."] if few else []
+    what = "patients" if any(s.groups is not None for s in sites.values()) else "images"
+    lines = [f"Too few {what} to judge single sites: {_some(few)}."] if few else []
     for name, where in missing.items():
         if len(where) == len(sites):
             lines.append(f'No site has images of class "{name}", so nothing is known about it.')
         elif where:
             lines.append(f'No images of class "{name}" at {_some([_quoted(w) for w in where])}.')
     return lines
+
+
+def _units(site: SiteJudgement) -> str:
+    images = counted(site.n, "image")
+    return images if site.groups is None else f"{images} of {counted(site.groups, 'patient')}"
 
 
 def _quoted(name: str) -> str:
@@ -207,8 +213,6 @@ class _Site:
 
     def judgement(self, classes: Sequence[str]) -> SiteJudgement:
         """The metrics with their intervals."""
-        from sklearn.metrics import confusion_matrix
-
         point, drawn = self.features.sum(0), np.concatenate(self.sums)
         by_class, _, by_bin, at_threshold = _Columns(self.classes).cut(point)
         drawn_by_class, _, _, drawn_at_threshold = _Columns(self.classes).cut(drawn)
@@ -216,11 +220,11 @@ class _Site:
         overall = {
             k: (float(v), w) for (k, v), w in zip(self._overall(point).items(), self.replicates().values(), strict=True)
         }
-        labels = list(range(self.classes))
         means = {
-            name: _mean_of([getattr(c, name) for c in judged.values()], reps)
+            name: _mean_of([getattr(c, name) for c in judged.values() if c.n], reps)
             for name, reps in (
                 ("recall", overall["balanced_accuracy"][1]),
+                ("f1", overall["f1"][1]),
                 ("auroc", _mean(np.concatenate(self.auroc))),
                 ("auprc", _mean(np.concatenate(self.auprc))),
             )
@@ -229,10 +233,10 @@ class _Site:
         return SiteJudgement(
             n=self.n,
             groups=None if self.p.groups is None else units,
-            confusion=confusion_matrix(self.p.labels, self.predicted, labels=labels).tolist(),
+            confusion=_confusion(self.p.labels, self.predicted, self.classes),
             accuracy=share_interval(*overall["accuracy"], units),
             balanced_accuracy=means["recall"],
-            f1=interval(*overall["f1"]),
+            f1=means["f1"],
             auroc=means["auroc"],
             auprc=means["auprc"],
             brier=interval(*overall["brier"]),
@@ -267,8 +271,6 @@ class _Site:
     def _at_threshold(self, classes: Sequence[str], sums: np.ndarray, drawn: np.ndarray) -> OperatingPoint | None:
         if self.threshold is None:
             return None
-        from sklearn.metrics import confusion_matrix
-
         t, yes, no = self.threshold, self.threshold.positive, 1 - self.threshold.positive
         rates, replicates = _rates(sums), _rates(drawn)
         predicted = t.predicted(self.p.probabilities.astype(np.float64))
@@ -283,7 +285,7 @@ class _Site:
             threshold=t.value,
             rule=t.rule,
             chosen_on=t.chosen_on,
-            confusion=confusion_matrix(self.p.labels, predicted, labels=[0, 1]).tolist(),
+            confusion=_confusion(self.p.labels, predicted, 2),
             accuracy=share_interval(float(right / self.n), drawn_right, self._units(np.ones(self.n, bool))),
             sensitivity=number("recall", yes, is_yes),
             specificity=number("recall", no, ~is_yes),
@@ -300,6 +302,15 @@ def _by_class(labels: np.ndarray, predicted: np.ndarray, classes: int) -> list[n
     """For each image and class: whether it is correct, there, and predicted."""
     there, said = np.eye(classes)[labels], np.eye(classes)[predicted]
     return [there * said, there, said]
+
+
+def _confusion(labels: np.ndarray, predicted: np.ndarray, classes: int) -> list[list[int]]:
+    from sklearn.metrics import confusion_matrix
+
+    if classes == 1:  # scikit-learn warns of a single label
+        return [[len(labels)]]
+    found: list[list[int]] = confusion_matrix(labels, predicted, labels=range(classes)).tolist()
+    return found
 
 
 def _rates(by_class: np.ndarray) -> dict[str, np.ndarray]:

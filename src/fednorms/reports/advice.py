@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from fednorms.advice.advice import points
 from fednorms.core.errors import BadInput
 from fednorms.evaluation.intervals import wilson
 from fednorms.reports.charts import Bar, Line, bar_chart, line_chart
@@ -84,8 +85,8 @@ def _tried(values: Values) -> Section:
         gap, noise = f["behind"], False
         if gap:
             noise = gap["low"] <= 0 <= gap["high"]
-        said = "best" if not i else "" if not gap else f"{-gap['mean']:+.1f}"
-        below = f"{-gap['high']:+.1f} to {-gap['low']:+.1f}" + (", within noise" if noise else "") if gap else ""
+        said = "best" if not i else "" if not gap else points(-gap["mean"])
+        below = f"{points(-gap['high'])} to {points(-gap['low'])}" + (", within noise" if noise else "") if gap else ""
         score = Cell(f"{100 * f['mean']:.1f}", f["mean"], mark="" if i else "best")
         value = -gap["mean"] if gap else 0.0
         line = [f["arm"], _setting(f["values"]), Cell(str(f["rounds"]), f["rounds"]), Cell(str(len(f["scores"])))]
@@ -94,10 +95,12 @@ def _tried(values: Values) -> Section:
         for p in sorted(rung["played"], key=lambda p: -(p["score"] or 0.0)):
             score = Cell("failed", mark="bad") if p["score"] is None else percent(p["score"])
             line = [p["arm"], _setting(p["values"]), Cell(str(p["rounds"]), p["rounds"]), Cell("1", 1)]
-            rows.setdefault(p["arm"], [*line, score, Cell("out")])
+            last = rung is values["rungs"][-1] and values["finalists"] and p["score"] is not None
+            behind = 100 * (p["score"] - values["finalists"][0]["mean"]) if last else None
+            rows.setdefault(p["arm"], [*line, score, Cell("out") if behind is None else Cell(points(behind), behind)])
     header = ["method", "values", "rounds", "seeds", "validation (%)", "points to the best"]
     said = "Methods were trained briefly at several learning rates, and the best ones longer."
-    more = '"Out" means that a method did not reach the last rung; its score is of fewer rounds.'
+    more = '"Out" means that a method did not reach the last rung; its score is of fewer rounds or seeds.'
     made = [paragraph(said), table(header, list(rows.values())), note(more)] if rows else []
     return Section("Methods that were tried", made, "Methods")
 
@@ -168,5 +171,8 @@ def _costs(values: Values) -> Section:
 def _again(values: Values) -> Section:
     blocks: list[Child] = [commands([values["answer"]["command"]])]
     blocks.append(note(f"Advised by fednorms {values['version']}."))
-    blocks += [tag("h3", "Recipe"), listing(Recipe.make(dict(values["recipe"])).to_toml())]
+    answer, asked = values["answer"], values["recipe"]
+    method = next(arm["method"] for arm in values["arms"] if arm["name"] == answer["method"])
+    advised = {**asked, "method": method, "training": {**asked["training"], "lr": answer["lr"]}}
+    blocks += [tag("h3", "Recipe"), listing(Recipe.make(advised).to_toml())]
     return Section("Run it for real", blocks, "Run it")

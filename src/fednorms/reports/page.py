@@ -11,6 +11,7 @@ from fednorms.reports.elements import Child, Html, tag
 
 _HERE = Path(__file__).parent
 # Nothing is loaded, and no script but the page's own runs, whatever a name contains.
+_PAGE = 100  # lines of a listing in two columns that fit on one printed page
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
@@ -128,7 +129,7 @@ def commands(lines: Sequence[str]) -> Html:
 
 def listing(text: str) -> Html:
     """A file's text in small type, in columns where they fit."""
-    return tag("pre", text, class_="long")
+    return tag("pre", text, class_="long pages" if text.count("\n") > _PAGE else "long")
 
 
 def legend(keys: Sequence[tuple[str, str]]) -> Html:

@@ -224,7 +224,7 @@ def _again(run: RunRecord) -> Section:
         ["made with", f"fednorms {recipe.version or '(version not recorded)'}"],
         ["data", f"{recipe.federation}, fingerprint {recipe.fingerprint or 'not recorded'}"],
         ["device", f"{recipe.device}, {recipe.precision}, {counted(recipe.threads, 'thread')}"],
-        ["time", f"{duration(seconds)} in rounds"],
+        ["time", f"{duration(seconds) if seconds >= 1 else 'under 1 s'} in rounds"],
     ]
     path = None if result.path is None else str(result.path)
     lines = ["fednorms run recipe.toml --out AGAIN    # the recipe below"]

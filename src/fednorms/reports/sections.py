@@ -121,7 +121,7 @@ def calibration_section(judgement: Judgement) -> Section:
         "A calibrated model that is 80 % confident is correct in 80 % of cases: points on the dashed line. The "
         f"expected calibration error (ECE) is {100 * pooled.ece.value:.1f} points"
         + (f" ({between(pooled.ece)})" if between(pooled.ece) else "")
-        + f", the Brier score {pooled.brier.value:.3f}."
+        + f", the Brier score {pooled.brier.value:.3f} ({pooled.brier.low:.3f} to {pooled.brier.high:.3f})."
     )
     made = [
         figure(

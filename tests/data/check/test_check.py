@@ -12,6 +12,7 @@ from PIL import Image
 import fednorms as fn
 from fednorms.cli import main
 from fednorms.core.errors import BadInput
+from fednorms.data.check.images import seen_in
 from fednorms.data.folders import look
 
 
@@ -276,4 +277,27 @@ def test_packs_arrays_and_names(root, tmp_path):
 )
 def test_bad_calls(root, capsys, options, said):
     assert main(["data", "check", str(root), *options]) == 2
-    assert said in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert said in error
+    assert "not a folder of images" not in error  # the folder is fine, the option is not
+    assert options[0] in error or "protocol" in said
+
+
+def test_a_class_without_test_images_is_named(root):
+    for path in (root / "oslo").rglob("*.png"):
+        path.unlink()
+    shutil.rmtree(root / "oslo")
+    for path in sorted((root / "bern" / "dog").iterdir())[1:]:
+        path.unlink()
+    found = checked(root)
+    rare = next(finding.text for finding in found.should_know if finding.kind == "rare classes")
+    assert all(image.label != 1 for image in seen_in(fn.from_folders(root, cache=False), False) if image.part == "test")
+    assert '"cat", "dog"' in rare
+    assert "the fewest: 0" in rare
+
+
+def test_sites_in_nested_folders_are_said_to_be_in_the_innermost(root, tmp_path):
+    (tmp_path / "archive").mkdir()
+    shutil.move(root, tmp_path / "archive" / "images of sites")
+    notes = [f.text for f in checked(tmp_path).should_know if f.kind == "note"]
+    assert notes == ['The sites are the folders inside "archive/images of sites": bern, oslo.']

@@ -76,6 +76,32 @@ def test_a_folder_of_sites_and_a_subset_of_classes(clinics, tmp_path):
     assert any("Too few images" in note for note in found.notes)
 
 
+def test_layouts_as_people_download_them_are_read(clinics, fresh, tmp_path):
+    plain = fn.judge(clinics / "fedavg", fresh)["global/global/test"]
+    spelled = tmp_path / "archive" / "data" / "Oslo" / "images"
+    for label in COLORS:
+        shutil.copytree(fresh / label, spelled / label.title())
+    for folder_, site in ((spelled, "images"), (spelled.parent, "Oslo"), (tmp_path, "Oslo")):
+        found = fn.judge(clinics / "fedavg", folder_)["global/global/test"]
+        assert list(found.sites) == [site]
+        assert found.pooled.confusion == plain.pooled.confusion
+    shutil.copytree(spelled.parent, spelled.parents[1] / "Bergen")
+    assert list(fn.judge(clinics / "fedavg", tmp_path)["global/global/test"].sites) == ["Bergen", "Oslo"]
+
+
+def test_images_that_the_run_trained_on_are_noted(clinics, fresh):
+    def said(data):
+        return [n for n in fn.judge(clinics / "fedavg", data)["global/global/test"].notes if "too good" in n]
+
+    assert len(said(clinics / "data")) == len(said(clinics / "data" / "north")) == 1
+    assert not said(fresh)
+    folder(clinics / "data" / "visitors" / "oslo", [""], each=2)  # in the folder, but not a site of the run
+    try:
+        assert not said(clinics / "data" / "visitors" / "oslo")
+    finally:
+        shutil.rmtree(clinics / "data" / "visitors")
+
+
 def test_classes_in_another_order_are_matched_by_name(clinics):
     x = np.zeros((8, 8, 8, 3), np.uint8)
     for i in range(8):

@@ -107,3 +107,14 @@ def test_a_method_that_is_tested_with_measured_statistics_is_not_scored_with_ave
     found = scored(opened, opened.choose())
     assert str(found.mode) == "global/global"
     assert 'the run has not tested "global/global"' in found.never
+
+
+def test_an_exported_model_says_how_good_it_is_when_it_predicts(runs, image, tmp_path):
+    for name, options in {"averaged": {"averaged": True}, "fedavg": {}, "adabn": {}}.items():
+        fn.export(runs / name, tmp_path / name, **options)
+        assert open_scores(runs / name, options) in fn.predict(tmp_path / name, image)[0].note
+
+
+def open_scores(run, options):
+    opened = open_run(run)
+    return str(scored(opened, opened.choose(None, **options), exported=True))

@@ -18,6 +18,7 @@ from fednorms.data.federation import Federation
 from fednorms.data.folders import counted_only
 from fednorms.data.folders.divide import Copies
 from fednorms.data.folders.look import Progress
+from fednorms.data.folders.scan import scan
 from fednorms.data.packed import SUFFIX, check_pack
 from fednorms.data.readers import recognized
 from fednorms.data.readers.reader import Deviation, Reader
@@ -94,7 +95,7 @@ def check(
     findings.shifts(case, label, feature)
     for note in found.source.get("notes", []):
         if not isinstance(note, Deviation):
-            case.add("note", note if note.endswith(".") else f"{note}.")
+            case.add("note", f"{note[:1].upper()}{note[1:].removesuffix('.')}.")
     return Checked(
         name=found.name,
         what=what,
@@ -129,11 +130,12 @@ def _opened(text: str, asked: dict[str, Any]) -> tuple[Federation, str, Reader |
     if path.exists():
         with counted_only():
             try:
-                return open_federation(f"folder:{path}", **asked), "custom images as site/class/image", None
+                scan(path)
             except BadInput as error:
                 raise BadInput(
                     f'"{path}" is not a data set of `fednorms list federations`, and not a folder of images: {error}'
                 ) from None
+            return open_federation(f"folder:{path}", **asked), "custom images as site/class/image", None
     if "/" in text or text.endswith(SUFFIX):
         raise BadInput(f'"{text}": no such file or folder.')
     return open_federation(text, **asked), "a federation of the library", None

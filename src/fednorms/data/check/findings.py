@@ -196,14 +196,16 @@ def labels(case: Case) -> None:
     }
     if absent := {site: names for site, names in lacking.items() if names}:
         site, names = next(iter(absent.items()))
-        more = f", and {counted(len(absent) - 1, 'other site')} lack some" if len(absent) > 1 else ""
+        others = f"{counted(len(absent) - 1, 'other site')} {'lacks' if len(absent) == 2 else 'lack'} some"
+        more = f", and {others}" if len(absent) > 1 else ""
         text = f'Site "{site}" has no images of {some(names, _NAMED)}{more}. It cannot learn these without the others.'
         case.add("missing classes", text, [f"{site}: {', '.join(names)}" for site, names in absent.items()])
-    if rare := [case.classes[c] for c in range(counts) if 0 < tested[c] < _FEW]:
+    there = [c for c in range(counts) if tested and (trained[c] or tested[c])]
+    if rare := [case.classes[c] for c in there if tested[c] < _FEW]:
         few = min(tested[case.classes.index(name)] for name in rare)
         text = (
             f"{_class(rare)} {some(rare)} {'has' if len(rare) == 1 else 'have'} fewer than {_FEW} test images over all "
-            f"sites (at least {few}): recall cannot be judged."
+            f"sites ({'the fewest: ' if len(rare) > 1 else ''}{few}): recall cannot be judged."
         )
         case.add("rare classes", text)
 

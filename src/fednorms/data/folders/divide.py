@@ -12,6 +12,7 @@ import numpy as np
 
 from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
+from fednorms.core.option_names import flag, option, setting
 from fednorms.data.folders.scan import ImageFile
 from fednorms.data.splits import split
 
@@ -39,13 +40,12 @@ class Division:
         """What is wrong with the settings."""
         found = []
         if min(self.val, self.test) < 0 or self.val + self.test >= 1:
-            found.append(
-                f"val and test must be fractions that leave images to train on, got {self.val} and {self.test}"
-            )
+            both = " and ".join(option(name).rstrip("=") for name in ("val", "test"))
+            found.append(f"{both} must be fractions that leave images to train on, got {self.val} and {self.test}")
         if self.copies not in get_args(Copies):
             found.append(f'copies must be keep, drop or together, got "{self.copies}"')
         if self.group_across and self.group is None:
-            found.append("group_across says that groups are the same at all sites, but no group is given")
+            found.append(f"{flag('group_across')} says that groups are the same at all sites, but no group is given")
         return found
 
     def parts(
@@ -115,8 +115,8 @@ class Division:
         """Refuse groups so large that no image is left for testing, which would otherwise show only after training."""
         if self.test and len(drawn) == len(found) and not any(len(parts["test"]) for parts in found.values()):
             raise BadInput(
-                f"group makes {counted(groups, 'group')}, too few at every site to keep one for testing. Check that "
-                "the pattern tells patients apart."
+                f"{option('group').rstrip('=')} makes {counted(groups, 'group')}, too few at every site to keep one "
+                "for testing. Check that the pattern tells patients apart."
             )
 
 
@@ -129,13 +129,13 @@ def groups_of(files: Sequence[ImageFile], group: Group | None) -> list[str] | No
     try:
         pattern = re.compile(group)
     except re.error as problem:
-        raise BadInput(f'group "{group}" is not a regular expression: {problem}.') from None
+        raise BadInput(f"{setting('group', group)} is not a regular expression: {problem}.") from None
     matches = [pattern.search(file.path.name) for file in files]
     missed = [str(file.path) for file, match in zip(files, matches, strict=True) if match is None]
     if missed:
         raise BadInput(
-            f'group "{group}" matches nothing in {len(missed)} of {len(files)} file names; the first is "{missed[0]}". '
-            f'If other files are on their own, write "{group}|.+".'
+            f"{setting('group', group)} matches nothing in {len(missed)} of {len(files)} file names; the first is "
+            f'"{missed[0]}". If other files are on their own, write "{group}|.+".'
         )
     return [(m.group(1) if pattern.groups else None) or m.group(0) for m in matches if m is not None]
 

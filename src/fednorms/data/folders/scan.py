@@ -185,11 +185,13 @@ def class_names(root: Path, files: Sequence[ImageFile], classes: Sequence[str] |
 
 def nested(root: Path, files: Sequence[ImageFile]) -> list[str]:
     """A note if the sites were found in a folder inside `root`: it may have been meant as a site."""
-    inner = _only_folder(root)
-    if inner is None or inner.name in (sites := sorted({file.site for file in files})) or key_of(inner.name) in BETWEEN:
+    place, sites = root, sorted({file.site for file in files})
+    while (inner := _only_folder(place)) and inner.name not in sites and key_of(inner.name) not in BETWEEN:
+        place = inner
+    if place == root:
         return []
     shown = ", ".join(sites[:4]) + (" ..." if len(sites) > 4 else "")
-    return [f'the sites are the folders inside "{inner.name}": {shown}']
+    return [f'the sites are the folders inside "{place.relative_to(root).as_posix()}": {shown}']
 
 
 def other_files(files: Sequence[ImageFile]) -> list[str]:

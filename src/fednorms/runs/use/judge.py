@@ -269,7 +269,7 @@ class _Other:
     sites: list[Site]
     source: str
     model_of: Mapping[str, str] = field(default_factory=dict)  # the client of each site, if it has one
-    left_out: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -297,7 +297,7 @@ class _Other:
             raise
         whose = {s.name: site or s.name for s in sites if site is not None or s.name in facts.clients}
         named = data.name if isinstance(data, Federation) else str(data)
-        return cls(opened, sites, named, whose, left_out_note(broken or []))
+        return cls(opened, sites, named, whose, [*left_out_note(broken or []), *_trained_on(opened, data)])
 
     def modes(self, asked: Sequence[str] | None) -> list[Mode]:
         task = self.opened.task
@@ -314,8 +314,8 @@ class _Other:
     def notes(self, mode: Mode) -> list[str]:
         left = [s.name for s in self.sites if s.name not in self.model_of]
         if mode.model != "personal" or not left:
-            return self.left_out
-        return [*self.left_out, f"Sites that did not train have no personal model and are left out: {_some(left)}."]
+            return self.said
+        return [*self.said, f"Sites that did not train have no personal model and are left out: {_some(left)}."]
 
     def owner(self, mode: Mode) -> str | None:
         """The client whose model is tested everywhere, if there is one."""
@@ -357,6 +357,21 @@ class _Other:
                 tensors, mine = model_for(task, here, client, mode)
                 found[site.name] = predict_site(task, here, client, images, tensors, mine, mode)
         return found
+
+
+def _trained_on(opened: OpenRun, data: str | Path | Federation) -> list[str]:
+    """A note if other data are the folder that the run trained on, one of its sites, or a folder around it."""
+    folder, own = folder_of(data), opened.recipe.data.root or opened.recipe.federation.removeprefix("folder:")
+    if folder is None or not Path(own).is_dir():
+        return []
+    here, there = folder.resolve(), Path(own).resolve()
+    trained = here.is_relative_to(there) and set(here.relative_to(there).parts) & set(opened.facts.clients)
+    if not (trained or there.is_relative_to(here)):
+        return []
+    return [
+        f"The run trained on images of {own}, so these scores are too good. Without {option('data')}, only its test "
+        "images are used."
+    ]
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:

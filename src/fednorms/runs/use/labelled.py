@@ -12,11 +12,10 @@ from fednorms.data import Federation, Site, Split, site_from_folder
 from fednorms.data.facts import Facts
 from fednorms.data.folders.broken import Broken
 from fednorms.data.folders.preparations import preparation
+from fednorms.data.folders.spelling import BETWEEN, key_of, split_named
 from fednorms.data.registry import federation as read_federation
 from fednorms.data.sizes import Size
 from fednorms.runs.option_names import flag, option
-
-_PARTS = {"train", "val", "test"}
 
 
 def labelled_sites(
@@ -69,9 +68,12 @@ def _name(data: str | Path | Federation) -> str:
 
 def _in_folder(folder: Path, facts: Facts, group: str | None, broken: list[Broken] | None) -> list[Site]:
     """The sites of class/image (one site) or site/class/image."""
-    inner = [p for p in sorted(folder.iterdir()) if p.is_dir() and not p.name.startswith((".", "__MACOSX", "@eaDir"))]
-    names = {p.name for p in inner}
-    one_site = bool(names & set(facts.classes)) or (bool(names) and names <= _PARTS)
+    place = folder
+    while len(inner := _folders(place)) == 1 and _folders(inner[0]) and not _is_site(place, facts):
+        if _is_site(inner[0], facts):
+            break
+        place = inner[0]  # as unpacked archives have it
+    names, one_site = {p.name for p in inner}, _is_site(place, facts)
     if not one_site and not any(q.is_dir() for p in inner for q in p.iterdir()):
         known = ", ".join(facts.classes[:8]) + (", ..." if facts.classes[8:] else "")
         raise BadInput(
@@ -90,8 +92,22 @@ def _in_folder(folder: Path, facts: Facts, group: str | None, broken: list[Broke
             skip_broken=broken is not None,
             left_out=broken,
         )
-        for place in ([folder] if one_site else inner)
+        for place in ([place] if one_site else inner)
     ]
+
+
+def _is_site(folder: Path, facts: Facts) -> bool:
+    """Whether a folder holds classes of the run, in any spelling, or splits; `images/` may be in between."""
+    names = [p.name for p in _folders(folder)]
+    if len(names) == 1 and key_of(names[0]) in BETWEEN:
+        names = [p.name for p in _folders(folder / names[0])]
+    known = {key_of(name) for name in facts.classes}
+    return any(key_of(name) in known for name in names) or (bool(names) and all(map(split_named, names)))
+
+
+def _folders(folder: Path) -> list[Path]:
+    hidden = (".", "__MACOSX", "@eaDir")
+    return [p for p in sorted(folder.iterdir()) if p.is_dir() and not p.name.startswith(hidden)]
 
 
 def _only(site: Site, split: str, *, everything: str) -> Site | None:

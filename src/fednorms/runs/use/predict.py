@@ -26,7 +26,7 @@ from fednorms.runs.option_names import flag, option
 from fednorms.runs.use.choose import Chosen, averaged_statistics, check_statistics, unknown_preparation
 from fednorms.runs.use.load import ABOUT, LoadedModel, load_model
 from fednorms.runs.use.open import OpenRun, Which, open_run
-from fednorms.runs.use.scored import scored
+from fednorms.runs.use.scored import in_words, scored
 
 _BATCH, _NAMED = 256, 10
 
@@ -116,7 +116,10 @@ def _predict_exported(model: LoadedModel, images: _Images) -> list[Prediction]:
     for paths, some in batches:
         with repeatable(torch.get_num_threads(), "predict"):
             rows.append((paths, model.logits(some).double().softmax(1)))
-    return _named(rows, model.classes, model.about["notes"] + images.left_out)
+    tested = model.about.get("card", {}).get("tested")  # older exports have no card
+    return _named(
+        rows, model.classes, [*model.about["notes"], *([in_words(tested)] if tested else []), *images.left_out]
+    )
 
 
 def _named(rows: list[tuple[list[Path], Tensor]], classes: Sequence[str], notes: list[str]) -> list[Prediction]:

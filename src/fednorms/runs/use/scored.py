@@ -77,13 +77,19 @@ class Scored:
         }
 
     def __str__(self) -> str:
-        if self.never:
-            return f"Never scored: {self.never}"
-        where = f'at "{self.site}"' if self.site is not None else "over all sites"
-        return (
-            f'Accuracy {self.accuracy} % {where} ("{self.mode}", round {self.round}, '
-            f"{counted(self.images, 'test image')})."
-        )
+        told = {"mode": str(self.mode), "site": self.site, "round": self.round, "never_scored": self.never}
+        return in_words(told if self.never else told | {"accuracy": self.accuracy.to_dict(), "images": self.images})
+
+
+def in_words(told: Mapping[str, Any]) -> str:
+    """The scores in a sentence, from the plain values of `Scored.to_dict`, which an exported model keeps."""
+    if told["never_scored"]:
+        return f"Never scored: {told['never_scored']}"
+    where = f'at "{told["site"]}"' if told["site"] is not None else "over all sites"
+    return (
+        f'Accuracy {Interval.from_dict(told["accuracy"])} % {where} ("{told["mode"]}", round {told["round"]}, '
+        f"{counted(told['images'], 'test image')})."
+    )
 
 
 def scored(opened: OpenRun, chosen: Chosen, *, exported: bool = False) -> Scored:
