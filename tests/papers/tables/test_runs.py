@@ -22,6 +22,7 @@ from fednorms.papers.tables.summary import rank, winners_of
 from fednorms.papers.tables.table import Published
 from fednorms.papers.tables.time_budget import by_information, fitting
 from fednorms.runs.recipe import Recipe
+from tests.support.data_sets import pacs
 from tests.support.tables import MINI, copy_results, fails_while_running, put, results, stored, table
 
 
@@ -549,3 +550,14 @@ def test_runs_that_do_not_fit_the_time_are_left_for_the_next_call(tmp_path, monk
     assert short.ran == 1
     assert set(results(tmp_path / "out")) == {("shift", "FedAvg", 0)}
     assert fn.reproduce(folder, out=tmp_path / "out", **asked).ran == 1
+
+
+def test_a_table_about_a_part_of_a_data_set_opens_it(tmp_path):
+    pacs(tmp_path / "pacs")  # as every tiny copy, it has too few images
+    asked = {"data": tmp_path / "pacs", "settings": ["pictures"], "only": ["FedAvg"], "device": "cpu"}
+    small = ('name = "pictures"', 'name = "pictures"\nrecipe.data.size = 8')
+    with pytest.raises(BadInput, match="not as published"):
+        fn.reproduce(table(tmp_path / "whole", small=small), out=tmp_path / "a", **asked)
+    part = ("recipe.data.size = 8", "recipe.data.size = 8\nrecipe.data.complete = false")
+    done = fn.reproduce(table(tmp_path / "part", small=small, part=part), out=tmp_path / "b", **asked)
+    assert (done.ran, done.failed) == (1, {})
