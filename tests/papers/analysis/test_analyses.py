@@ -469,3 +469,13 @@ def test_settings_of_a_figure_share_their_scales(run, longer):
     drawn = figure(ANALYSES["bn-variance"], settings, "Figure")
     first, second = (part.axes for part in drawn.subfigs)
     assert all(a.get_ylim() == b.get_ylim() for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(("name", "unit"), [("four-factors", "cosine"), ("divergence", "symmetric KL divergence")])
+def test_matrices_and_bars_say_what_their_numbers_are(run, name, unit):
+    axes = analyze(run, name).plot().subfigs[0].axes
+    scales = [axis for axis in axes if axis.get_label() == "<colorbar>"]
+    bars = [axis for axis in axes if axis.patches]
+    assert scales
+    assert {axis.get_ylabel() for axis in (*scales, *bars)} == {unit}
+    assert all(bar.get_height() < axis.get_ylim()[1] for axis in bars for bar in axis.patches)

@@ -128,7 +128,8 @@ class _Curves(_Panels):
         handles = {
             label: h for axis in axes for h, label in zip(*axis.get_legend_handles_labels(), strict=True) if label
         }
-        fig.legend(list(handles.values()), list(handles), loc="outside right upper", fontsize=7, frameon=False)
+        place: dict[str, Any] = {"loc": "outside right upper", "fontsize": 7, "frameon": False}
+        fig.legend(list(handles.values()), list(handles), handlelength=4, **place)  # dashes are seen next to a marker
 
     def _line(
         self, axis: Axes, style: dict[str, str], dashes: str, label: str, seeds: Sequence[Sequence[tuple[int, float]]]
@@ -209,11 +210,14 @@ class _Matrices(_Panels):
                 low, high = _limits(every, name)
                 if values.ndim == 2:
                     drawn = axis.imshow(values, cmap="cividis", vmin=low, vmax=high)
-                    fig.colorbar(drawn, ax=axis, shrink=0.8).ax.tick_params(labelsize=6)
+                    scale = fig.colorbar(drawn, ax=axis, shrink=0.8)
+                    scale.ax.tick_params(labelsize=6)
+                    scale.set_label(self.drawing.y, fontsize=7)
                     _name_ticks(axis, ticks, values.shape, both=True)
                 else:
                     axis.bar(range(len(values)), values, color=COLORS[1])
-                    axis.set_ylim(min(low, 0), max(high, 0) or 1)
+                    axis.set_ylim(1.05 * min(low, 0), 1.05 * max(high, 0) or 1)
+                    axis.set_ylabel(self.drawing.y, fontsize=7)
                     _name_ticks(axis, ticks, values.shape, both=False)
                 axis.set_title(f"{row}: {name}", fontsize=8)
                 axis.tick_params(labelsize=6)
