@@ -192,6 +192,25 @@ def test_clients_are_shown_with_the_worst_first(capsys, tmp_path):
     assert "site " not in ask(capsys, "evaluate", tmp_path / "r")[1]
 
 
+def test_sites_are_shown_in_the_metric_of_the_run(capsys, tmp_path):
+    divided = ("--size", "8", "--test", "0.4", "--partition", "dirichlet_client(beta=0.3, clients=5, within=domain)")
+    given = ("--rounds", "1", *divided, "--metric", "balanced_accuracy", "--out", tmp_path / "r")
+    assert ask(capsys, "run", *given)[0] == 0
+    code, out, _ = ask(capsys, "evaluate", tmp_path / "r", "--clients")
+    assert code == 0
+    scores = json.loads(ask(capsys, "evaluate", tmp_path / "r", "--json")[1])["scores"]["global/global/test"]
+    sites = scores["sites"]
+    lines = out[out.index("the worst 20 of 25 sites") :].splitlines()[2:22]
+    assert [line.split()[0] for line in lines] == sorted(sites, key=lambda s: sites[s]["balanced_accuracy"])[:20]
+    names, numbers = (line.split() for line in out.splitlines()[:2])
+    shown = dict(zip(names, numbers, strict=True))
+    clean = [site["balanced_accuracy"] for name, site in sites.items() if name.startswith("clean")]
+    assert float(shown["clean"]) == pytest.approx(100 * sum(clean) / len(clean), abs=0.051)
+    assert float(shown["mean"]) == pytest.approx(100 * scores["balanced_accuracy"], abs=0.051)
+    assert float(shown["accuracy"]) == pytest.approx(100 * scores["mean"], abs=0.051)
+    assert "Balanced accuracy in percent" in out
+
+
 def test_unseen_sites_are_in_the_result(sites, capsys, tmp_path):
     code, out, _ = ask(capsys, "run", "--federation", sites, *SMALL, "--hold-out", "west")
     assert code == 0

@@ -1272,8 +1272,9 @@ def test_names_of_tables():
 
 
 TABLES = """
-    beyond-digits beyond-fednn-digit beyond-fedwon-digits beyond-fedwon-office beyond-fedwon-table-21 fedfn-table-1
-    fedfn-table-2 fedfn-table-3 fedfn-figure-1 fedfn-figure-2 fedfn-figure-3 fedfn-figure-4 fedfn-figure-5
+    beyond-cifar beyond-digits beyond-fednn-digit beyond-fedwon-digits beyond-fedwon-office beyond-fedwon-skin
+    beyond-fedwon-table-21 beyond-greg-pacs beyond-office beyond-pacs beyond-skin fedfn-table-1 fedfn-table-2
+    fedfn-table-3 fedfn-figure-1 fedfn-figure-2 fedfn-figure-3 fedfn-figure-4 fedfn-figure-5
     fedfn-appendix-table-2 fedfn-appendix-table-3 fedfn-appendix-table-4 fedfn-appendix-table-5
     fedfn-appendix-table-6 fedfn-appendix-table-7 fedfn-appendix-table-8 fedfn-appendix-table-9
     fedfn-appendix-table-10 fedfn-appendix-table-11 fedfn-appendix-table-12 fedfn-appendix-table-13

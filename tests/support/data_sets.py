@@ -98,7 +98,13 @@ def fairface(root):
 
 def fed_isic2019(root):
     rows = [
-        {"image": f"ISIC_{i:04d}", "target": i % 8, "center": i % 6, "fold": "test" if i % 5 == 0 else "train"}
+        {
+            "image": f"ISIC_{i:04d}",
+            "target": i % 8,
+            "center": i % 6,
+            "fold": "test" if i % 5 == 0 else "train",
+            "lesion_id": f"HAM_{i // 2}",
+        }
         for i in range(120)
     ]
     table(root / "train_test_split", rows)

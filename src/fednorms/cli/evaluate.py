@@ -98,7 +98,7 @@ def evaluate(args: Sequence[str]) -> int:
         print_json(everything)
         return 0
     console = stdout()
-    _show_scores(console, found.scores, given)
+    _show_scores(console, found.scores, found.metric, given)
     for judgement in found.judgements.values():
         _show_judgement(console, judgement, full=given.full)
     if given.out:
@@ -114,24 +114,30 @@ def _write(path: Path, everything: dict[str, Any]) -> None:
         replace_bytes(path, (json.dumps(plain(everything), indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def _show_scores(console: Console, scores: dict[str, Scores], given: Evaluate) -> None:
-    """The short table: a line per mode, a column per domain."""
+def _show_scores(console: Console, scores: dict[str, Scores], metric: str, given: Evaluate) -> None:
+    """The short table: a line per mode, a column per domain, in the metric that the run is judged by."""
+    balanced = metric == "balanced_accuracy"
     domains = list(dict.fromkeys(d for s in scores.values() for d in s.domains))
     rows = []
     for name, s in scores.items():
-        per_domain = [f"{100 * s.domains[d]:.1f}" if d in s.domains else "-" for d in domains]
-        rest = [100 * s.mean, 100 * s.std, 100 * s.pooled, 100 * s.balanced_accuracy]
-        rows.append([name, *per_domain, *(f"{r:.1f}" for r in rest), f"{s.loss:.3f}"])
-    header = ["model/statistics/split", *domains, "mean", "std", "pooled", "balanced", "loss"]
-    console.print(grid(header, rows, numbers_from=1))
+        judged = s.judged_domains(metric)
+        per_domain = [f"{100 * judged[d]:.1f}" if d in judged else "-" for d in domains]
+        rest = [s.balanced_accuracy, s.mean] if balanced else [s.mean, s.std, s.pooled, s.balanced_accuracy]
+        rows.append([name, *per_domain, *(f"{100 * r:.1f}" for r in rest), f"{s.loss:.3f}"])
+    over_sites = ["mean", "accuracy"] if balanced else ["mean", "std", "pooled", "balanced"]
+    console.print(grid(["model/statistics/split", *domains, *over_sites, "loss"], rows, numbers_from=1))
     for name, s in scores.items() if given.clients else ():
-        worst = sorted(s.sites.items(), key=lambda item: item[1].accuracy)[:_MOST_CLIENTS]
+        by = "balanced_accuracy" if balanced else "accuracy"
+        worst = sorted(s.sites.items(), key=lambda item: getattr(item[1], by))[:_MOST_CLIENTS]
         left = len(s.sites) - len(worst)
         console.print(f"\n{name}" + (f", the worst {len(worst)} of {len(s.sites)} sites" if left else ""), markup=False)
         lines = [_client(site, s.domain_of[site], score) for site, score in worst]
         console.print(grid(_CLIENT_COLUMNS, lines, numbers_from=2))
     legend = "Mean and std are over sites, pooled is over images."
-    console.print(f"\nAccuracy in percent, {given.which} round. {legend}", markup=False)
+    if balanced:
+        legend = "Mean and accuracy are over sites."
+    what = "Balanced accuracy" if balanced else "Accuracy"
+    console.print(f"\n{what} in percent, {given.which} round. {legend}", markup=False)
 
 
 _CLIENT_COLUMNS = ("site", "domain", "images", "accuracy", "balanced", "loss")

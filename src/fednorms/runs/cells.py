@@ -175,19 +175,21 @@ def run_cells(
     jobs: int = 1,
     custom: Custom = Custom(),  # noqa: B008  it is frozen
     watch: Watch = lambda event: None,
+    starts: Callable[[Cell], bool] = lambda cell: True,
 ) -> list[Outcome]:
-    """Run all cells, `jobs` at a time; outcomes in the order of the cells."""
+    """Run the cells, `jobs` at a time; outcomes in their order. `starts` is asked before each, and may leave it out."""
     here = [i for i, cell in enumerate(cells) if jobs == 1 or _finished(cell)]  # finished ones only need to be read
     outcomes: dict[int, Outcome] = {}
     for i in here:
-        outcomes[i] = run_cell(cells[i], custom, watch)
-        watch(_done(cells[i], outcomes[i]))
-    rest = [i for i in range(len(cells)) if i not in outcomes]
+        if starts(cells[i]):
+            outcomes[i] = run_cell(cells[i], custom, watch)
+            watch(_done(cells[i], outcomes[i]))
+    rest = [i for i in range(len(cells)) if i not in here]
     if rest:
         methods = dict.fromkeys(cells[i].recipe.method for i in rest)
-        done = _Pool(min(jobs, len(rest)), custom, methods, watch).run([cells[i] for i in rest])
-        outcomes.update(zip(rest, done, strict=True))
-    return [outcomes[i] for i in range(len(cells))]
+        done = _Pool(min(jobs, len(rest)), custom, methods, watch, starts).run([cells[i] for i in rest])
+        outcomes.update({rest[place]: outcome for place, outcome in done.items()})
+    return [outcomes[i] for i in sorted(outcomes)]
 
 
 def _finished(cell: Cell) -> bool:
@@ -216,19 +218,23 @@ class _Worker:
 class _Pool:
     """Worker processes that each take the next cell; if one dies, only its cell is lost."""
 
-    def __init__(self, jobs: int, custom: Custom, methods: Iterable[str], watch: Watch) -> None:
-        self.jobs, self.federation, self.watch = jobs, custom.federation, watch
+    def __init__(
+        self, jobs: int, custom: Custom, methods: Iterable[str], watch: Watch, starts: Callable[[Cell], bool]
+    ) -> None:
+        self.jobs, self.federation, self.watch, self.starts = jobs, custom.federation, watch, starts
         self.code = packed(custom, methods)
         self.context = get_context("spawn")  # a fork would inherit torch's threads in an unusable state
         self.workers: list[_Worker] = []
 
-    def run(self, cells: Sequence[Cell]) -> list[Outcome]:
+    def run(self, cells: Sequence[Cell]) -> dict[int, Outcome]:
         outcomes: dict[int, Outcome] = {}
         todo = list(reversed(range(len(cells))))
         try:
-            while len(outcomes) < len(cells):
-                while todo and len(self.workers) < self.jobs:
-                    self._start(todo.pop(), cells)
+            while True:
+                while len(self.workers) < self.jobs and (index := self._take(todo, cells)) is not None:
+                    self._start(index, cells)
+                if not self.workers:
+                    return outcomes
                 for line in wait([w.line for w in self.workers]):
                     worker = next(w for w in self.workers if w.line is line)
                     event = self._receive(worker, cells)
@@ -244,7 +250,13 @@ class _Pool:
                 worker.process.kill()
             for worker in self.workers:
                 worker.process.join()
-        return [outcomes[i] for i in range(len(cells))]
+
+    def _take(self, todo: list[int], cells: Sequence[Cell]) -> int | None:
+        """The next cell that may start, if there is one."""
+        while todo:
+            if self.starts(cells[index := todo.pop()]):
+                return index
+        return None
 
     def _start(self, index: int, cells: Sequence[Cell]) -> None:
         here, there = self.context.Pipe()
@@ -256,14 +268,15 @@ class _Pool:
             here.send(cells[index])
 
     def _next(self, worker: _Worker, todo: list[int], cells: Sequence[Cell]) -> None:
-        if not todo or not worker.process.is_alive():
+        index = self._take(todo, cells) if worker.process.is_alive() else None
+        if index is None:
             self.workers.remove(worker)
             worker.process.kill()
             worker.process.join()
             return
-        worker.cell = todo.pop()
+        worker.cell = index
         with suppress(BrokenPipeError):
-            worker.line.send(cells[worker.cell])
+            worker.line.send(cells[index])
 
     def _receive(self, worker: _Worker, cells: Sequence[Cell]) -> CellEvent | None:
         try:

@@ -240,15 +240,17 @@ def test_a_table_of_centres(tmp_path):
     assert sizes(given)["oslo"] == {"train": 10, "val": 5, "test": 5}
     rows[3]["split"], rows[5]["filename"] = "holdout", "no-such"
     table(path, rows)
-    with pytest.raises(BadInput, match=r"(?s)oslo: 1 rows whose fold is not.*1 of 20 listed images missing"):
+    with pytest.raises(BadInput, match=r"(?s)oslo: 1 row whose fold is not.*1 of 20 listed images missing"):
         centers.centers(path, size=4, cache=False)
     rows[3]["split"], rows[5]["filename"] = "train", "../../etc/passwd"
     table(path, rows)
     with pytest.raises(BadInput, match="not inside its folder"):
         centers.centers(path, size=4, cache=False)
     (tmp_path / "study.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(BadInput, match="has no table"):
+    with pytest.raises(BadInput, match=r"has no table.*filename.*hospital.*study\.csv has a, b\."):
         centers.centers(tmp_path)
+    with pytest.raises(BadInput, match=r"Found no table\."):
+        centers.centers(tmp_path / "nowhere")
 
 
 def test_fed_isic2019_by_lesion(tmp_path):

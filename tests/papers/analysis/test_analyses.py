@@ -7,6 +7,7 @@ import hashlib
 import math
 import shutil
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -465,7 +466,28 @@ def test_findings_are_drawn_alone_and_with_those_of_other_runs(run, longer):
 
 
 def test_settings_of_a_figure_share_their_scales(run, longer):
-    settings = {"a": {"fedavg": [analyze(run, "bn-variance")]}, "b": {"fedavg": [analyze(longer, "bn-variance")]}}
+    one, two = analyze(run, "bn-variance"), analyze(longer, "bn-variance")
+    settings = {"a": {"fedbn": [one], "fedavg": [one]}, "b": {"fedavg": [two]}}
     drawn = figure(ANALYSES["bn-variance"], settings, "Figure")
     first, second = (part.axes for part in drawn.subfigs)
     assert all(a.get_ylim() == b.get_ylim() for a, b in zip(first, second, strict=True))
+    assert first[0].lines[1].get_color() == second[0].lines[0].get_color()  # both are fedavg
+
+
+@pytest.mark.parametrize(("name", "unit"), [("four-factors", "cosine"), ("divergence", "symmetric KL divergence")])
+def test_matrices_and_bars_say_what_their_numbers_are(run, name, unit):
+    axes = analyze(run, name).plot().subfigs[0].axes
+    scales = [axis for axis in axes if axis.get_label() == "<colorbar>"]
+    bars = [axis for axis in axes if axis.patches]
+    assert scales
+    assert {axis.get_ylabel() for axis in (*scales, *bars)} == {unit}
+    assert all(bar.get_height() < axis.get_ylim()[1] for axis in bars for bar in axis.patches)
+
+
+def test_titles_of_many_matrices_do_not_overlap(run):
+    figure = analyze(run, "filter-drift").plot()
+    figure.canvas.draw()
+    panels = [axis for axis in figure.subfigs[0].axes if axis.get_title()]
+    assert len(panels) == 8
+    boxes = [axis.title.get_window_extent() for axis in panels]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))

@@ -121,6 +121,22 @@ def test_a_ranking_is_drawn_next_to_its_heat_map_in_the_same_order():
     assert [line.get_xydata().tolist() for line in rings] == [[[51.0, 1.0]]]  # published
 
 
+def test_a_row_looks_the_same_in_the_curves_of_all_settings():
+    pytest.importorskip("matplotlib")
+    from fednorms.papers.tables.picture import figure
+
+    ran = found({("many", "GN"): [80.0], ("few", "FedAvg"): [50.0], ("few", "GN"): [70.0]})
+    for record in ran.every:
+        record["curve"] = {"global": [[1, 0.3], [2, 0.4]]}
+    axes = figure(summarize(table(None), ran)).axes
+    colors = {}
+    for line in (line for axis in axes for line in axis.lines if line.get_label() in ("FedAvg", "GN")):
+        colors.setdefault(line.get_label(), []).append(line.get_color())
+    assert len(colors["GN"]) == 2
+    assert len(set(colors["GN"])) == 1
+    assert colors["FedAvg"] != colors["GN"][:1]
+
+
 @pytest.mark.parametrize(
     ("ladder", "words"),
     [

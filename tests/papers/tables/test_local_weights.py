@@ -11,6 +11,8 @@ import fednorms as fn
 from fednorms.cli import main
 from fednorms.core.errors import BadInput
 from fednorms.models import build
+from fednorms.papers.tables.catalog import open_table
+from fednorms.papers.tables.local_weights import with_weights
 from tests.support.tables import table
 
 
@@ -36,6 +38,16 @@ def test_a_table_starts_from_local_weights_and_says_so(tmp_path):
     plan = fn.reproduce(mini, dry_run=True, weights={"cnn-small": file}, **options).planned
     assert plan.runs == 1, "another content is another run"
     assert fn.reproduce(mini, dry_run=True, **options).planned.runs == 1, "without weights, too"
+
+
+def test_runs_from_scratch_stay_from_scratch_next_to_pretrained_ones(tmp_path):
+    pretrained = ('recipe.federation = "pacs"', 'recipe.federation = "pacs"\nrecipe.pretrained = true')
+    model = ('model = "cnn-small"', 'model = "timm:efficientnet_lite0"')
+    both = open_table(table(tmp_path / "mini", start=pretrained, model=model))
+    changed = with_weights(both, {"timm:efficientnet_lite0": tmp_path / "start.pt"})
+    scratch, pictures = (changed.recipe_of(setting, changed.rows[0], {}) for setting in changed.settings)
+    assert (scratch.weights, scratch.pretrained) == ("", False)
+    assert (pictures.weights, pictures.pretrained) == (str(tmp_path / "start.pt"), False)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_a_table_is_complete(name):
                     assert printed.failed or 0 <= printed.mean <= 100, f"{row.name}, {column}: per cent"
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if read(n).averages])
+@pytest.mark.parametrize("name", [n for n in NAMES if any(row.averages for row in read(n).rows)])
 def test_published_averages_are_those_of_the_published_columns(name):
     table = read(name)
     named = {s.name: s for s in table.settings}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import time
 from dataclasses import replace
 from itertools import combinations
 
@@ -20,8 +21,9 @@ from fednorms.papers.tables.reproduce import Observer
 from fednorms.papers.tables.store import ResultStore
 from fednorms.papers.tables.summary import rank, winners_of
 from fednorms.papers.tables.table import Published
-from fednorms.papers.tables.time_budget import by_information, fitting
+from fednorms.papers.tables.time_budget import Clock, by_information, fitting
 from fednorms.runs.recipe import Recipe
+from tests.support.data_sets import pacs
 from tests.support.tables import MINI, copy_results, fails_while_running, put, results, stored, table
 
 
@@ -549,3 +551,29 @@ def test_runs_that_do_not_fit_the_time_are_left_for_the_next_call(tmp_path, monk
     assert short.ran == 1
     assert set(results(tmp_path / "out")) == {("shift", "FedAvg", 0)}
     assert fn.reproduce(folder, out=tmp_path / "out", **asked).ran == 1
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_no_run_starts_that_would_end_too_late_because_the_others_were_slow(tmp_path, monkeypatch, jobs):
+    """Ten seconds are expected of each run, and in truth each takes 200 of the 300 seconds."""
+    monkeypatch.setattr("fednorms.papers.tables.work.seconds_of", lambda of, *_, **__: [(10.0, "a guess") for _ in of])
+    late = []
+    monkeypatch.setattr("fednorms.papers.tables.time_budget.monotonic", lambda: time.monotonic() + 200.0 * len(late))
+    ended = Clock.ended
+    monkeypatch.setattr(Clock, "ended", lambda *given: (late.append(1), ended(*given)))
+    given = {"only": ["FedAvg"], "settings": ["shift"], "device": "cpu", "seeds": 5, "jobs": jobs}
+    folder = table(tmp_path / "mini")
+    assert fn.reproduce(folder, out=tmp_path / "out", minutes=5, **given).ran == jobs
+    monkeypatch.undo()
+    assert fn.reproduce(folder, out=tmp_path / "out", **given).ran == 5 - jobs
+
+
+def test_a_table_about_a_part_of_a_data_set_opens_it(tmp_path):
+    pacs(tmp_path / "pacs")  # as every tiny copy, it has too few images
+    asked = {"data": tmp_path / "pacs", "settings": ["pictures"], "only": ["FedAvg"], "device": "cpu"}
+    small = ('name = "pictures"', 'name = "pictures"\nrecipe.data.size = 8')
+    with pytest.raises(BadInput, match="not as published"):
+        fn.reproduce(table(tmp_path / "whole", small=small), out=tmp_path / "a", **asked)
+    part = ("recipe.data.size = 8", "recipe.data.size = 8\nrecipe.data.complete = false")
+    done = fn.reproduce(table(tmp_path / "part", small=small, part=part), out=tmp_path / "b", **asked)
+    assert (done.ran, done.failed) == (1, {})

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fednorms.core.counted import counted
 from fednorms.core.errors import BadInput
 from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.federation import Federation
@@ -60,7 +61,7 @@ def centers(
     table = root if root.is_file() else next((p for p in tables_in(root) if _columns(p)), None)
     columns = _columns(table) if table else None
     if table is None or columns is None:
-        raise BadInput(f'Federation "centres": "{root}" has no table (csv) with columns image, label and center.')
+        raise BadInput(_without_table(root))
     rows = read_table(table, tuple(columns.values()))
     if not rows:
         raise BadInput(f'Federation "centres": "{table}" has no rows.')
@@ -79,7 +80,7 @@ def centers(
             folds = [row[columns["fold"]].lower() for row in mine]
             parts[center] = {part: np.flatnonzero([fold in names for fold in folds]) for part, names in _FOLDS.items()}
             if lost := len(mine) - sum(map(len, parts[center].values())):
-                problems.append(f"{center}: {lost} rows whose fold is not train, val or test")
+                problems.append(f"{center}: {counted(lost, 'row')} whose fold is not train, val or test")
         else:
             parts[center] = split(labels, {"val": val, "test": test}, seed, center, groups or None)
     raise_problems(f'Federation "centres" in "{table}"', problems + absent(found))
@@ -94,6 +95,17 @@ def layout(root: Path) -> str | None:
     """Whether a folder has a table of centers."""
     table = next((p for p in tables_in(root) if _columns(p)), None)
     return f"table {table.name}" if table else None
+
+
+def _without_table(root: Path) -> str:
+    """What columns a table needs, under which names, and which ones are there."""
+    names = "; ".join(", ".join(_NAMES[what]) for what in ("image", "label", "center"))
+    tables = [root] if root.is_file() else tables_in(root)
+    there = "; ".join(f"{path.name} has {', '.join(columns_of(path))}" for path in tables[:3])
+    return (
+        f'Federation "centres": "{root}" has no table (csv) with columns image, label and center. '
+        f"Accepted names: {names}. " + (f"Found: {there}." if there else "Found no table.")
+    )
 
 
 def _columns(path: Path) -> dict[str, str] | None:

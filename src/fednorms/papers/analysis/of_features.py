@@ -23,7 +23,7 @@ from fednorms.papers.analysis.stored_run import StoredRun
 from fednorms.papers.analysis.subject import Model, Outputs, Subject
 
 
-@analysis("four-factors", "FedFN Figures 1 and 5", Drawing("matrices"))
+@analysis("four-factors", "FedFN Figures 1 and 5", Drawing("matrices", y="cosine"))
 def _four_factors(stored: StoredRun) -> Findings:
     """Similarity of classifier rows, between and within classes, and of classes with their rows, on all test images."""
     subject = stored.chosen
@@ -33,7 +33,7 @@ def _four_factors(stored: StoredRun) -> Findings:
     return Findings(found.scalars, arrays=arrays, words={"ticks": subject.classes})
 
 
-@analysis("divergence", "GReg Figure 6", Drawing("matrices"))
+@analysis("divergence", "GReg Figure 6", Drawing("matrices", y="symmetric KL divergence"))
 def _divergence(stored: StoredRun) -> Findings:
     """Symmetric KL divergence between clients' features of their test images under the server's model, per channel.
 

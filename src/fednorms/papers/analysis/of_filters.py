@@ -12,7 +12,7 @@ from fednorms.papers.analysis.registry import Drawing, analysis
 from fednorms.papers.analysis.stored_run import StoredRun
 
 
-@analysis("filter-drift", "FedNN Figure 3", Drawing("matrices"))
+@analysis("filter-drift", "FedNN Figure 3", Drawing("matrices", y="activation"))
 def _filter_drift(stored: StoredRun) -> Findings:
     """Activations of the first convolution after one client shifts its filters and another scales them, with and
     without weight normalization; the change is relative to the activations before.

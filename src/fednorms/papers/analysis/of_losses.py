@@ -91,7 +91,15 @@ def _loss_bound(stored: StoredRun) -> Findings:
     return Findings(last_of(series) | {"largest share of the bound": largest}, series)
 
 
-@analysis("smallest-probability", "GReg Figure 7", Drawing("curves", y="probability of the true class", log=True))
+_SMALLEST = Drawing(
+    "curves",
+    y="probability of the true class",
+    log=True,
+    panels={"smallest in a round": ("batch statistics", "global statistics")},
+)
+
+
+@analysis("smallest-probability", "GReg Figure 7", _SMALLEST)
 def _smallest_probability(stored: StoredRun) -> Findings:
     """Smallest probability of the true class in a round of training, with the batch's and the server's statistics."""
     series: dict[str, Series] = {"batch statistics": [], "global statistics": []}

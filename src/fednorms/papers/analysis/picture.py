@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Found = Mapping[str, Sequence[Findings]]
 """The findings of each seed, by row."""
 _SIZE = 2.6  # inches per panel
+_TITLE = 32  # characters in a line over a panel
 _MANY = 24  # more ticks than this are not named
 
 
@@ -116,8 +117,10 @@ class _Curves(_Panels):
         panels = self.panels()
         grouped = any(len(names) > 1 for names in panels.values())
         axes = [axis for line in self.axes(fig) for axis in line]
+        rows = list(dict.fromkeys(row for found in every for row in found))  # a row looks the same in all settings
         for axis, (title, names) in zip(axes, panels.items(), strict=False):
-            for number, (row, seeds) in enumerate(self.found.items()):
+            for row, seeds in self.found.items():
+                number = rows.index(row)
                 for which, name in enumerate(names):
                     label = f"{row}, {_short(name, names)}" if len(names) > 1 else "" if grouped else row
                     dashes = DASHES[which % len(DASHES)] if grouped else ""
@@ -128,7 +131,8 @@ class _Curves(_Panels):
         handles = {
             label: h for axis in axes for h, label in zip(*axis.get_legend_handles_labels(), strict=True) if label
         }
-        fig.legend(list(handles.values()), list(handles), loc="outside right upper", fontsize=7, frameon=False)
+        place: dict[str, Any] = {"loc": "outside right upper", "fontsize": 7, "frameon": False}
+        fig.legend(list(handles.values()), list(handles), handlelength=4, **place)  # dashes are seen next to a marker
 
     def _line(
         self, axis: Axes, style: dict[str, str], dashes: str, label: str, seeds: Sequence[Sequence[tuple[int, float]]]
@@ -197,26 +201,35 @@ def _span(every: Sequence[Found], names: Sequence[str], *, log: bool) -> tuple[f
 
 
 class _Matrices(_Panels):
-    """Matrices and bars, one line per row; the same name has one scale."""
+    """Matrices and bars, up to four next to each other for a row; the same name has one scale."""
 
     def grid(self) -> tuple[int, int]:
-        return len(self.found), len(self.first.arrays)
+        columns = min(4, len(self.first.arrays))
+        return len(self.found) * math.ceil(len(self.first.arrays) / columns), columns
 
     def draw(self, fig: SubFigure, every: Sequence[Found]) -> None:
-        for line, (row, seeds) in zip(self.axes(fig), self.found.items(), strict=True):
+        panels = [axis for line in self.axes(fig) for axis in line]
+        per_row = len(panels) // len(self.found)
+        for (row, seeds), start in zip(self.found.items(), range(0, len(panels), per_row), strict=True):
             ticks = list(seeds[0].words.get("ticks", []))
-            for axis, (name, values) in zip(line, seeds[0].arrays.items(), strict=True):
+            mine = panels[start : start + per_row]
+            for axis, (name, values) in zip(mine, seeds[0].arrays.items(), strict=False):
                 low, high = _limits(every, name)
                 if values.ndim == 2:
                     drawn = axis.imshow(values, cmap="cividis", vmin=low, vmax=high)
-                    fig.colorbar(drawn, ax=axis, shrink=0.8).ax.tick_params(labelsize=6)
+                    scale = fig.colorbar(drawn, ax=axis, shrink=0.8)
+                    scale.ax.tick_params(labelsize=6)
+                    scale.set_label(self.drawing.y, fontsize=7)
                     _name_ticks(axis, ticks, values.shape, both=True)
                 else:
                     axis.bar(range(len(values)), values, color=COLORS[1])
-                    axis.set_ylim(min(low, 0), max(high, 0) or 1)
+                    axis.set_ylim(1.05 * min(low, 0), 1.05 * max(high, 0) or 1)
+                    axis.set_ylabel(self.drawing.y, fontsize=7)
                     _name_ticks(axis, ticks, values.shape, both=False)
-                axis.set_title(f"{row}: {name}", fontsize=8)
+                axis.set_title(textwrap.fill(f"{row}: {name}", _TITLE), fontsize=8)
                 axis.tick_params(labelsize=6)
+            for axis in mine[len(seeds[0].arrays) :]:
+                axis.set_axis_off()
 
 
 def _limits(every: Sequence[Found], name: str) -> tuple[float, float]:

@@ -14,7 +14,7 @@ Kind = Literal["matrices", "curves", "channels", "points", "maps"]
 
 @dataclass(frozen=True)
 class Drawing:
-    """How findings are drawn: the kind of picture, and for curves the y label, the scale and what shares a panel."""
+    """How findings are drawn: the kind of picture, what the numbers are, and for curves the scale and shared panels."""
 
     kind: Kind
     y: str = ""

@@ -35,19 +35,24 @@ def read_weights(given: Sequence[str] | Mapping[str, str | Path]) -> dict[str, P
 
 
 def with_weights(table: Table, weights: Mapping[str, Path]) -> Table:
-    """The same table, in which these models start from these files instead of downloaded weights; a note says so."""
+    """The same table, in which these models start from these files instead of downloaded weights; a note says so.
+
+    Runs from scratch stay from scratch, if others of the table take pretrained weights of that model.
+    """
     if not weights:
         return table
-    models = dict[str, None]()
+    recipes = [table.recipe_of(s, row, {}) for row in table.rows for s in table.settings if row.runs_in(s)]
+    models = dict.fromkeys(recipe.model for recipe in recipes)
+    downloaded = {recipe.model for recipe in recipes if recipe.pretrained}
     rows = []
     for row in table.rows:
         inside = dict(row.at)
         for setting in table.settings:
             if not row.runs_in(setting):
                 continue
-            model = table.recipe_of(setting, row, {}).model
-            models[model] = None
-            if model in weights:
+            recipe = table.recipe_of(setting, row, {})
+            model = recipe.model
+            if model in weights and (recipe.pretrained or model not in downloaded):
                 start = {"weights": str(weights[model]), "pretrained": False}
                 inside[setting.name] = merged(inside.get(setting.name, {}), start)
         rows.append(row.model_copy(update={"at": inside}))

@@ -39,6 +39,7 @@ def figure(summary: Summary) -> Figure:
     curves = {s.setting.name: _curves(s) for s in shown}
     with_curves = {s.setting.name for s in shown if curves[s.setting.name] or s.setting.ranked}
     sections = [s for s in shown if s.setting.name not in on_it or s.has_published or s.setting.name in with_curves]
+    lines = list(dict.fromkeys(row for section in sections for row in curves[section.setting.name]))
     widest = max((len(section.columns) for section in sections), default=4)
     heights = [3.4] * bool(on_it) + [1.5 + 0.46 * len(section.rows) for section in sections]
     widths = [0.95 * widest + 2.4, *([5.6] if with_curves else [])]
@@ -50,7 +51,7 @@ def figure(summary: Summary) -> Figure:
     for i, section in enumerate(sections, start=bool(on_it)):
         _heat_map(fig.add_subplot(grid[i, 0]), section)
         if found := curves[section.setting.name]:
-            _draw_curves(fig.add_subplot(grid[i, 1]), found)
+            _draw_curves(fig.add_subplot(grid[i, 1]), found, lines)
         elif section.setting.ranked:
             _draw_ranking(fig.add_subplot(grid[i, 1]), section)
     return fig
@@ -146,10 +147,11 @@ def _curves(section: Section) -> dict[str, dict[int, float]]:
     return {row: {t: fmean(v) for t, v in sorted(curve.items())} for row, curve in points.items()}
 
 
-def _draw_curves(axis: Axes, curves: dict[str, dict[int, float]]) -> None:
-    for i, (row, curve) in enumerate(curves.items()):
+def _draw_curves(axis: Axes, curves: dict[str, dict[int, float]], lines: list[str]) -> None:
+    """A line per row; a row looks the same in all settings, by its place in `lines`."""
+    for row, curve in curves.items():
         marks = max(1, len(curve) // 6)
-        axis.plot(list(curve), list(curve.values()), label=row, markevery=marks, **_style(i))
+        axis.plot(list(curve), list(curve.values()), label=row, markevery=marks, **_style(lines.index(row)))
     axis.set_xlabel("round", fontsize=8)
     _finish(axis, "mean accuracy (%)")
 

@@ -45,6 +45,8 @@ class TableData:
         """A recipe with the data and the device of this call."""
         name = needs(setting, self.table)
         reading: dict[str, Any] = self.reading | {"root": self.roots[name]} if name else {}
+        if not recipe.data.complete:  # the table itself is about a part of the data set
+            reading["complete"] = False
         data = recipe.data.model_copy(update=reading)
         return recipe.model_copy(update={"data": data, "device": self.device}).resolved()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
+from time import monotonic
 
 from fednorms.papers.tables.plan import Job
 
@@ -32,3 +34,38 @@ def fitting(jobs: Sequence[Job], seconds: Sequence[float | None], left: float, p
             heapq.heapreplace(free, end)
             chosen.append(i)
     return chosen
+
+
+@dataclass
+class Clock:
+    """The time of a call that is left.
+
+    Runs next to each other take longer than a single one that was timed; those that have ended say how much longer.
+
+    >>> clock = Clock(ends=monotonic() + 100)
+    >>> clock.starts("a", 60.0), clock.starts("b", 200.0)
+    (True, False)
+    """
+
+    ends: float
+    begun: dict[object, tuple[float, float]] = field(default_factory=dict)  # by run: when, and seconds expected
+    slower: list[float] = field(default_factory=list)  # seconds taken over seconds expected
+
+    @property
+    def left(self) -> float:
+        """Seconds, as long as they last at the expected speed."""
+        return (self.ends - monotonic()) / max(1.0, fmean(self.slower or [1.0]))
+
+    def starts(self, run: object, expected: float | None) -> bool:
+        """Whether a run still ends in time; if so, it begins now."""
+        if self.left <= (expected or 0.0):
+            return False
+        if expected:
+            self.begun[run] = monotonic(), expected
+        return True
+
+    def ended(self, run: object) -> None:
+        """Note how long a run took."""
+        if run in self.begun:
+            began, expected = self.begun.pop(run)
+            self.slower.append((monotonic() - began) / expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,14 @@ from fednorms.papers.tables.store import ResultStore, remove
 from fednorms.papers.tables.summary import summarize
 from fednorms.papers.tables.table import Row, Setting, Table, as_recipe
 from fednorms.papers.tables.table_data import Fingerprint, TableData
-from fednorms.papers.tables.time_budget import fitting
+from fednorms.papers.tables.time_budget import Clock, fitting
 from fednorms.runs.cells import Cell, CellEvent, Outcome, run_cells
 from fednorms.runs.compare import hardware as hardware_of
 from fednorms.runs.progress import duration
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.store.directory import same_recipe
 
+Keep = Callable[[Cell, Outcome], bool]
 Choices = dict[tuple[str, str], dict[str, Any]]  # by setting and row: what a search on validation images has chosen
 
 
@@ -216,8 +217,7 @@ class Work:
         if cells:
             self.observer.say(f"Search on validation images: {_runs(len(cells))}.")
             self._say_time(pending, Found())
-            for affordable in self._affordable(pending, Found()):
-                self._run("search", [cells[i] for i in affordable], keep)
+            self._run("search", cells, pending, Found(), keep)
         for setting, row in self._pairs():
             if (search := searches.get((setting.name, row.name))) and search.begun:
                 self.observer.say(search.sentence())
@@ -264,24 +264,7 @@ class Work:
                 self.failed[f"{cell.label}, seed {job.seed}"] = values["error"]
             return values["status"] != "failed" and not job.setting.keeps_run
 
-        for affordable in self._affordable(pending, found):
-            self._run(self.table.name, [cells[i] for i in affordable], keep)
-
-    def _affordable(self, pending: list[Job], found: Found) -> Iterator[list[int]]:
-        """The positions of the runs to start together: all, or again and again those that end within the minutes."""
-        if self.minutes is None:
-            yield list(range(len(pending)))
-            return
-        rest = list(range(len(pending)))
-        seconds = [s for s, _ in seconds_of(pending, found.every, self.hardware, measure=True)]
-        while rest:
-            left = self.began + 60 * self.minutes - time.monotonic()
-            chosen = fitting([pending[i] for i in rest], [seconds[i] for i in rest], left, self.jobs)
-            if not chosen:
-                self.observer.say(f"{_runs(len(rest))} left: too long for {self.minutes:g} minutes. Call again later.")
-                return
-            yield [rest[i] for i in chosen]
-            rest = [at for i, at in enumerate(rest) if i not in set(chosen)]
+        self._run(self.table.name, cells, pending, found, keep)
 
     def _analyzed(self, cell: Cell) -> Values:
         """The findings of the analysis in a finished run; if it fails, the run counts as failed and is kept."""
@@ -325,9 +308,39 @@ class Work:
             shutil.rmtree(path, ignore_errors=True)
         return Cell(label, recipe, path)
 
-    def _run(self, title: str, cells: list[Cell], keep: Callable[[Cell, Outcome], bool]) -> None:
+    def _run(self, title: str, cells: list[Cell], pending: list[Job], found: Found, keep: Keep) -> None:
+        """Run cells; within limited minutes, again and again those that end in time, the most informative first."""
+        if self.minutes is None:
+            self._together(title, cells, keep, lambda cell: True)
+            return
+        clock = Clock(self.began + 60 * self.minutes)
+        known = seconds_of(pending, found.every, self.hardware, measure=True)
+        seconds = {_key(cell): expected for cell, (expected, _) in zip(cells, known, strict=True)}
+        begun: set[tuple[str, int]] = set()
+
+        def starts(cell: Cell) -> bool:
+            fits = clock.starts(_key(cell), seconds[_key(cell)])
+            if fits:
+                begun.add(_key(cell))
+            return fits
+
+        def timed(cell: Cell, outcome: Outcome) -> bool:
+            clock.ended(_key(cell))
+            return keep(cell, outcome)
+
+        while rest := [i for i, cell in enumerate(cells) if _key(cell) not in begun]:
+            expected = [seconds[_key(cells[i])] for i in rest]
+            chosen = fitting([pending[i] for i in rest], expected, clock.left, self.jobs)
+            before = len(begun)
+            if chosen:
+                self._together(title, [cells[rest[i]] for i in chosen], timed, starts)
+            if len(begun) == before:
+                self.observer.say(f"{_runs(len(rest))} left: too long for {self.minutes:g} minutes. Call again later.")
+                return
+
+    def _together(self, title: str, cells: list[Cell], keep: Keep, starts: Callable[[Cell], bool]) -> None:
         """Run cells; `keep` stores each outcome at once, and returns whether the run's directory can be removed."""
-        by_name = {(cell.label, cell.recipe.seed): cell for cell in cells}
+        by_name = {_key(cell): cell for cell in cells}
         self.planned += len(cells)
 
         def watch(event: CellEvent) -> None:
@@ -340,7 +353,7 @@ class Work:
 
         self.observer.begin(title, sum(cell.recipe.rounds for cell in cells))
         try:
-            run_cells(cells, self.jobs, watch=watch)
+            run_cells(cells, self.jobs, watch=watch, starts=starts)
         finally:
             self.observer.end()
 
@@ -370,6 +383,10 @@ class Work:
         if found.every or found.failed:
             done.files = write(summary, self.store.out)
         return done
+
+
+def _key(cell: Cell) -> tuple[str, int]:
+    return cell.label, cell.recipe.seed
 
 
 def _runs(count: int) -> str:

@@ -42,6 +42,7 @@ class JudgedRun:
 
     scores: dict[str, Scores]
     judgements: dict[str, Judgement]
+    metric: str = "accuracy"  # what the run is judged by
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def judge_run(
         raise BadInput(f"{given} is for other data. Name them with {option('data')}.")
     there: _Own | _Other = _Own(opened) if data is None else _Other.of(opened, data, split, site, group, skip_broken)
     asked = list(dict.fromkeys(there.modes(modes)))
-    found = JudgedRun({}, {})
+    found = JudgedRun({}, {}, opened.recipe.metric)
     empty: list[Mode] = []
     with Reporter("evaluate", len(asked), silent=not is_wanted(progress), unit="mode") as reporter:
         for number, mode in enumerate(asked, 1):
