@@ -719,7 +719,7 @@ VIEWS = {
 def test_hooks_and_what_they_see():
     assert sorted(HOOKS) == words("""
         aggregate arrange batch begin decay down down_to evaluation finish grad init loss lr_factor missing model_to
-        objective oracle passes path plan privacy receive route send server settled stats surgery twin weigh
+        objective oracle passes path plan privacy receive remember route send server settled stats surgery twin weigh
     """)
     seen = [*(getattr(views, n) for n in ("Context", "Step", "Begin", "End", "Round", "Received", "Mechanism"))]
     seen += [fn.Phase, fn.Pass, fn.Eval, Slot]

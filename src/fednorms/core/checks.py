@@ -48,6 +48,7 @@ _RETURNS = {
         "one number >= 0 for each client, and the new state",
         "Return [1.0] * len(r.clients), r.mine if nothing changes",
     ),
+    "remember": ("the new state, a Tree", "Return r.mine if nothing is new"),
     "aggregate": (
         "two Trees, the model in place of the mean and the new state",
         "Return fn.Tree({name: ... for name in r.model}), r.mine",

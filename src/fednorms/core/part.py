@@ -260,6 +260,10 @@ class Part:
         """Combine `r.models` in another way than by their weighted mean, and the own state; at most one part."""
         return mean(list(r.models), list(r.weights)), r.mine
 
+    def remember(self, r: Received) -> Tree:
+        """The own state after a look at every upload that counts: as `receive` left it, and none of weight 0."""
+        return r.mine
+
     def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
         """Transform the mean update of the parameters and the own state; a chain in order."""
         return delta, r.mine
