@@ -703,7 +703,7 @@ VIEWS = {
     "Context": "round rounds lr lr_0 momentum keeps_momentum batch_size client samples relative clients attributes "
     "evaluating mean_steps seed cohort deployed slots rates",
     "Step": "params start x y context head path forward base logits features part down mine testing window hessian "
-    "buffers value",
+    "buffers start_buffers inputs value",
     "Begin": "context down mine owned received",
     "End": "params start delta mean_grad buffers steps gradient context down mine model owned",
     "Round": "model up mine sampled total context even",
@@ -719,7 +719,8 @@ VIEWS = {
 def test_hooks_and_what_they_see():
     assert sorted(HOOKS) == words("""
         aggregate arrange batch begin decay down down_to evaluation finish grad init loss lr_factor missing model_to
-        objective oracle passes path plan privacy receive remember route send server settled stats surgery twin weigh
+        objective oracle passes path plan privacy receive remember route send server settled stats surgery twin watches
+        weigh
     """)
     seen = [*(getattr(views, n) for n in ("Context", "Step", "Begin", "End", "Round", "Received", "Mechanism"))]
     seen += [fn.Phase, fn.Pass, fn.Eval, Slot]

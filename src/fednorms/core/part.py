@@ -187,6 +187,10 @@ class Part:
         """Add a term to the loss; terms are summed."""
         return 0.0
 
+    def watches(self, module: nn.Module) -> bool:
+        """Whether `objective` and `loss` need what this layer gets as input, in `s.inputs`."""
+        return False
+
     def twin(self, s: Step) -> Tensor | float:
         """Train a second model per client, its personal one, with the base loss and this term; at most one part.
 
