@@ -517,6 +517,7 @@ METHODS = {
     "feddbe": "kappa=1.0, momentum=0.1",
     "feddc": "alpha=0.01, variant='paper' of paper|author",
     "feddecorr": "beta=0.1, variant='author' of author|paper",
+    "feddg": "low=0.003, step=0.001, clip=100.0, spectra=16, variant='paper' of paper|author",
     "feddgga": "step=0.2",
     "feddyn": "alpha=0.01, form='paper' of paper|code",
     "fedexp": "eps=0.001, average_last_two=True, variant='paper' of paper|author",
