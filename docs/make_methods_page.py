@@ -21,6 +21,17 @@ pairs whose order matters and pairs that are refused. [Add a method](add-a-metho
 
 ## What they do
 """
+LEFT_OUT = """
+## What is left out
+
+A formula comes from a paper's text or its authors' program, never from memory.
+
+- **CCST** ([Chen et al. 2023](https://arxiv.org/abs/2210.00912)) needs an encoder and a decoder that were trained for
+  style transfer, which its program downloads. `feddg`, `fedrdn` and `fedfa` exchange styles without them.
+- **FedStein** ([Gupta, Jangid and Sethi 2024](https://arxiv.org/abs/2410.03499)) and **BN-SCAFFOLD** ([Quintana et al.
+  2024](https://arxiv.org/abs/2410.03281)): only abstracts were at hand, without the shrinkage factor of the one and the
+  control variates of the other.
+"""
 FACTS = f"""
 ## What they cost and where they work
 
@@ -37,7 +48,7 @@ def page() -> str:
     lines = [HEAD, *_table(["name", "idea", "paper", "options", "file"], ideas)]
     lines += [FACTS, *(f"- **{title}**: {meaning}" for title, (meaning, _) in COLUMNS.items()), ""]
     lines += _table(["name", *COLUMNS], [[e.name, *facts.values()] for e, facts in rows])
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + LEFT_OUT
 
 
 def _ours(name: str) -> bool:

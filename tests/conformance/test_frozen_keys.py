@@ -278,6 +278,7 @@ HASHED_WORDS = [
     "shift,camera",
     "shift,labels",
     "show",
+    "skew eraser",
     "split",
     "straggler's work",
     "straggles",
@@ -493,13 +494,16 @@ METHODS = {
     "agn": "tau=5.0, groups=2, variant='paper' of paper|author, eval_mode='soft' of soft|hard|sample, "
     "keep=0.997, eps=1e-05, freeze_on_saturation=False",
     "alignfeatures": "lam=1.0, head_epochs=1, head_lr=0.1",
+    "alignstats": "lam=0.1, beta=0.001",
     "anfr": "ratio=16, gain=1.0",
     "apfl": "alpha=0.5, adaptive=False",
     "augment": "chain='crop_flip' of crop_flip|flip|crop_flip_cutout|feddyn|feddyn_cifar100|flip_rotate|fairface|isic",
     "centralised": "",
+    "consensus": "",
     "ditto": "lam=1.0",
     "dpcentral": "clip=1.0, noise=1.0, delta=1e-05, draws='auto' of auto|seeded|system",
     "dplocal": "clip=1.0, noise=1.0, delta=1e-05, draws='auto' of auto|seeded|system",
+    "eraser": "tau=0.5, ratio=2, kernel=3 of 1|3|5|7, activate=True",
     "fbn": "rho=0.1",
     "fedacg": "lam=0.85, beta=0.001",
     "fedadagrad": "lr=0.01, beta1=0.0, tau=0.001",
@@ -513,6 +517,7 @@ METHODS = {
     "feddbe": "kappa=1.0, momentum=0.1",
     "feddc": "alpha=0.01, variant='paper' of paper|author",
     "feddecorr": "beta=0.1, variant='author' of author|paper",
+    "feddg": "low=0.003, step=0.001, clip=100.0, spectra=16, variant='paper' of paper|author",
     "feddgga": "step=0.2",
     "feddyn": "alpha=0.01, form='paper' of paper|code",
     "fedexp": "eps=0.001, average_last_two=True, variant='paper' of paper|author",
@@ -578,6 +583,7 @@ METHODS = {
     "wsconv": "form='listing' of listing|formula, add_bias=False, start='keep' of keep|xavier, nf_residual=False",
 }
 SUMMED = {
+    "fdse": ("lam=0.1, tau=0.5, beta=0.001, ratio=2, activate=True", "eraser + consensus + alignstats"),
     "fednn": ("tau=5.0, groups=2, variant='paper', keep=0.997, freeze_on_saturation=False", "wn + agn"),
     "fedpac": ("lam=1.0, head_epochs=1, head_lr=0.1", "alignfeatures + mixheads"),
     "fedwon": ("clip=0.64, min_batch=32, start='keep', nf_residual=False", "nonorm + wsconv + agc(min_batch=32)"),
@@ -694,7 +700,8 @@ def test_layers_that_an_export_names():
     assert found == words("""
         AdaptiveGroupNorm AssembledNorm Change FeatureAugment FilterResponseNorm GaussianFeatures GaussianLinear
         GlobalNorm HybridNorm KeyedDropout KeyedDropout2d KeyedStochasticDepth MixedNorm NormAct PersonalLinear
-        PopulationNorm RepresentativeNorm ShiftedLinear SwitchableNorm Synthesis UnitNormLinear WNConv2d WSConv2d
+        PopulationNorm RepresentativeNorm ShiftedLinear SkewEraser SwitchableNorm Synthesis UnitNormLinear WNConv2d
+        WSConv2d
     """)
 
 
@@ -703,7 +710,7 @@ VIEWS = {
     "Context": "round rounds lr lr_0 momentum keeps_momentum batch_size client samples relative clients attributes "
     "evaluating mean_steps seed cohort deployed slots rates",
     "Step": "params start x y context head path forward base logits features part down mine testing window hessian "
-    "buffers value",
+    "buffers start_buffers inputs value",
     "Begin": "context down mine owned received",
     "End": "params start delta mean_grad buffers steps gradient context down mine model owned",
     "Round": "model up mine sampled total context even",
@@ -719,7 +726,8 @@ VIEWS = {
 def test_hooks_and_what_they_see():
     assert sorted(HOOKS) == words("""
         aggregate arrange batch begin decay down down_to evaluation finish grad init loss lr_factor missing model_to
-        objective oracle passes path plan privacy receive route send server settled stats surgery twin weigh
+        objective oracle passes path plan privacy receive remember route send server settled stats surgery twin watches
+        weigh
     """)
     seen = [*(getattr(views, n) for n in ("Context", "Step", "Begin", "End", "Round", "Received", "Mechanism"))]
     seen += [fn.Phase, fn.Pass, fn.Eval, Slot]

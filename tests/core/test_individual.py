@@ -1,8 +1,9 @@
-"""What the server does with each client's upload: the laws of `receive`, `weigh` and `aggregate`."""
+"""What the server does with each client's upload: the laws of `receive`, `weigh`, `remember` and `aggregate`."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import fednorms as fn
 from fednorms.core.errors import BadInput, Diverged
 from fednorms.core.method import Method
 from fednorms.core.part import Part, part
-from fednorms.core.round import server_update
+from fednorms.core.round import broadcast, server_update
 from fednorms.core.tree import Tree, mean
 from fednorms.explain.leaves import what_leaves
 from fednorms.methods.registry import method
@@ -51,6 +52,7 @@ def started(p, *, n=0, **settings):
 IDLE = {
     "receive": lambda self, r: (r.updates, r.mine),
     "weigh": lambda self, r: ([1.0] * len(r.clients), r.mine),
+    "remember": lambda self, r: r.mine,
     "aggregate": lambda self, r: (mean(list(r.models), list(r.weights)), r.mine),
 }
 
@@ -177,6 +179,42 @@ def test_state_of_weights_is_kept_as_that_of_server_steps():
     assert seen == [1.0, 2.0, 3.0]
 
 
+# -- remember ---------------------------------------------------------------------------------------------------------
+def test_what_is_remembered_is_of_clients_that_count_as_they_were_changed_and_weighed():
+    """Also if the part that keeps it is listed first."""
+    seen = []
+    look = own("look", remember=lambda self, r: (seen.append(r), Tree(n=r.models[0]["head.bias"]))[1])
+    leave = weighing([0.0, 1.0, 2.0, 1.0], "leave")
+    _, state, uploads, after = started(look + leave + scaling(0.5, "half"))
+    r = seen[-1]
+    assert (r.clients, r.weights) == (("b", "c", "d"), (6.0, 14.0, 5.0))
+    moved = uploads[1].model["head.bias"] - state.model["head.bias"]
+    torch.testing.assert_close(r.updates[0]["head.bias"], 0.5 * moved)
+    assert torch.equal(after.parts["look"]["n"], r.models[0]["head.bias"])
+
+
+@pytest.mark.parametrize("host", ["mixheads", "fedap"])
+def test_who_is_left_out_reaches_no_other_client(host):
+    """Krum drops a hostile client; the models that others are sent must not hold its weights."""
+    data = tiny_data(*SIZES)
+    task = tiny_task(f"{host} + krum(byzantine=1, keep=3)", data)
+    before = rounds(task, data, 1)
+    uploads = list(rounds(task, data, 1, run=before).uploads.values())
+    found = []
+    for size in (1e3, -2e3):
+        far = replace(uploads[2], model=Tree({**uploads[2].model, "head.bias": torch.full((3,), size).double()}))
+        found.append(server_update(task, before.server, [*uploads[:2], far, uploads[3]]))
+    for client in data:
+        one, other = (broadcast(task, state).to(client).model for state in found)
+        assert same(one, other)
+        assert one["head.bias"].abs().max() < 100
+    first, last = (
+        {n: t for n, t in state.parts[host].items() if n.startswith(("c/", "models/c/"))}
+        for state in (before.server, found[0])
+    )
+    assert same(first, last)
+
+
 # -- aggregate --------------------------------------------------------------------------------------------------------
 def test_a_rule_replaces_the_mean_of_parameters_and_statistics_and_counters_are_the_first_clients():
     p = own(aggregate=lambda self, r: (r.models[3], r.mine))
@@ -226,6 +264,7 @@ WRONG = {
     "weigh-words": ("weigh", lambda r: (["a"] * 4, r.mine), "weigh must return one number"),
     "weigh-negative": ("weigh", lambda r: ([1.0, -0.5, 1, 1], r.mine), "got -0.5. Return 0 to leave a client out"),
     "weigh-nothing": ("weigh", lambda r: 1.0, "got float"),
+    "remember-two": ("remember", lambda r: (r.mine, r.mine), "remember must return the new state"),
     "aggregate-some": ("aggregate", lambda r: (r.models[0].pick(["conv.bias"]), r.mine), "a Tree without conv.weight"),
     "aggregate-more": ("aggregate", lambda r: (Tree({**r.models[0], "x": torch.ones(1)}), r.mine), 'an entry "x"'),
     "aggregate-one": ("aggregate", lambda r: r.models[0], "two Trees"),
@@ -259,7 +298,8 @@ def test_leaving_out_all_clients_is_an_error():
 
 # -- what users are told ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("hook", "acts"), [("receive", ()), ("weigh", ("client weights",)), ("aggregate", ("aggregation",))]
+    ("hook", "acts"),
+    [("receive", ()), ("weigh", ("client weights",)), ("remember", ()), ("aggregate", ("aggregation",))],
 )
 def test_describe_and_privacy_say_that_the_server_sees_each_update(hook, acts):
     p = own(**{hook: IDLE[hook]})

@@ -73,3 +73,13 @@ def test_two_clients_have_one_prototype_per_class_their_plain_mean():
     torch.testing.assert_close(
         run.server.parts["fpl"]["prototype"][:, 0], (sent[0]["prototype"] + sent[1]["prototype"]) / 2
     )
+
+
+def test_a_class_that_one_client_has_is_broadcast_as_that_clients_mean():
+    """As in the authors' program; the privacy page warns of it."""
+    data = tiny_data(12, 9)
+    data["b"] = Split(data["b"].x, data["b"].y % 2)  # only "a" has the last class
+    run = play("fpl", data, n=1)
+    sent, known = run.uploads["a"].parts["fpl"]["prototype"], run.uploads["b"].parts["fpl"]["known"]
+    assert known.tolist() == [1, 1, 0]
+    assert torch.equal(run.server.parts["fpl"]["prototype"][2, 0], sent[2])

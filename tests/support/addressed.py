@@ -15,9 +15,9 @@ NAME = "test_halfway"
 class Halfway(Part):
     """Send (w + w_k) / 2 to client k, w_k its last upload, and pull its classifier's bias to that of w_k."""
 
-    def receive(self, r):
+    def remember(self, r):
         new = {f"{k}/{n}": t for k, model in zip(r.clients, r.models, strict=True) for n, t in model.items()}
-        return r.updates, Tree({**r.mine, **new})
+        return Tree({**r.mine, **new})
 
     def model_to(self, model, mine, client):
         own = branch(mine, client)

@@ -35,6 +35,7 @@ FITTING = {
 NEUTRAL = {
     "adabn": "adabn",  # tests differently, trains as before
     "agc": "agc(clip=inf)",
+    "alignstats": "alignstats(lam=0)",
     "apfl": "apfl",  # a second model next to the first
     "dplocal": "dplocal(clip=inf, noise=0)",
     "ditto": "ditto",  # a second model next to the first

@@ -29,6 +29,7 @@ _RETURNS = {
     "batch": ("images and labels", "Return x, y"),
     "objective": ("the loss, one number as a tensor", "Return its mean over the batch, as s.base(s.logits, s.y) is"),
     "loss": ("one number, or 0.0 if it has nothing to add", "Take the mean or the sum of a vector"),
+    "watches": ("True or False", "Return isinstance(module, ...)"),
     "twin": ("one number, or 0.0 if it has nothing to add", "Take the mean or the sum of a vector"),
     "oracle": ("a function of (params, draw) that gives a gradient, a Tree", "Return gradf if nothing changes"),
     "grad": ("the gradient, a Tree", "Return g if nothing changes, or g.map(function)"),
@@ -48,6 +49,7 @@ _RETURNS = {
         "one number >= 0 for each client, and the new state",
         "Return [1.0] * len(r.clients), r.mine if nothing changes",
     ),
+    "remember": ("the new state, a Tree", "Return r.mine if nothing is new"),
     "aggregate": (
         "two Trees, the model in place of the mean and the new state",
         "Return fn.Tree({name: ... for name in r.model}), r.mine",

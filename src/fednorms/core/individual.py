@@ -1,4 +1,4 @@
-"""What the server does with each client's upload before they are combined: `receive`, `weigh` and `aggregate`.
+"""What the server does with each client's upload before they are combined: `receive`, `weigh`, `remember`, `aggregate`.
 
 A round without a part that has one of these hooks never comes here.
 """
@@ -20,8 +20,8 @@ from fednorms.core.views import Received
 def combine_individually(task: Task, state: ServerState, uploads: list[Upload]) -> tuple[Combined, dict[str, Tree]]:
     """Combine uploads as the parts ask for: their updates, then their weights, then the rule that combines models.
 
-    A client whose weight is 0 is left out of everything, also of what other parts reduce. Returns the parts' new
-    states as well.
+    A client whose weight is 0 is left out of everything, also of what other parts remember or reduce. Returns also the
+    parts' new states.
     """
     method, parts = task.method, dict(state.parts)
     if not uploads:
@@ -43,6 +43,9 @@ def combine_individually(task: Task, state: ServerState, uploads: list[Upload]) 
             "Use fewer such parts, or let them keep more clients."
         )
     uploads, weights = [u for u, _ in used], [w for _, w in used]
+    for p in method.having("remember"):
+        seen = view_of(task, state, p, parts[p.name], uploads, weights)
+        parts[p.name] = checks.tree(p, "remember", p.remember(seen))
     if not (rules := method.having("aggregate")):
         return combine(task, uploads, weights), parts
     rule, mine, before = rules[0], parts[rules[0].name], state.model.pick(floats(task))

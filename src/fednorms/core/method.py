@@ -131,7 +131,8 @@ class Method:
         >>> method("fedbn + median").individual, method("fedbn").individual
         (['median'], [])
         """
-        return [p.name for p in self.parts if any(overrides(p, hook) for hook in ("receive", "weigh", "aggregate"))]
+        hooks = ("receive", "weigh", "remember", "aggregate")
+        return [p.name for p in self.parts if any(overrides(p, hook) for hook in hooks)]
 
     @property
     def doubling(self) -> list[Part]:

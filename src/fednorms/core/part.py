@@ -188,6 +188,10 @@ class Part:
         """Add a term to the loss; terms are summed."""
         return 0.0
 
+    def watches(self, module: nn.Module) -> bool:
+        """Whether `objective` and `loss` need what this layer gets as input, in `s.inputs`."""
+        return False
+
     def twin(self, s: Step) -> Tensor | float:
         """Train a second model per client, its personal one, with the base loss and this term; at most one part.
 
@@ -260,6 +264,10 @@ class Part:
     def aggregate(self, r: Received) -> tuple[Tree, Tree]:
         """Combine `r.models` in another way than by their weighted mean, and the own state; at most one part."""
         return mean(list(r.models), list(r.weights)), r.mine
+
+    def remember(self, r: Received) -> Tree:
+        """The own state after a look at every upload that counts: as `receive` left it, and none of weight 0."""
+        return r.mine
 
     def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:
         """Transform the mean update of the parameters and the own state; a chain in order."""

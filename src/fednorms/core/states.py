@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from fednorms.core import checks
 from fednorms.core.addressing import Addressing
-from fednorms.core.checks import kind
 from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
 from fednorms.core.net import Net
@@ -60,11 +60,16 @@ class Task:
     @cached_property
     def hooks(self) -> dict[str, list[Part]]:
         """The parts that implement each hook of a step, found once."""
-        found = {h: self.method.having(h) for h in ("batch", "objective", "loss", "oracle", "grad", "decay")}
+        hooks = ("batch", "objective", "loss", "watches", "oracle", "grad", "decay")
+        found = {h: self.method.having(h) for h in hooks}
         found["batch"].sort(key=lambda p: p.normalizes_input)  # transforms work on images in [0, 1]
         if self.trains_twin:
             found |= {"loss": self.method.having("twin"), "oracle": [], "grad": [], "decay": []}
         return found
+
+    def watches(self, module: nn.Module) -> bool:
+        """Whether any part asks for what this layer gets as input."""
+        return any(checks.one(p, "watches", p.watches(module), bool) for p in self.hooks["watches"])
 
     @cached_property
     def twin(self) -> Part | None:
@@ -91,8 +96,8 @@ class Task:
         found: object = self.loss(logits, y)
         if not isinstance(found, Tensor) or found.dim():
             raise BadInput(
-                f"The loss {loss_name(self.loss)} must return one number as a tensor, got {kind(found)}. Return its "
-                "mean over the batch."
+                f"The loss {loss_name(self.loss)} must return one number as a tensor, got {checks.kind(found)}. Return "
+                "its mean over the batch."
             )
         return found
 

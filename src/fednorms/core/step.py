@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -39,7 +40,7 @@ def gradient_functions(
         s.params = params
         buffers = carry.buffers.clone() if touched else carry.buffers
         touched, s.buffers = True, buffers
-        with noise.keyed(step_key(carry, draw)):
+        with noise.keyed(step_key(carry, draw)), _watching(task, s):
             s.logits, s.features = task.net.forward(
                 {**carry.fixed, **params, **buffers}, s.x, train=True, batch_statistics=phase.norm == "batch"
             )
@@ -64,6 +65,16 @@ def gradient_functions(
         return leaves.zeros() + again
 
     return gradf, hessian
+
+
+@contextmanager
+def _watching(task: Task, s: Step) -> Iterator[None]:
+    """Note the inputs of the layers that parts ask for."""
+    if not task.hooks["watches"]:
+        yield
+        return
+    with task.net.watching(task.watches) as s.inputs:
+        yield
 
 
 def _derivative(carry: Carry, y: Tensor, leaves: Tree, *, create_graph: bool = False) -> Tree:
@@ -110,6 +121,7 @@ def step_view(task: Task, carry: Carry, batch: Batch, draw: int) -> Step:
         return task.net.forward(tensors, x, train=True, batch_statistics=stats == "batch")
 
     s = Step(carry.params, carry.start, *batch, carry.context, task.net.head_names, carry.path, again, task.loss_of)
+    s.start_buffers = carry.start_buffers
     watch(carry, [s.x], "its data", "images")
     with noise.keyed(step_key(carry, draw)):
         s.x, s.y = prepare(task, s, lambda p: seen_by(p, s, carry), lambda p, x: watch(carry, [x], p.name, "batch"))
@@ -171,7 +183,7 @@ def full_gradient(task: Task, carry: Carry, params: Tree) -> Tree:
         x, y = carry.client.data.batch(rows)
         s = step_view(task, carry, (x.to(task.like.device), y.to(task.like.device)), 0)
         stored = running or (len(rows) == 1 and task.needs_two)
-        with noise.keyed(carry.key), torch.enable_grad():
+        with noise.keyed(carry.key), torch.enable_grad(), _watching(task, s):
             s.buffers = carry.buffers.clone()
             tensors = {**fixed, **point, **s.buffers}
             s.params = Tree({**carry.start.detach(), **point})

@@ -142,6 +142,10 @@ class Step:
     """In `oracle`: (params, v, draw) -> the Hessian of the local loss at `params` on that batch, times v."""
     buffers: Tree = field(default_factory=Tree)
     """From `objective` on: the model's buffers as this pass left them."""
+    start_buffers: Tree = field(default_factory=Tree)
+    """The model's buffers at the start of the round."""
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    """In `objective` and `loss`: by name, what each layer got in this pass for which a part's `watches` is true."""
     value: Tensor = field(default_factory=lambda: torch.empty(0))
     """In `loss`: the base loss of this pass, which another part may have replaced."""
 

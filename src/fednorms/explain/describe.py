@@ -361,7 +361,7 @@ def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> 
         here = context_of(task, state.round, None)
         seen = Round(state.model, up, state.parts[p.name], len(uploads), task.clients, here, delta)
         acts -= {"server"} if p.server(delta, seen)[0] is delta else set()
-    if "receive" in acts:  # some only keep what clients sent
+    if "receive" in acts:  # of a custom part that only looks, as before there was `remember`
         view = view_of(task, state, p, state.parts[p.name], uploads, [1.0] * len(uploads))
         acts -= {"receive"} if p.receive(view)[0] is view.updates else set()
     if (privacy := p.privacy()) and privacy.release:

@@ -277,14 +277,17 @@ def _measures(task: Task, p: Part, when: str, sent: Broadcast, client: Client) -
     mine = own_state(task, sent, client.state)
     context = context_of(task, sent.round, client)
     view = _Watched(task, p, client, load(task, sent, client, context, mine), context, sent, mine)
-    return job.client(view)[1], view.reads_data
+    sent_up = job.client(view)[1]
+    return sent_up, view.reads_data or (view.takes_batches and not view.takes_losses)
 
 
 @dataclass
 class _Watched(LocalView):
-    """A site's data as a pass sees them; records whether the pass reads them."""
+    """A site's data as a pass sees them; records whether the pass reads them, and not only for a loss of a model."""
 
     reads_data: bool = False
+    takes_batches: bool = False
+    takes_losses: bool = False
 
     def images(self, *, augmented: bool = False) -> Iterator[Tensor]:
         self.reads_data = True
@@ -293,6 +296,14 @@ class _Watched(LocalView):
     def features(self) -> Iterator[tuple[Tensor, Tensor]]:
         self.reads_data = True
         return super().features()
+
+    def epoch(self, number: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        self.takes_batches = True
+        return super().epoch(number)
+
+    def loss(self, model: Tree, x: Tensor, y: Tensor, draw: int) -> Tensor:
+        self.takes_losses = True
+        return super().loss(model, x, y, draw)
 
     def layer_inputs(
         self, wanted: Callable[[nn.Module], bool], batch_size: int | None = None, *, shuffled: bool = True

@@ -27,6 +27,7 @@ from fednorms.layers.projection import with_projection
 from fednorms.layers.representative_norm import RepresentativeNorm
 from fednorms.layers.scaled_ws import WSConv2d, scaled_weight
 from fednorms.layers.shifted_linear import ShiftedLinear
+from fednorms.layers.skew_eraser import SkewEraser
 from fednorms.layers.switchable_norm import SwitchableNorm
 from fednorms.layers.thresholds import thresholded
 from fednorms.layers.unit_norm import UnitNormLinear, unit_norm
@@ -51,6 +52,7 @@ __all__ = [
     "PopulationNorm",
     "RepresentativeNorm",
     "ShiftedLinear",
+    "SkewEraser",
     "SwitchableNorm",
     "Synthesis",
     "UnitNormLinear",

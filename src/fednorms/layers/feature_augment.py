@@ -14,6 +14,7 @@ from fednorms.core import noise
 from fednorms.core.errors import BadInput
 from fednorms.core.moments import instance_moments, rescaled
 from fednorms.core.surgery import Change, short
+from fednorms.layers.skew_eraser import SkewEraser
 
 EPS = 1e-6
 
@@ -202,14 +203,16 @@ def _channels(model: nn.Module, name: str) -> int:
     known = getattr(model, "stages", None)
     if isinstance(known, dict) and name in known:
         return int(known[name])
-    channels, inside = 0, False
+    channels, inside, erasing = 0, False, "."
     path = name.split(".")
     for other, m in model.named_modules():
         within = other.split(".")[: len(path)] == path
         if inside and not within:
             break
         inside = inside or within
-        if isinstance(m, nn.Conv2d):
+        if isinstance(m, SkewEraser):
+            channels, erasing = m.channels, f"{other}."
+        elif isinstance(m, nn.Conv2d) and not other.startswith(erasing):
             channels = m.out_channels
     if not channels:
         raise BadInput(f'fedfa: no convolution comes before "{name}", so its channels are unknown.')

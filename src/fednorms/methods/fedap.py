@@ -74,9 +74,9 @@ class FedAP(Part):
         return join(rows=Tree(rows))
 
     @override
-    def receive(self, r: Received) -> tuple[tuple[Tree, ...], Tree]:
+    def remember(self, r: Received) -> Tree:
         new = {f"models/{k}/{n}": t for k, model in zip(r.clients, r.models, strict=True) for n, t in model.items()}
-        return r.updates, Tree({**r.mine, **new})
+        return Tree({**r.mine, **new})
 
     @override
     def model_to(self, model: Tree, mine: Tree, client: str) -> Tree:

@@ -80,9 +80,9 @@ class MixHeads(Part):
     Second half of FedPAC. With the received model, client j measures h_j^y = p_j(y) m_j^y, its share of class y times
     the class's mean feature, and V_j = (sum_y p_j(y) E[|f|^2 | y] - |h_j^y|^2) / n_j. (D_i)_jl is the sum over y of
     (h_i^y - h_j^y) . (h_i^y - h_l^y). w_j are the classifiers of the round's clients; weights below 0.001 are left out.
-    A client that did not take part keeps the classifier that it was sent last. The server's own, for new sites, is the
-    plain mean. Acts on the model that each client receives. Server state: the classifiers sent last. Communication:
-    classes x features numbers up. No client state.
+    A client that did not take part, or that krum left out, keeps the classifier that it was sent last. The server's
+    own, for new sites, is the plain mean. Acts on the model that each client receives. Server state: the classifiers
+    sent last. Communication: classes x features numbers up. No client state.
 
     >>> MixHeads()
     mixheads
@@ -102,7 +102,7 @@ class MixHeads(Part):
         return [Pass("before", _measured, _unchanged)]
 
     @override
-    def receive(self, r: Received) -> tuple[tuple[Tree, ...], Tree]:
+    def remember(self, r: Received) -> Tree:
         names = r.context.names(lambda slot: slot.head)
         heads = [model.pick(names) for model in r.models]
         spread = torch.stack([up["spread"] for up in r.ups]).double()
@@ -116,7 +116,7 @@ class MixHeads(Part):
             for name, like in heads[i].items():
                 mixed = sum(w * head[name].double() for w, head in zip(weights, heads, strict=True))
                 new[f"{client}/{name}"] = torch.as_tensor(mixed).to(like)
-        return r.updates, Tree({**r.mine, **new})
+        return Tree({**r.mine, **new})
 
     @override
     def model_to(self, model: Tree, mine: Tree, client: str) -> Tree:

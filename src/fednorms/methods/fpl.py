@@ -24,10 +24,11 @@ class FPL(Part):
     2019. https://arxiv.org/abs/1902.11266
 
     G^y are cluster means (FINCH) of the class means that the last round's clients sent for class y, gbar^y is their
-    plain mean, and the second mean is over the d features. Samples whose class nobody sent add 0. The authors have
-    lam=1 and tau=0.02. Acts on the loss, from the second round on, and by a pass after training. Server state: G.
-    Communication: d numbers per class up, and as many down for every cluster. The server must see each client's class
-    means. lam=0 is FedAvg bit for bit.
+    plain mean, and the second mean is over the d features. A class that only one client sent has that client's mean as
+    its cluster, as in the program. Samples whose class nobody sent add 0. The authors have lam=1 and tau=0.02.
+    Acts on the loss, from the second round on, and by a pass after training. Server state: G. Communication: d numbers
+    per class up, and as many down for every cluster. The server must see each client's class means. lam=0 is FedAvg bit
+    for bit.
     Divergence: class means are measured after training and as in a test; the program collects them in the last epoch.
 
     >>> FPL(tau=0.05)
