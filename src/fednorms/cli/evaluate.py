@@ -39,7 +39,7 @@ class Evaluate:
     """Models and statistics to test, such as "personal", "global/batch" or "global/batch:32" (default: the recipe's).
 
     Models: global, personal, after_local, adapted, unseen, averaged (the mean of personal models).
-    Statistics: global, own, batch, re-estimated."""
+    Statistics: global, own, batch, re-estimated, test-time (the method adapts to unlabeled test images)."""
     which: Which = "last"
     """The last round, or the round with the best validation accuracy."""
     split: Literal["test", "val", "train"] = "test"

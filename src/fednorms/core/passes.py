@@ -134,6 +134,31 @@ class LocalView:
                 batch = prepare(self.task, s, partial(self._seen_by, s=s))
             yield batch
 
+    def batches(self, size: int, number: int = 0, *, held_out: bool = False) -> Iterator[Batch]:
+        """The training data in shuffled batches, as a test sees them.
+
+        `held_out`: the validation data instead, if the client has any.
+        """
+        data = (self.client.val if held_out else None) or self.client.data
+        order = noise.permutation(len(data), "order of a pass", self._word(), number)
+        for rows in order.split(size):
+            if len(rows) == 1 and self.task.needs_two:
+                continue
+            yield prepare_test(self.task, data.batch(rows), self.context, self.everyone, self.sent)
+
+    def logits(self, model: Tree, x: Tensor, draw: int) -> Tensor:
+        """Logits in train mode, with a gradient; running statistics are recorded into the buffers of `model`."""
+        with noise.keyed(self._key(draw)):
+            return self.task.net.forward(model, x, train=True, batch_statistics=True)[0]
+
+    def tested(self, model: Tree, x: Tensor) -> tuple[Tensor, Tree]:
+        """Logits as a test computes them, and what normalization layers would record of this batch."""
+        return self.task.net.tested(model, x)
+
+    def base(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The recipe's loss."""
+        return self.task.loss_of(logits, y)
+
     def loss(self, model: Tree, x: Tensor, y: Tensor, draw: int) -> Tensor:
         """The base loss of a model on a batch (train mode, buffers unchanged), with a gradient.
 

@@ -16,7 +16,7 @@ from fednorms.core.markup import html_page, html_table
 from fednorms.core.method import Method
 from fednorms.core.net import Net
 from fednorms.core.options import few
-from fednorms.core.part import HOOKS, Eval, Part, Route, overrides
+from fednorms.core.part import HOOKS, PROXY, Eval, Part, Route, overrides
 from fednorms.core.passes import passes
 from fednorms.core.reductions import reduce_uploads
 from fednorms.core.round import (
@@ -116,6 +116,7 @@ class Description:
     lost_weights: tuple[str, ...]  # those that surgery removed or changed
     lost_statistics: tuple[str, ...]  # running statistics that surgery removed
     unseen: Literal["yes", "own statistics", "no"]
+    proxy: tuple[str, ...]  # parts for which the server has labeled images of its own
 
     @property
     def bytes_up(self) -> int:
@@ -185,6 +186,7 @@ class Description:
             "stateless_clients": self.stateless_clients,
             "averaged_only": self.averaged_only,
             "addressed": list(self.addressed),
+            "proxy": list(self.proxy),
             "parts": [vars(p) for p in self.parts],
             "routes": {n: r.name for n, r in self.routes.items()},
             "changes": self.changes,
@@ -230,6 +232,7 @@ class Description:
             ("serves sites that never trained", UNSEEN[self.unseen]),
             ("uploads are only averaged", secure),
             ("all clients receive the same", same),
+            *([("the server has labeled images", f"yes, for {', '.join(self.proxy)}")] if self.proxy else []),
         ]
 
     def _repr_html_(self) -> str:
@@ -327,6 +330,7 @@ def describe(
         lost_weights=tuple(n for n in lost if n in weights),
         lost_statistics=tuple(n for n in lost if n not in weights),
         unseen=_unseen(task, sent, client),
+        proxy=tuple(p.name for p in chosen.parts if PROXY in p.requires),
     )
 
 
