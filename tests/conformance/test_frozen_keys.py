@@ -526,6 +526,7 @@ METHODS = {
     "fedfr": "mu=0.005",
     "fedheal": "tau=0.3, beta=0.4",
     "fediir": "penalty=0.001, ema=0.95",
+    "fedlaw": "epochs=20, lr=0.01, form='exp' of exp|quad, optimizer='adam' of adam|sgd, batch_size=128",
     "fedlc": "tau=1.0",
     "fedlesam": "rho=0.1",
     "fednorm": "",
