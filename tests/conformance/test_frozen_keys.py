@@ -500,6 +500,7 @@ METHODS = {
     "alignfeatures": "lam=1.0, head_epochs=1, head_lr=0.1",
     "anfr": "ratio=16, gain=1.0",
     "apfl": "alpha=0.5, adaptive=False",
+    "atp": "after=0.5, eta=0.1, online=False",
     "augment": "chain='crop_flip' of crop_flip|flip|crop_flip_cutout|feddyn|feddyn_cifar100|flip_rotate|fairface|isic",
     "centralised": "",
     "ditto": "lam=1.0",
