@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fednorms.core import checks, noise
 from fednorms.core.batches import batch_plan
 from fednorms.core.norms import tests_by_batch
-from fednorms.core.part import Part, Pass, Phase
+from fednorms.core.part import Part, Pass, Phase, overrides
 from fednorms.core.states import Batch, Broadcast, Client, Task, context_of
 from fednorms.core.tree import Tree
 from fednorms.core.views import Context, Step
@@ -50,8 +50,12 @@ def _transformed(
 
 
 def passes(task: Task, when: Literal["setup", "before", "after", "evaluate"]) -> list[tuple[Part, Pass]]:
-    """The parts' extra passes of one kind, in order; first those of the part that normalizes what others measure."""
-    parts = sorted(task.method.having("passes"), key=lambda p: not p.normalizes_input)
+    """The parts' extra passes of one kind, in order.
+
+    First come those of the parts on which the others' measurements depend: the one that normalizes the images, then the
+    one that replaces the loss (FedLC counts classes before FedIIR takes gradients).
+    """
+    parts = sorted(task.method.having("passes"), key=lambda p: (not p.normalizes_input, not overrides(p, "objective")))
     return [(p, job) for p in parts for job in p.passes() if job.when == when]
 
 
