@@ -36,6 +36,12 @@ def test_a_recipe_gives_the_server_images(tmp_path):
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+def test_a_finished_run_needs_no_images_at_the_server(tmp_path):
+    fn.run("fedlaw(epochs=1)", federation().with_proxy(0.25), rounds=1, out=tmp_path / "run")
+    again = fn.evaluate_run(tmp_path / "run", federation=federation())
+    assert math.isfinite(next(iter(again.values())).mean)
+
+
 def test_without_images_the_run_says_what_to_do():
     with pytest.raises(BadInput, match=r"fedlaw learns from images at the server.*proxy="):
         fn.run("fedlaw", federation(), rounds=1)

@@ -20,6 +20,7 @@ from fednorms.core.part import HOOKS, PROXY, Eval, Part, Route, overrides
 from fednorms.core.passes import passes
 from fednorms.core.reductions import reduce_uploads
 from fednorms.core.round import (
+    at_server,
     base_phases,
     begin,
     broadcast,
@@ -363,10 +364,12 @@ def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> 
         up = reduce_uploads([u.parts.get(p.name, Tree()) for u in uploads], [1.0] * len(uploads), how)
         delta = uploads[0].model.pick(task.net.sent_params) - state.model
         here = context_of(task, state.round, None)
-        seen = Round(state.model, up, state.parts[p.name], len(uploads), task.clients, here, delta)
+        images = at_server(task, state).get(p.name)
+        seen = Round(state.model, up, state.parts[p.name], len(uploads), task.clients, here, delta, images=images)
         acts -= {"server"} if p.server(delta, seen)[0] is delta else set()
     if "receive" in acts:  # some only keep what clients sent
-        view = view_of(task, state, p, state.parts[p.name], uploads, [1.0] * len(uploads))
+        images = at_server(task, state).get(p.name)
+        view = view_of(task, state, p, state.parts[p.name], uploads, [1.0] * len(uploads), images)
         acts -= {"receive"} if p.receive(view)[0] is view.updates else set()
     if (privacy := p.privacy()) and privacy.release:
         acts.add("server")

@@ -105,7 +105,7 @@ class Session:
             task = assemble(recipe, facts, model, loss, own=own)
         if given.proxy is not None:
             task = replace(task, proxy=given.proxy)
-        elif needing := [p.name for p in task.method.parts if PROXY in p.requires]:
+        elif known is None and (needing := [p.name for p in task.method.parts if PROXY in p.requires]):
             raise BadInput(
                 f'{needing[0]} learns from images at the server, and federation "{given.name}" gives it none. Name '
                 f"some with {option('proxy')}: a fraction of each client's training images (0.05), or a site. They "
