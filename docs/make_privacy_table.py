@@ -41,6 +41,8 @@ def _server(found: SiteUploads) -> str:
     if found.guarantee:
         noised = "each update clipped, and noised at the site" if "added at the site" in found.guarantee else ""
         said.append(noised or "each update clipped; the server adds the noise")
+    if found.proxy:
+        said.append("**some of its images**, with labels")
     if found.obstacle:
         said.append("does not run across machines")
     if found.individual:

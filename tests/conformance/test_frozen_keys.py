@@ -275,6 +275,7 @@ HASHED_WORDS = [
     "privacy {}",
     "projection",
     "reader",
+    "server",
     "shift,camera",
     "shift,labels",
     "show",
@@ -343,6 +344,7 @@ RECIPE = {
         "subset": None,
         "normalize": "",
         "hold_out": [],
+        "proxy": "",
         "augment": "auto",
         "partition": "",
     },
@@ -450,6 +452,7 @@ complete = true
 allow_pickle = false
 group = ""
 hold_out = []
+proxy = ""
 augment = "auto"
 partition = ""
 
@@ -473,6 +476,8 @@ EVALUATED = [
     "global/batch:32",
     "personal/own",
     "unseen/re-estimated",
+    "global/test-time",
+    "unseen/test-time:32",
     "global/global",
     "averaged/global",
 ]
@@ -480,7 +485,7 @@ EVALUATED = [
 
 def test_evaluation_modes_and_participation():
     assert list(get_args(MODELS_TESTED)) == ["global", "personal", "after_local", "adapted", "unseen", "averaged"]
-    assert list(get_args(STATISTICS)) == ["auto", "global", "own", "batch", "re-estimated"]
+    assert list(get_args(STATISTICS)) == ["auto", "global", "own", "batch", "re-estimated", "test-time"]
     assert MEASURED == "@test"
     assert [str(Mode.read(text)) for text in EVALUATED] == EVALUATED
     told = [Participation.read(text) for text in ("all", "fixed:3", "fixed:0.5", "bernoulli:0.4")]
@@ -497,6 +502,7 @@ METHODS = {
     "alignstats": "lam=0.1, beta=0.001",
     "anfr": "ratio=16, gain=1.0",
     "apfl": "alpha=0.5, adaptive=False",
+    "atp": "after=0.5, eta=0.1, online=False",
     "augment": "chain='crop_flip' of crop_flip|flip|crop_flip_cutout|feddyn|feddyn_cifar100|flip_rotate|fairface|isic",
     "centralised": "",
     "consensus": "",
@@ -526,6 +532,7 @@ METHODS = {
     "fedfr": "mu=0.005",
     "fedheal": "tau=0.3, beta=0.4",
     "fediir": "penalty=0.001, ema=0.95",
+    "fedlaw": "epochs=20, lr=0.01, form='exp' of exp|quad, optimizer='adam' of adam|sgd, batch_size=128",
     "fedlc": "tau=1.0",
     "fedlesam": "rho=0.1",
     "fednorm": "",
@@ -713,12 +720,12 @@ VIEWS = {
     "buffers start_buffers inputs value",
     "Begin": "context down mine owned received",
     "End": "params start delta mean_grad buffers steps gradient context down mine model owned",
-    "Round": "model up mine sampled total context even",
-    "Received": "clients samples losses models weights ups model mine total context",
+    "Round": "images model up mine sampled total context even",
+    "Received": "images clients samples losses models weights ups model mine total context",
     "Mechanism": "clip noise delta where",
     "Phase": "epochs steps train norm lr factor draws weight_decay plain",
     "Pass": "when client server reduce",
-    "Eval": "phases server_model predict statistics unseen personal_model",
+    "Eval": "phases server_model predict statistics unseen personal_model adapt",
     "Slot": "name leaf kind module head trainable layer layers model",
 }
 
@@ -1437,7 +1444,7 @@ def test_fields_of_descriptions():
     assert fields(fn.describe("scaffold + fedbn").to_dict(), "routes changes") == words("""
         method model weighting bytes_up bytes_down client_state server_state acts_on[] forward_passes_per_step
         extra_passes_per_round batch_of_one mixes_batch pretrained lost_weights lost_statistics unseen
-        stateless_clients averaged_only addressed parts[].name parts[].acts_on[] parts[].layers_changed
+        stateless_clients averaged_only addressed proxy parts[].name parts[].acts_on[] parts[].layers_changed
         parts[].bytes_down parts[].bytes_up parts[].client_state parts[].server_state parts[].setup_trips
         parts[].round_trips parts[].test_trips parts[].averaged_only parts[].addressed routes.* changes
     """)
@@ -1445,7 +1452,7 @@ def test_fields_of_descriptions():
         method model leaves[].when leaves[].sender leaves[].what leaves[].names[] leaves[].nbytes
         leaves[].statistics leaves[].averaged told[].when told[].what told[].keys[] class_counts
         received[].sender received[].names[] received[].single received[].mixed stays[] stays_bytes secure_aggregation
-        addressed deployable obstacle differential_privacy
+        addressed proxy deployable obstacle differential_privacy
     """)
     assert fields(view_federation(tiny()).to_dict()) == words("""
         name classes[] sites[].name sites[].domain sites[].train sites[].val sites[].test sites[].labels[]
@@ -1461,7 +1468,7 @@ SEARCHED = (  # options of a recipe that a search does not decide itself
     "--threads --memory --state-limit-mb --epochs --steps --batch-size --schedule --decay --optimizer --momentum "
     "--weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete --allow-pickle --size "
     "--data-seed --val --test --group --group-across --copies --skip-broken --subset --normalize --channels "
-    "--hold-out --augment --partition --quiet --json"
+    "--hold-out --proxy --augment --partition --quiet --json"
 )
 COMMANDS = {
     "advise": "--minutes --budget --one-model --personal --methods --rates --seeds --epsilon --retrain " + SEARCHED,
@@ -1471,7 +1478,7 @@ COMMANDS = {
     "--deterministic --threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay "
     "--optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken --subset --normalize "
-    "--channels --hold-out --augment --partition --quiet --json --track",
+    "--channels --hold-out --proxy --augment --partition --quiet --json --track",
     "compare": "--methods --seeds --lrs --search --recipe --out --jobs --federation --model --rounds --participation "
     "--weighting --loss --class-weights --metric --head --pretrained --weights --evaluate --evaluate-every "
     "--validate-every --patience --checkpoint-every --keep-checkpoints --keep-predictions --on-divergence --engine "
@@ -1479,7 +1486,7 @@ COMMANDS = {
     "--precision --deterministic --threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule "
     "--decay --optimizer --momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol "
     "--complete --allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken "
-    "--subset --normalize --channels --hold-out --augment --partition --quiet --json --track",
+    "--subset --normalize --channels --hold-out --proxy --augment --partition --quiet --json --track",
     "tune": "--grid --seeds --federation " + SEARCHED,
     "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
@@ -1496,7 +1503,8 @@ COMMANDS = {
     "data pack": "--protocol --size --channels --quality --codec --seed --val --test --group --group-across --copies "
     "--skip-broken --subset --normalize --complete --allow-pickle --quiet",
     "data show": "--out --images --json --root --protocol --complete --allow-pickle --size --data-seed --val --test "
-    "--group --group-across --copies --skip-broken --subset --normalize --channels --hold-out --augment --partition",
+    "--group --group-across --copies --skip-broken --subset --normalize --channels --hold-out --proxy "
+    "--augment --partition",
     "cache": "--folder --json",
     "deploy init": "--sites --classes --host --port --channels --minimum --deadline --recipe --json --method "
     "--federation --model --rounds --seed --participation --weighting --loss --class-weights --metric --head "
@@ -1505,7 +1513,7 @@ COMMANDS = {
     "--threads --memory --state-limit-mb --epochs --steps --batch-size --lr --schedule --decay --optimizer "
     "--momentum --weight-decay --clip --last --keep-momentum --warmup --root --protocol --complete "
     "--allow-pickle --size --data-seed --val --test --group --group-across --copies --skip-broken --subset "
-    "--normalize --hold-out --augment --partition",
+    "--normalize --hold-out --proxy --augment --partition",
     "deploy certificates": "--days --renew --json",
     "deploy enroll": "--site --key --images",
     "deploy revoke": "--site",

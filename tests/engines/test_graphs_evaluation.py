@@ -75,6 +75,7 @@ def test_scores_are_those_of_the_loop(text):
         ("silobn", ["personal", "global/own", "global/batch"]),
         ("fedbabu", ["global", "adapted"]),
         ("fedrep", ["personal", "adapted"]),
+        ("atp(after=0, eta=5.0)", ["global", "global/test-time:3", "global/global"]),
         ("fedavg + finetune(epochs=2, factor=1.0)", ["global", "adapted", "adapted/global"]),
     ],
 )

@@ -233,6 +233,7 @@ CASES = {
     "fedrdn": ["global"],  # a pass before the first round
     "ditto": ["personal"],
     "fedrep": ["adapted"],
+    "atp(after=0, eta=5.0)": ["global", "unseen/test-time:3"],  # adapts to test images
 }
 
 

@@ -73,7 +73,9 @@ def test_broken_files_are_an_error_or_left_out(folder):
     assert "torn.png" in made.source["left_out"][0]
 
 
-@pytest.mark.parametrize("data", [{"group_across": True}, {"hold_out": ["south"]}, {"partition": "dirichlet(beta=1)"}])
+@pytest.mark.parametrize(
+    "data", [{"group_across": True}, {"hold_out": ["south"]}, {"proxy": "0.1"}, {"partition": "dirichlet(beta=1)"}]
+)
 def test_what_needs_several_sites_is_refused(folder, data):
     with pytest.raises(fn.BadInput, match=f"data.{next(iter(data))}, which cannot apply"):
         opened(folder, **data)

@@ -56,11 +56,13 @@ def test_needs_a_classifier_that_is_sent(other):
         tiny_task(f"fediir + {other}", tiny_data())
 
 
-@pytest.mark.parametrize("rest", ["", "fedlc + ", "fedrod + "])
-def test_gradients_of_the_same_loss_at_the_same_model_do_not_differ(rest):
+@pytest.mark.parametrize(
+    "text", ["{}", "fedlc + {}", "fedrod + {}", "{} + fedlc", "{} + fedrod", "{} + fedlc + scaffold"]
+)
+def test_gradients_of_the_same_loss_at_the_same_model_do_not_differ(text):
     def loss(penalty, n):  # of a single client whose model stays where it is
-        text = f"{rest}fediir(penalty={penalty}, ema=0)"
-        return float(play(text, tiny_data(9), n=n, batch_size=9, lr=1e-14).uploads["a"].metrics["loss"])
+        chosen = text.format(f"fediir(penalty={penalty}, ema=0)")
+        return float(play(chosen, tiny_data(9), n=n, batch_size=9, lr=1e-14).uploads["a"].metrics["loss"])
 
     assert loss(0.5, 1) > loss(0, 1) + 0.01  # the mean starts at 0
     assert loss(0.5, 2) == pytest.approx(loss(0, 2), abs=1e-9)

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from fednorms.core.passes import prepare_test
-from fednorms.core.round import broadcast
+from fednorms.core.round import broadcast, site_state
 from fednorms.core.states import Client, context_of
 from fednorms.data import Preprocessing, Split
-from fednorms.evaluation.modes import site_state
 from fednorms.methods.registry import method
 from tests.support.tiny import plan_of, play, rounds, same, setup, tiny_data, tiny_task
 from tests.support.tiny_parts import negating_and_doubling

@@ -161,8 +161,8 @@ def test_pixels_changed_in_place_are_found_by_the_fingerprint(tmp_path):
         fn.evaluate_run(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("key", "value"), [("hold_out", ["faint"]), ("partition", "iid(clients=2)")])
-def test_hold_out_and_partition_are_refused_for_a_federation_object(key, value):
+@pytest.mark.parametrize(("key", "value"), [("hold_out", ["faint"]), ("proxy", "0.1"), ("partition", "iid(clients=2)")])
+def test_what_divides_a_federation_is_refused_for_a_federation_object(key, value):
     recipe = fn.Recipe(data={key: value})
     for start in (fn.run, lambda method, *more, **options: fn.compare([method], *more, **options)):
         with pytest.raises(BadInput, match=f"data.{key} = .* before the run"):

@@ -10,7 +10,7 @@ from fednorms.core.training import Training
 from fednorms.engines.base import DEFAULTS
 from fednorms.methods.registry import method
 from fednorms.runs.store.clients import ClientStore
-from tests.support.tiny import TinyNet
+from tests.support.tiny import TinyNet, proxy_for
 
 # Options that these need on such a small network.
 FITTING = {"gn": "gn(groups=2)", "fedfa": 'fedfa(after="pool")', "fedwsq": "fedwsq(first=true)"}
@@ -34,5 +34,6 @@ def engine_of(kind, text, fed, *, training=None, model=TinyNet, settings=DEFAULT
         samples=sum(len(s.train) for s in arranged.clients),
         preprocessing=fed.preprocessing,
         needs_two=net.probe(fed.shape, 3),
+        proxy=proxy_for(net),
     )
     return task, kind(task, arranged, fed, ClientStore(2**30), settings, **options)

@@ -21,7 +21,7 @@ from fednorms.engines.loop import Loop
 from fednorms.evaluation.modes import Mode, headline
 from fednorms.methods.registry import method, names
 from fednorms.runs.store.clients import ClientStore
-from tests.support.tiny import CLASSES, tiny_data, tiny_net
+from tests.support.tiny import CLASSES, proxy_for, tiny_data, tiny_net
 
 # Options for the tiny network: it has four channels and one stage, and tests need few epochs.
 FITTING = {
@@ -112,7 +112,8 @@ class Trial:
         net.probe(given.shape, given.num_classes)
         clients = [s.train for s in training.clients if s.train is not None]
         settings = Training(lr=0.1, batch_size=4, momentum=0.5, weight_decay=0.01, clip=10.0)
-        task = Task(net, settings, rounds=2, seed=0, clients=len(clients), samples=sum(map(len, clients)))
+        images, proxy = sum(map(len, clients)), proxy_for(net)
+        task = Task(net, settings, rounds=2, seed=0, clients=len(clients), samples=images, proxy=proxy)
         chosen.weighting()
         headline(task)
         return cls(task, Loop(task, training, given, ClientStore(2**30, None)))

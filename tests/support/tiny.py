@@ -10,7 +10,7 @@ from torch import nn
 from fednorms.core import noise
 from fednorms.core.batches import batch_plan
 from fednorms.core.net import Net
-from fednorms.core.part import Phase
+from fednorms.core.part import PROXY, Phase
 from fednorms.core.passes import LocalView, passes
 from fednorms.core.reductions import reduce_uploads
 from fednorms.core.round import broadcast, initial_state, load, local_update, own_state, server_update
@@ -77,12 +77,17 @@ def ones(*sizes: int) -> dict[str, Split]:
 
 
 def tiny_task(text, data, *, model=None, rounds=4, seed=0, dtype=torch.float64, **settings) -> Task:
-    """A task; `settings` are fields of Training, except loss, weighting and preprocessing."""
-    own = {k: settings.pop(k) for k in ("loss", "weighting", "preprocessing") if k in settings}
+    """A task; `settings` are fields of Training, except loss, weighting, preprocessing and proxy."""
+    own = {k: settings.pop(k) for k in ("loss", "weighting", "preprocessing", "proxy") if k in settings}
     training = Training(**{"lr": 0.1, "batch_size": 4, **settings})
     net = Net(model or tiny_net(), method(text).settled(training), dtype=dtype)
     samples = sum(len(split) for split in data.values())
-    return Task(net, training, rounds, seed, clients=len(data), samples=samples, **own)
+    return Task(net, training, rounds, seed, clients=len(data), samples=samples, **{"proxy": proxy_for(net), **own})
+
+
+def proxy_for(net: Net) -> Split | None:
+    """Images at the server, for methods that need some."""
+    return tiny_data(9, seed=5)["a"] if any(PROXY in p.requires for p in net.method.parts) else None
 
 
 @dataclass

@@ -181,8 +181,8 @@ def _check_request(recipe: Recipe, deployment: Deployment, host: str, port: int)
         f"--port is 1 to 65535; got {port}": not 0 < port < 2**16,
         f"--class-weights needs {len(classes)} numbers, one per class": isinstance(weights, list)
         and len(weights) != len(classes),
-        "--hold-out and --partition are for data in one place; here every site trains on its own data": bool(
-            data.hold_out or data.partition
+        "--hold-out, --proxy and --partition are for data in one place; here every site trains on its own data": bool(
+            data.hold_out or data.proxy or data.partition
         ),
     }
     if problems := [text for text, found in wrong.items() if found]:

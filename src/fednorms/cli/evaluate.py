@@ -38,7 +38,7 @@ class Evaluate:
     modes: Annotated[list[str] | None, tyro.conf.arg(metavar="MODE [MODE ...]", help_behavior_hint="")] = None
     """Models and statistics to test, such as "personal", "global/batch" or "global/batch:32" (default: the recipe's).
     Models: global, personal, after_local, adapted, unseen, averaged (the mean of personal models).
-    Statistics: global, own, batch, re-estimated."""
+    Statistics: global, own, batch, re-estimated, test-time (the method adapts to unlabeled test images)."""
     which: Which = "last"
     """The last round, or the round with the best validation accuracy."""
     split: Literal["test", "val", "train"] = "test"

@@ -60,6 +60,10 @@ _RETURNS = {
     "client of a pass": ("two Trees, what is kept and what is sent", "Return local.mine, fn.Tree() for nothing new"),
     "server of a pass": ("the server's new state, a Tree", "Return r.mine if nothing changes"),
     "evaluation": ("an Eval", "Return fn.Eval(...)"),
+    "adapt of evaluation": (
+        "two Trees, the changed tensors of the model and what to remember",
+        "Return fn.Tree(), memory to change nothing",
+    ),
 }
 
 

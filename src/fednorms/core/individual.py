@@ -5,6 +5,7 @@ A round without a part that has one of these hooks never comes here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fednorms.core import checks
@@ -14,14 +15,16 @@ from fednorms.core.protection import floats, possible
 from fednorms.core.reductions import combine, upload_weights
 from fednorms.core.states import Combined, ServerState, Task, Upload, context_of
 from fednorms.core.tree import Tree
-from fednorms.core.views import Received
+from fednorms.core.views import Local, Received
 
 
-def combine_individually(task: Task, state: ServerState, uploads: list[Upload]) -> tuple[Combined, dict[str, Tree]]:
+def combine_individually(
+    task: Task, state: ServerState, uploads: list[Upload], proxies: Mapping[str, Local]
+) -> tuple[Combined, dict[str, Tree]]:
     """Combine uploads as the parts ask for: their updates, then their weights, then the rule that combines models.
 
-    A client whose weight is 0 is left out of everything, also of what other parts remember or reduce. Returns also the
-    parts' new states.
+    A client whose weight is 0 is left out of everything, also of what other parts remember or reduce. `proxies` are the
+    server's own images as parts see them. Returns also the parts' new states.
     """
     method, parts = task.method, dict(state.parts)
     if not uploads:
@@ -30,9 +33,9 @@ def combine_individually(task: Task, state: ServerState, uploads: list[Upload]) 
     plain = [1.0] * len(uploads)
     weights = plain if any(p.sets_weights for p in method.parts) else upload_weights(task, uploads)
     for p in method.having("receive"):
-        uploads, parts[p.name] = received(task, state, p, parts[p.name], uploads, weights)
+        uploads, parts[p.name] = received(task, state, p, parts[p.name], uploads, weights, proxies.get(p.name))
     for p in method.having("weigh"):
-        seen = view_of(task, state, p, parts[p.name], uploads, weights)
+        seen = view_of(task, state, p, parts[p.name], uploads, weights, proxies.get(p.name))
         factors, parts[p.name] = checks.factors(p, p.weigh(seen), len(uploads), state.round)
         weights = [w * factor for w, factor in zip(weights, factors, strict=True)]
     used = [(u, w) for u, w in zip(uploads, weights, strict=True) if w > 0]
@@ -44,14 +47,14 @@ def combine_individually(task: Task, state: ServerState, uploads: list[Upload]) 
         )
     uploads, weights = [u for u, _ in used], [w for _, w in used]
     for p in method.having("remember"):
-        seen = view_of(task, state, p, parts[p.name], uploads, weights)
+        seen = view_of(task, state, p, parts[p.name], uploads, weights, proxies.get(p.name))
         parts[p.name] = checks.tree(p, "remember", p.remember(seen))
     if not (rules := method.having("aggregate")):
         return combine(task, uploads, weights), parts
     rule, mine, before = rules[0], parts[rules[0].name], state.model.pick(floats(task))
 
     def average(models: list[Tree], weights: list[float]) -> Tree:
-        seen = view_of(task, state, rule, mine, uploads, weights)
+        seen = view_of(task, state, rule, mine, uploads, weights, proxies.get(rule.name))
         found, parts[rule.name] = checks.aggregated(rule, rule.aggregate(seen), before)
         checks.still_finite(rule, "aggregate", found, state.round)
         return Tree({**models[0], **possible(task, found)})  # counters are the first client's
@@ -60,13 +63,19 @@ def combine_individually(task: Task, state: ServerState, uploads: list[Upload]) 
 
 
 def received(
-    task: Task, state: ServerState, p: Part, mine: Tree, uploads: list[Upload], weights: list[float]
+    task: Task,
+    state: ServerState,
+    p: Part,
+    mine: Tree,
+    uploads: list[Upload],
+    weights: list[float],
+    proxy: Local | None = None,
 ) -> tuple[list[Upload], Tree]:
     """The uploads after a part's `receive`, and its new state.
 
     An upload that it does not change is the same object, and a tensor that it does not change keeps its bits.
     """
-    seen, before = view_of(task, state, p, mine, uploads, weights), state.model.pick(floats(task))
+    seen, before = view_of(task, state, p, mine, uploads, weights, proxy), state.model.pick(floats(task))
     marks = [update.marks() for update in seen.updates]
     updates, new = checks.updates(p, p.receive(seen), len(uploads), before)
     found = list(uploads)
@@ -81,7 +90,13 @@ def received(
 
 
 def view_of(
-    task: Task, state: ServerState, p: Part, mine: Tree, uploads: list[Upload], weights: list[float]
+    task: Task,
+    state: ServerState,
+    p: Part,
+    mine: Tree,
+    uploads: list[Upload],
+    weights: list[float],
+    proxy: Local | None = None,
 ) -> Received:
     """What a part sees of these uploads."""
     before = state.model.pick(floats(task))
@@ -96,4 +111,5 @@ def view_of(
         mine=mine,
         total=task.clients,
         context=context_of(task, state.round, None),
+        images=proxy,
     )

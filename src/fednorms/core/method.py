@@ -54,7 +54,7 @@ class Method:
             "replace the base loss": self.having("objective"),
             "decide how to fine-tune": [p for p, rule in rules if rule.phases],
             "decide which server model is tested": [p for p, rule in rules if rule.server_model],
-            "decide with which statistics to test": [p for p, rule in rules if rule.statistics],
+            "decide with which statistics to test": [p for p, rule in rules if rule.statistics or rule.adapt],
             "decide how to predict": [p for p, rule in rules if rule.predict],
             "give each client a second model": self.doubling,
             "normalize the input": [p for p in self.parts if p.normalizes_input],
@@ -238,9 +238,9 @@ class Method:
         return [p.name for p in self.parts if reads_rounds(type(p))]
 
     def phases(self, phases: list[Phase], c: Context) -> list[Phase]:
-        """The phases of a round of local training after every part's `plan`."""
+        """The phases of a round of local training after every part's `plan`; without any, clients do not train."""
         for p in self.having("plan"):
-            phases = checks.phases(p, p.plan(phases, c))
+            phases = checks.phases(p, p.plan(phases, c)) if phases else phases
         return phases
 
     def path(self, c: Context) -> dict[str, Hashable]:
@@ -261,6 +261,7 @@ class Method:
             predict=next((r.predict for r in rules if r.predict), None),
             statistics=next((r.statistics for r in rules if r.statistics), None),
             unseen=next((r.unseen for r in rules if r.unseen), None),
+            adapt=next((r.adapt for r in rules if r.adapt), None),
         )
 
     def weighting(self, chosen: Weighting | None = None) -> Weighting:

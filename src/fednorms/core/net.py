@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednorms.core import checks, noise
 from fednorms.core.errors import BadInput, refuse_class
@@ -280,6 +281,40 @@ class Net:
         other.module.get_submodule(self.heads[0])._forward_pre_hooks.pop(self._hook.id)
         other._watch_module()
         return other
+
+    def tested(self, tensors: Tree, x: Tensor) -> tuple[Tensor, Tree]:
+        """Logits as a test computes them, and what normalization layers would record of this batch.
+
+        Gradients also reach the stored means and variances of BatchNorm in `tensors`, which torch's own layers leave
+        out: a layer's input gets terms that are zero and have these gradients.
+        """
+        found: dict[str, Tensor] = {}
+
+        def note(name: str, m: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            x, kept = args[0], statistics_of(m)
+            assert kept is not None
+            own = Tree({k: tensors[k] for k in self.slots if k.rpartition(".")[0] == name})
+            leaves = {k.rpartition(".")[2]: t.detach() for k, t in own.items()}
+            for leaf, value in zip(kept.names, kept.measure(m, leaves, x.detach()), strict=True):
+                found[f"{name}.{leaf}"] = value.to(x)
+            mean, var = (own[f"{name}.{leaf}"] for leaf in kept.names)
+            if not isinstance(m, _BatchNorm) or not (mean.requires_grad or var.requires_grad):
+                return None
+            shape = (1, -1) + (1,) * (x.dim() - 2)
+            spread = (var - var.detach()) / (2 * (var.detach() + m.eps))
+            apart = x.detach() - mean.detach().view(shape)
+            return (x - (mean - mean.detach()).view(shape) - apart * spread.view(shape), *args[1:])
+
+        layers = [(name, m) for name, m in self.module.named_modules() if keeps_statistics(m)]
+        hooks = [m.register_forward_pre_hook(partial(note, name)) for name, m in layers]
+        buffers = set(self.buffers)
+        fixed = Tree({k: t.detach() if k in buffers else t for k, t in tensors.items()})
+        try:
+            logits, _ = self.forward(fixed, x, train=False, batch_statistics=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return logits, Tree(found)
 
     @contextmanager
     def watching(self, wanted: Callable[[nn.Module], bool]) -> Iterator[dict[str, Tensor]]:

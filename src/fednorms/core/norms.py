@@ -121,6 +121,15 @@ def is_batchnorm(module: nn.Module) -> bool:
     return found is not None and found.batchnorm
 
 
+def is_plain_batchnorm(module: nn.Module) -> bool:
+    """Whether `module` evaluates as torch's BatchNorm does: (x - mean) / sqrt(var + eps) with what it stores.
+
+    >>> is_plain_batchnorm(nn.BatchNorm2d(2)), is_plain_batchnorm(nn.BatchNorm2d(2, track_running_stats=False))
+    (True, False)
+    """
+    return isinstance(module, _BatchNorm) and keeps_statistics(module)
+
+
 def is_norm(module: nn.Module) -> bool:
     """Whether `module` is a normalization layer: batch, group, layer, instance, RMS, timm's variants, registered ones.
 

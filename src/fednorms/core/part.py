@@ -21,7 +21,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.options import did_you_mean, text_of, with_options
 from fednorms.core.options import option as option
 from fednorms.core.tree import Tree, mean
-from fednorms.core.views import Begin, Context, End, Gradient, Local, Privacy, Received, Round, Step, Weights
+from fednorms.core.views import Begin, Context, End, Gradient, Local, Privacy, Received, Round, Step, Unlabeled, Weights
 
 if TYPE_CHECKING:
     from fednorms.core.method import Method
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Reduction = Literal["weighted", "uniform", "grouped", "sum", "stack", "list"]
 Weighting = Literal["size", "uniform"]
+PROXY = "proxy"  # in `requires`: the server has labeled images, and its views show them as `proxy`
 
 
 class Route(IntEnum):
@@ -112,6 +113,8 @@ class Eval:
 
     `predict(logits, features, down, mine) -> logits` replaces the classifier's answer (prototypes).
     `personal_model(model, mine) -> tensors` are those in which a client's own model differs from what it loaded.
+    `adapt(batch, memory) -> tensors, memory` are those in which the model that answers a batch of test images differs
+    from the tested one; it sees images and no labels. `memory` is what it returned for the site's batch before.
     """
 
     phases: tuple[Phase, ...] = ()
@@ -120,6 +123,7 @@ class Eval:
     statistics: Literal["re-estimated"] | None = None  # with which global, personal and unseen models are tested
     unseen: Literal["re-estimated"] | None = None  # the same for unseen models only
     personal_model: Callable[[Tree, Tree], Tree] | None = None
+    adapt: Callable[[Unlabeled, Tree], tuple[Tree, Tree]] | None = None  # the statistics "test-time"
 
 
 class Part:

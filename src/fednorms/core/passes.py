@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fednorms.core import checks, noise
 from fednorms.core.batches import batch_plan
 from fednorms.core.norms import tests_by_batch
-from fednorms.core.part import Part, Pass, Phase
+from fednorms.core.part import Part, Pass, Phase, overrides
 from fednorms.core.states import Batch, Broadcast, Client, Task, context_of
 from fednorms.core.tree import Tree
 from fednorms.core.views import Context, Step
@@ -50,8 +50,12 @@ def _transformed(
 
 
 def passes(task: Task, when: Literal["setup", "before", "after", "evaluate"]) -> list[tuple[Part, Pass]]:
-    """The parts' extra passes of one kind, in order; first those of the part that normalizes what others measure."""
-    parts = sorted(task.method.having("passes"), key=lambda p: not p.normalizes_input)
+    """The parts' extra passes of one kind, in order.
+
+    First come those of the parts on which the others' measurements depend: the one that normalizes the images, then the
+    one that replaces the loss (FedLC counts classes before FedIIR takes gradients).
+    """
+    parts = sorted(task.method.having("passes"), key=lambda p: (not p.normalizes_input, not overrides(p, "objective")))
     return [(p, job) for p in parts for job in p.passes() if job.when == when]
 
 
@@ -133,6 +137,31 @@ class LocalView:
             with noise.keyed(torch.tensor([seed & 0xFFFFFFFF, i], device=self.task.like.device)):
                 batch = prepare(self.task, s, partial(self._seen_by, s=s))
             yield batch
+
+    def batches(self, size: int, number: int = 0, *, held_out: bool = False) -> Iterator[Batch]:
+        """The training data in shuffled batches, as a test sees them.
+
+        `held_out`: the validation data instead, if the client has any.
+        """
+        data = (self.client.val if held_out else None) or self.client.data
+        order = noise.permutation(len(data), "order of a pass", self._word(), number)
+        for rows in order.split(size):
+            if len(rows) == 1 and self.task.needs_two:
+                continue
+            yield prepare_test(self.task, data.batch(rows), self.context, self.everyone, self.sent)
+
+    def logits(self, model: Tree, x: Tensor, draw: int) -> Tensor:
+        """Logits in train mode, with a gradient; running statistics are recorded into the buffers of `model`."""
+        with noise.keyed(self._key(draw)):
+            return self.task.net.forward(model, x, train=True, batch_statistics=True)[0]
+
+    def tested(self, model: Tree, x: Tensor) -> tuple[Tensor, Tree]:
+        """Logits as a test computes them, and what normalization layers would record of this batch."""
+        return self.task.net.tested(model, x)
+
+    def base(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The recipe's loss."""
+        return self.task.loss_of(logits, y)
 
     def loss(self, model: Tree, x: Tensor, y: Tensor, draw: int) -> Tensor:
         """The base loss of a model on a batch (train mode, buffers unchanged), with a gradient.

@@ -18,7 +18,8 @@ from fednorms.core.batches import batch_plan
 from fednorms.core.errors import BadInput, Diverged
 from fednorms.core.individual import combine_individually
 from fednorms.core.optim import Optimizer, clipped
-from fednorms.core.part import Part, Phase
+from fednorms.core.option_names import option
+from fednorms.core.part import PROXY, Part, Phase
 from fednorms.core.passes import LocalView, passes
 from fednorms.core.protection import protected, released
 from fednorms.core.reductions import combine
@@ -36,7 +37,7 @@ from fednorms.core.states import (
 )
 from fednorms.core.step import full_gradient, gradient_functions, seen_by, step_view, watch
 from fednorms.core.tree import Tree, branch, join
-from fednorms.core.views import NOT_ASKED_FOR, Begin, Context, End, Round, Weights
+from fednorms.core.views import NOT_ASKED_FOR, Begin, Context, End, Local, Round, Weights
 
 
 # -- the start of a round -------------------------------------------------------------------------------------------
@@ -66,6 +67,17 @@ def own_state(task: Task, sent: Broadcast, state: ClientState | None) -> dict[st
     """Each part's state at a client: what it kept, or its initial value."""
     kept = state.parts if state else {}
     return {p.name: kept[p.name] if p.name in kept else _first_state(task, p, sent.model)[1] for p in task.method.parts}
+
+
+def site_state(task: Task, sent: Broadcast, client: Client) -> dict[str, Tree]:
+    """Each part's state at a site; a site that joined later runs the setup passes on its own data."""
+    context = context_of(task, sent.round, client, evaluating=True)
+    mine = own_state(task, sent, client.state)
+    for p, job in passes(task, "setup"):
+        if client.state is None or p.name not in client.state.parts:
+            view = LocalView(task, p, client, sent.model, context, sent, mine)
+            mine[p.name], _ = checks.two_trees(p, "client of a pass", job.client(view))
+    return mine
 
 
 def load(task: Task, sent: Broadcast, client: Client, context: Context, mine: dict[str, Tree]) -> Tree:
@@ -398,17 +410,32 @@ def draws(task: Task, carry: Carry, phases: Iterable[Phase]) -> Iterator[tuple[l
 # -- the server -----------------------------------------------------------------------------------------------------
 
 
+def at_server(task: Task, state: ServerState) -> dict[str, Local]:
+    """The server's own images, as each part that requires them sees them: a client's, with the server's model."""
+    parts = [p for p in task.method.parts if PROXY in p.requires]
+    if not parts:
+        return {}
+    if task.proxy is None:
+        raise BadInput(
+            f"{parts[0].name} learns from images at the server, and this run gives it none. Name them with "
+            f'{option("proxy")}: a fraction of each client\'s training images ("0.05"), or a site.'
+        )
+    sent, client = broadcast(task, state).to_all, Client("server", task.proxy)
+    mine, context = site_state(task, sent, client), context_of(task, state.round, client)
+    return {p.name: LocalView(task, p, client, state.model, context, sent, mine) for p in parts}
+
+
 def server_update(task: Task, state: ServerState, uploads: list[Upload] | Combined) -> ServerState:
     """Average the models, then let parts change the mean update: parameters and statistics on separate chains.
 
     If no part changes the update, the mean itself is the new model: one participant gives back its model bit for bit.
     Parts that look at each client's upload come first (`core/individual.py`).
     """
-    parts = dict(state.parts)
+    parts, proxies = dict(state.parts), at_server(task, state)
     if isinstance(uploads, Combined):
         got = uploads
     elif task.method.individual:
-        got, parts = combine_individually(task, state, uploads)
+        got, parts = combine_individually(task, state, uploads, proxies)
     else:
         got = combine(task, uploads)
     riding = dict([*passes(task, "before"), *passes(task, "after")])
@@ -416,10 +443,11 @@ def server_update(task: Task, state: ServerState, uploads: list[Upload] | Combin
     for p in task.method.parts:
         up, context = got.parts[p.name], context_of(task, state.round, None)
         even = got.even.pick(task.net.seen_by(p)) - state.model if p.uses_even_mean else NOT_ASKED_FOR
-        views[p.name] = Round(state.model, up, parts[p.name], got.sampled, task.clients, context, even)
+        own, numbers = proxies.get(p.name), (got.sampled, task.clients)
+        views[p.name] = Round(state.model, up, parts[p.name], *numbers, context, even, images=own)
         if p in riding:
             parts[p.name] = checks.tree(p, "server of a pass", riding[p].server(up, views[p.name]))
-            views[p.name] = Round(state.model, up, parts[p.name], got.sampled, task.clients, context, even)
+            views[p.name] = Round(state.model, up, parts[p.name], *numbers, context, even, images=own)
     if found := task.method.privacy:
         got = released(task, state, got, *found, views[found[0].name])
     new = Tree({**state.model, **got.model})

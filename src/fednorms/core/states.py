@@ -48,6 +48,7 @@ class Task:
     deployed: bool = False  # across machines: see `Context`
     factors: tuple[float, ...] = ()  # of a custom schedule: what multiplies the learning rate in each round
     optimizer: MakeOptimizer | None = None  # a custom one: makes an optimizer of parameters and a learning rate
+    proxy: Split | None = None  # the server's own images: see `AtServer.proxy`
 
     def __post_init__(self) -> None:
         self.method.check_optimizer(self.training)
@@ -198,6 +199,7 @@ class Client:
     data: Split
     state: ClientState | None = None
     attributes: dict[str, str] = field(default_factory=dict)
+    val: Split | None = None  # validation images, for passes only
 
 
 def context_of(task: Task, t: int, client: Client | None, *, evaluating: bool = False) -> Context:

@@ -220,7 +220,23 @@ class End(_OnRequest):
 
 
 @dataclass(frozen=True)
-class Round(_OnRequest):
+class AtServer:
+    """What server hooks share: the server's own labeled images, if the run gives it any."""
+
+    images: Local | None = field(default=None, repr=False, kw_only=True)
+
+    @property
+    def proxy(self) -> Local:
+        """The server's own images, as a client's with the model of the round: for parts that require "proxy"."""
+        if self.images is None:
+            raise BadInput(
+                '`proxy` is only for parts that request it. Set requires = frozenset({"proxy"}) in the class.'
+            )
+        return self.images
+
+
+@dataclass(frozen=True)
+class Round(AtServer, _OnRequest):
     """What a part sees on the server: `up` is its reduced upload, `model` the server's model before the round."""
 
     model: Tree
@@ -234,7 +250,7 @@ class Round(_OnRequest):
 
 
 @dataclass(frozen=True)
-class Received:
+class Received(AtServer):
     """What a part sees of each client's upload, before they are combined: one entry per client, ordered by name.
 
     `models` and `updates` hold the floating tensors that are sent: parameters and running statistics. `weights` are
@@ -280,6 +296,21 @@ class Privacy:
     protect: Callable[[Tree, End], Tree]
     release: Callable[[Tree, Round], Tree] | None = None
     mechanism: Mechanism | None = None
+
+
+@dataclass(frozen=True)
+class Unlabeled:
+    """What a part sees of a batch of test images: never a label. `model` is the tested one.
+
+    `tested(model, x)` is that of `Local`.
+    """
+
+    x: Tensor
+    model: Tree
+    context: Context
+    down: Tree
+    mine: Tree
+    tested: Callable[[Tree, Tensor], tuple[Tensor, Tree]]
 
 
 class Local(Protocol):
@@ -340,6 +371,28 @@ class Local(Protocol):
 
     def epoch(self, number: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The training data in shuffled batches, transformed as in a training step."""
+        ...
+
+    def batches(self, size: int, number: int = 0, *, held_out: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """The training data in shuffled batches, as a test sees them.
+
+        `held_out`: the validation data instead, if the client has any.
+        """
+        ...
+
+    def logits(self, model: Tree, x: Tensor, draw: int) -> Tensor:
+        """Logits in train mode, with a gradient; running statistics are recorded into the buffers of `model`."""
+        ...
+
+    def tested(self, model: Tree, x: Tensor) -> tuple[Tensor, Tree]:
+        """Logits as a test computes them, and what normalization layers would record of this batch.
+
+        Gradients also reach the stored means and variances of BatchNorm in `model`.
+        """
+        ...
+
+    def base(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The recipe's loss."""
         ...
 
     def loss(self, model: Tree, x: Tensor, y: Tensor, draw: int) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fednorms.core.errors import BadInput
 from fednorms.core.markup import html_page, html_table
+from fednorms.core.option_names import option
 from fednorms.core.options import did_you_mean
 from fednorms.core.preprocessing import Preprocessing
 from fednorms.data.facts import Facts
@@ -22,6 +23,7 @@ from fednorms.data.on_demand import OnDemand
 from fednorms.data.problems import by, problems_of, raise_problems, some
 from fednorms.data.protocol import Protocol
 from fednorms.data.read_ahead import read_ahead
+from fednorms.data.splits import split as divide
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -174,6 +176,8 @@ class Federation:
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     source: Mapping[str, Any] = field(default_factory=dict)
     protocol: Protocol = field(default_factory=Protocol)
+    proxy: Split | None = None
+    """Images that the server itself holds, for methods that need some: see `with_proxy`."""
     asked_for: tuple[str, Mapping[str, Any]] | None = field(default=None, init=False)
     """The name and options with which `fednorms.federation` made it. It is not an argument, so `replace`, and every
     method that makes another federation of this one, drops it."""
@@ -269,6 +273,10 @@ class Federation:
                     digest.update(y.contiguous().cpu().numpy().tobytes())
                     # Viewed as bytes, because NumPy has no bfloat16.
                     digest.update(x.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+        for number, (x, y) in enumerate(self.proxy.batches(_CHUNK) if self.proxy else ()):
+            add("proxy", number, len(y))
+            digest.update(y.contiguous().cpu().numpy().tobytes())
+            digest.update(x.contiguous().view(torch.uint8).cpu().numpy().tobytes())
         return digest.hexdigest()
 
     def remember(self, name: str, options: Mapping[str, Any]) -> Federation:
@@ -295,6 +303,43 @@ class Federation:
         held = {site.name for site in self._select(names)}
         sites = [_test_only(site) if site.name in held else site for site in self.sites]
         return replace(self, sites=sites, source={**self.source, "hold_out": sorted(held)})
+
+    def with_proxy(self, of: str | float | Split, seed: int = 0) -> Federation:
+        """Give the server images of its own: a fraction of each client's training images, a site, or others.
+
+        The fraction is taken evenly from all classes, and the clients train without it. A site (named by site or
+        domain) leaves the federation with all its images; the server gets its training images. With a `Split`, such
+        as public images, the sites keep all of theirs.
+
+        >>> s = Split(torch.zeros(8, 1, 4, 4), torch.tensor([0, 1] * 4))
+        >>> both = Federation("f", [Site("a", "a", s, test=s), Site("b", "b", s, test=s)], ["0", "1"])
+        >>> given = both.with_proxy(0.25)
+        >>> len(given.proxy), [len(site.train) for site in given.clients]
+        (4, [6, 6])
+        >>> [site.name for site in both.with_proxy("b").sites], len(both.with_proxy("b").proxy)
+        (['a'], 8)
+        """
+        if self.proxy is not None:
+            raise BadInput(
+                f'Federation "{self.name}": the server has {len(self.proxy)} images already. Give it some once.'
+            )
+        if isinstance(of, Split):
+            return replace(self, proxy=of, source={**self.source, "proxy": f"{len(of)} images"})
+        share = _share(of)
+        if share is None:
+            gone = self._select([str(of)])
+            left = [site for site in self.sites if site not in gone]
+            given = [site.train or _test_only(site).test for site in gone]
+        else:
+            divided = [_divided(site, share, seed) for site in self.sites]
+            left, given = [site for site, _ in divided], [images for _, images in divided]
+        images = join_splits([split for split in given if split is not None and len(split)])
+        if images is None:
+            raise BadInput(
+                f'Federation "{self.name}": {option("proxy")}{of} leaves no image for the server. Its smallest client '
+                f"has {min(len(s.train) for s in self.clients if s.train is not None)} training images."
+            )
+        return replace(self, sites=left, proxy=images, source={**self.source, "proxy": of})
 
     def pooled(self, name: str = "pooled") -> Federation:
         """Make one client with all training (and validation) data; the sites are kept only for testing.
@@ -382,6 +427,25 @@ def with_splits(site: Site, splits: Mapping[str, Split]) -> Site:
     Site('a', domain='b', test=2)
     """
     return replace(site, train=splits.get("train"), val=splits.get("val"), test=splits.get("test"))
+
+
+def _share(of: str | float) -> float | None:
+    """The fraction that is meant, or None for the name of a site."""
+    try:
+        share = float(of)
+    except ValueError:
+        return None
+    if not 0 < share < 1:
+        raise BadInput(f'{option("proxy").rstrip("=")} must be a fraction between 0 and 1, or a site; got "{of}".')
+    return share
+
+
+def _divided(site: Site, share: float, seed: int) -> tuple[Site, Split | None]:
+    """A site without a share of its training images, and that share."""
+    if site.train is None:
+        return site, None
+    found = divide(site.train.y, {"train": 1 - share, "proxy": share}, seed, f"{site.name} proxy", site.train.groups)
+    return replace(site, train=site.train.subset(found["train"])), site.train.subset(found["proxy"])
 
 
 def _test_only(site: Site) -> Site:

@@ -54,6 +54,11 @@ def pack(
     ...     unpacked(path).fingerprint() == small.fingerprint()
     True
     """
+    if federation.proxy is not None:
+        raise BadInput(
+            f'Federation "{federation.name}" gives {len(federation.proxy)} images to the server, which a pack cannot '
+            "hold. Pack it without them, and give the server images after opening the pack."
+        )
     codec = codec or ("raw" if quality is None else "jpeg")
     dtype = next(split for site in federation.sites for split in site.splits.values()).x.dtype
     _check_codec(federation, codec, quality, dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,12 +41,14 @@ def _sentence(text: str) -> str:
 def problems_of(federation: Federation) -> list[str]:
     """Everything that is wrong with a federation; of clients that are made on demand, a few are looked at."""
     sites = federation.examined
-    named = [(site.name, split) for site in sites for split in site.splits.values()]
+    own = [replace(s, name="the server", train=federation.proxy, val=None, test=None) for s in sites[:1]]
+    holders = [*sites, *own] if federation.proxy is not None else sites
+    named = [(site.name, split) for site in holders for split in site.splits.values()]
     shapes = _where((split.shape, name) for name, split in named if _holds_images(split) and split.x.ndim == 4)
     return [
         *_class_problems(federation.classes),
         *_site_problems(sites),
-        *(problem for site in sites for problem in data_problems(site, len(federation.classes))),
+        *(problem for site in holders for problem in data_problems(site, len(federation.classes))),
         *_differences(shapes, _where((split.x.dtype, name) for name, split in named if _holds_images(split))),
         *_preparation_problems(federation, next(iter(shapes)) if len(shapes) == 1 else None),
     ]

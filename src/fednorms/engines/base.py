@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from fednorms.core import border, checks
 from fednorms.core.errors import BadInput
-from fednorms.core.part import Part, Pass
+from fednorms.core.part import PROXY, Part, Pass
 from fednorms.core.passes import passes
 from fednorms.core.reductions import reduce_uploads
 from fednorms.core.round import broadcast, server_update
@@ -19,6 +19,7 @@ from fednorms.core.training import CUSTOM
 from fednorms.core.tree import Tree
 from fednorms.core.views import Round
 from fednorms.data.on_demand import Numbered
+from fednorms.engines.devices import repeatable
 from fednorms.engines.states import ClientStates
 from fednorms.evaluation.modes import MEASURED, Mode, tested_state, unseen_broadcast
 from fednorms.evaluation.predictions import Predictions
@@ -28,10 +29,10 @@ OnDivergence = Literal["stop", "skip"]
 SplitName = Literal["test", "val", "train"]
 
 PROVIDES: dict[str, frozenset[str]] = {
-    "loop": frozenset({"passes", "phases", "joint"}),
-    "graphs": frozenset({"passes", "phases"}),
-    "workers": frozenset({"passes", "phases"}),
-    "auto": frozenset({"passes", "phases"}),
+    "loop": frozenset({"passes", "phases", "joint", PROXY}),
+    "graphs": frozenset({"passes", "phases", PROXY}),
+    "workers": frozenset({"passes", "phases", PROXY}),
+    "auto": frozenset({"passes", "phases", PROXY}),
     "flower": frozenset({"passes", "phases"}),
 }
 """What each engine can do, by engine name. A part lists what it needs in `requires`."""
@@ -144,7 +145,11 @@ class Engine(ABC):
         else:
             bad = {name: wrong for name, u in uploads.items() if (wrong := border.misfit(self.task, u))}
         _refuse(bad)
-        return server_update(self.task, state, done.combined or done.uploads)
+        found = done.combined or done.uploads
+        if not any(PROXY in p.requires for p in self.task.method.parts):
+            return server_update(self.task, state, found)
+        with repeatable(self.settings.threads, self.task.seed, "server", state.round):  # it runs the model there
+            return server_update(self.task, state, found)
 
     def evaluate(
         self, state: ServerState, mode: Mode, cohort: Sequence[str], split: SplitName = "test"

@@ -50,7 +50,7 @@ class LocalClients:
         return self._client(site, site.train if site.train is not None else data)
 
     def _client(self, site: Site, data: Split) -> Client:
-        return Client(site.name, data, self.store.get(site.name), dict(site.attributes))
+        return Client(site.name, data, self.store.get(site.name), dict(site.attributes), site.val)
 
     def seeded(self, *names: object) -> AbstractContextManager[None]:
         """Within this context, torch's threads and its random numbers depend only on the task and these names."""

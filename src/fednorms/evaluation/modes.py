@@ -13,17 +13,19 @@ from fednorms.core import checks
 from fednorms.core.errors import BadInput
 from fednorms.core.options import shortened
 from fednorms.core.part import Route
-from fednorms.core.passes import LocalView, depends_on_batch, mixed_rows, passes, prepare_test, shuffled_rows
-from fednorms.core.round import carry_of, load, own_state, train, twin_model
+from fednorms.core.passes import depends_on_batch, mixed_rows, prepare_test, shuffled_rows
+from fednorms.core.round import carry_of, load, site_state, train, twin_model
 from fednorms.core.states import Broadcast, Client, ClientState, ServerState, Task, context_of
 from fednorms.core.tree import Tree, mean
+from fednorms.core.views import Context, Unlabeled
 from fednorms.data import Split
 from fednorms.evaluation.predictions import Predictions
 from fednorms.evaluation.scores import SiteScore, Tally
 from fednorms.evaluation.statistics import by_batch, re_estimated, statistics_names
 
 Model = Literal["global", "personal", "after_local", "adapted", "unseen", "averaged"]
-Statistics = Literal["auto", "global", "own", "batch", "re-estimated"]
+Statistics = Literal["auto", "global", "own", "batch", "re-estimated", "test-time"]
+BY_BATCH = ("batch", "test-time")  # may have a size
 MEASURED = "@test"  # suffix, in a saved server state, of what a part's "evaluate" pass measured
 
 
@@ -39,8 +41,9 @@ class Mode:
     - averaged: that model of a method without a global one, at all sites. `predict` and `export` hand it out.
 
     Statistics: global (the server's running ones), own (the client's), batch (of each test batch, as large as in
-    training; "batch:32": of 32 images), re-estimated (from the site's own images, without labels). "auto" is what the
-    method's model holds.
+    training; "batch:32": of 32 images), re-estimated (from the site's own images, without labels), test-time (the
+    method adapts the model to each test batch, without labels; "test-time:32": of 32 images). "auto" is what the
+    method's model holds, or what its `evaluation` asks for.
 
     >>> Mode.read("global/batch")
     Mode(model='global', statistics='batch')
@@ -55,19 +58,19 @@ class Mode:
         model, _, statistics = text.partition("/")
         kind, sized, size = (statistics or "auto").partition(":")
         known = [m for m in get_args(Model) if m == model]
-        usable = kind == "batch" and size.isdecimal() and len(size) < 10 and int(size) > 1  # one image has no variance
+        usable = kind in BY_BATCH and size.isdecimal() and len(size) < 10 and int(size) > 1  # one has no variance
         if not known or kind not in get_args(Statistics) or (sized and not usable):
             raise BadInput(
                 f'Unknown evaluation mode "{shortened(text)}". Expected MODEL or MODEL/STATISTICS with MODEL one of '
                 f"{', '.join(get_args(Model))} and STATISTICS one of {', '.join(get_args(Statistics))}, or batch:SIZE "
-                "with a size of at least 2, as in global/batch:32."
+                "or test-time:SIZE with a size of at least 2, as in global/batch:32."
             )
         return cls(known[0], f"{kind}:{int(size)}" if sized else kind)
 
     def batch_size(self, task: Task) -> int | None:
-        """How many test images are normalized together; None if a test uses stored statistics."""
+        """How many test images are answered together; None if a test uses stored statistics for each alone."""
         kind, _, size = self.statistics.partition(":")
-        if kind != "batch":
+        if kind not in BY_BATCH:
             return None
         return int(size) if size else task.training.batch_size
 
@@ -109,7 +112,7 @@ class Mode:
     def _default_statistics(self, task: Task) -> str:
         """What "auto" means: the method's own rule, or the statistics that the model holds."""
         asked = task.method.evaluation()
-        rule = asked.statistics or (asked.unseen if self.model == "unseen" else None)
+        rule = "test-time" if asked.adapt else asked.statistics or (asked.unseen if self.model == "unseen" else None)
         if rule and self.model in ("global", "personal", "unseen"):
             return rule
         own = self.model in ("after_local", "adapted") or (self.model == "personal" and keeps_statistics(task))
@@ -120,14 +123,20 @@ class Mode:
         names = statistics_names(task.net)
         if self.model == "after_local" and self.statistics != "own":
             return 'a model right after local training is tested with its own statistics. Write "after_local"'
-        if self.statistics.partition(":")[0] in ("batch", "re-estimated") and not names:
+        kind = self.statistics.partition(":")[0]
+        if kind == "test-time" and not task.method.evaluation().adapt:
+            return f'no part of it adapts to test images. Write "{self.model}", or add "+ atp" to the method'
+        if kind == "test-time" and self.model not in ("global", "personal", "unseen"):
+            return f'only global, personal and unseen models adapt to test images. Write "{self.model}"'
+        if kind in ("batch", "re-estimated") and not names:
             return f'model "{task.net.name}" has no layer with stored statistics. Write "{self.model}"'
         if self.statistics == "own" and self.model in ("unseen", "averaged"):
             return f'it belongs to no site that trained. Write "{self.model}" or "{self.model}/re-estimated"'
         if self.statistics == "own" and self.model in ("global", "personal") and not keeps_statistics(task):
             return f'its clients keep no statistics. Write "{self.model}" or "{self.model}/re-estimated"'
         never_sent = any(task.net.routes[n] is Route.LOCAL for n in names)
-        if self.statistics == "global" and self.model not in ("unseen", "averaged") and never_sent:
+        from_server = self.statistics == "global" or (kind == "test-time" and self.model == "global")
+        if from_server and self.model not in ("unseen", "averaged") and never_sent:
             return (
                 f'its clients never send statistics, so the server has none. Write "{self.model}/own", '
                 f'"{self.model}/batch" or "{self.model}/re-estimated"'
@@ -197,17 +206,6 @@ def model_for(task: Task, sent: Broadcast, client: Client, mode: Mode) -> tuple[
     return Tree({**model, **_statistics(task, sent, client, model, mine, kept, mode)}), mine
 
 
-def site_state(task: Task, sent: Broadcast, client: Client) -> dict[str, Tree]:
-    """Each part's state at a site; a site that joined later runs the setup passes on its own data."""
-    context = context_of(task, sent.round, client, evaluating=True)
-    mine = own_state(task, sent, client.state)
-    for p, job in passes(task, "setup"):
-        if client.state is None or p.name not in client.state.parts:
-            view = LocalView(task, p, client, sent.model, context, sent, mine)
-            mine[p.name], _ = checks.two_trees(p, "client of a pass", job.client(view))
-    return mine
-
-
 def _statistics(
     task: Task, sent: Broadcast, client: Client, model: Tree, mine: dict[str, Tree], kept: Tree, mode: Mode
 ) -> Tree:
@@ -258,6 +256,16 @@ def predict_site(
     return Predictions(data.y.cpu().numpy(), probabilities.numpy(), data.groups, data.files)
 
 
+def _adapted(
+    task: Task, sent: Broadcast, context: Context, model: Tree, mine: dict[str, Tree], x: Tensor, memory: Tree
+) -> tuple[Tree, Tree]:
+    """The model that answers a batch of test images, which its part has seen without their labels."""
+    (p, rule) = next((p, rule) for p in task.method.having("evaluation") if (rule := p.evaluation().adapt))
+    seen = Unlabeled(x, model, context, sent.parts[p.name], mine[p.name], task.net.tested)
+    changed, memory = checks.two_trees(p, "adapt of evaluation", rule(seen, memory))
+    return Tree({**model, **checks.update(p, "adapt of evaluation", changed, model)}).detach(), memory
+
+
 @torch.no_grad()
 def site_logits(
     task: Task, sent: Broadcast, client: Client, data: Split, model: Tree, mine: dict[str, Tree], mode: Mode
@@ -268,7 +276,8 @@ def site_logits(
     image is normalized with the stored ones.
     """
     size = mode.batch_size(task)
-    batch_mode = size is not None
+    kind = mode.statistics.partition(":")[0]
+    batch_mode, memory = kind == "batch", Tree()
     context = context_of(task, sent.round, client, evaluating=True)
     everything = torch.arange(len(data))
     if size is not None:
@@ -283,5 +292,7 @@ def site_logits(
         alone = len(batch[1]) == 1 and task.needs_two
         x, y = prepare_test(task, batch, context, mine, sent)
         tensors = by_batch(task.net, model) if batch_mode else model
+        if kind == "test-time":
+            tensors, memory = _adapted(task, sent, context, model, mine, x, memory)
         logits, features = task.net.forward(tensors, x, train=False, batch_statistics=batch_mode and not alone)
         yield rows, answer(task, sent, mine, logits, features), y

@@ -6,7 +6,7 @@ import torch
 
 from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
-from fednorms.core.part import overrides
+from fednorms.core.part import PROXY, overrides
 from fednorms.data import Federation, Site, Split
 from fednorms.engines.base import PROVIDES
 
@@ -25,6 +25,8 @@ def obstacle(method: Method) -> str:
     for p in method.parts:
         if "joint" in p.requires:
             return f"{p.name} takes steps that all sites compute together, layer by layer"
+        if PROXY in p.requires:
+            return f"{p.name} learns from images at the server, and no image leaves a site across machines"
         if lacking := sorted(p.requires - PROVIDES["flower"]):
             return f"{p.name} needs {' and '.join(lacking)}"
     return ""

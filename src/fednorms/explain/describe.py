@@ -16,10 +16,11 @@ from fednorms.core.markup import html_page, html_table
 from fednorms.core.method import Method
 from fednorms.core.net import Net
 from fednorms.core.options import few
-from fednorms.core.part import HOOKS, Eval, Part, Route, overrides
+from fednorms.core.part import HOOKS, PROXY, Eval, Part, Route, overrides
 from fednorms.core.passes import passes
 from fednorms.core.reductions import reduce_uploads
 from fednorms.core.round import (
+    at_server,
     base_phases,
     begin,
     broadcast,
@@ -116,6 +117,7 @@ class Description:
     lost_weights: tuple[str, ...]  # those that surgery removed or changed
     lost_statistics: tuple[str, ...]  # running statistics that surgery removed
     unseen: Literal["yes", "own statistics", "no"]
+    proxy: tuple[str, ...]  # parts for which the server has labeled images of its own
 
     @property
     def bytes_up(self) -> int:
@@ -185,6 +187,7 @@ class Description:
             "stateless_clients": self.stateless_clients,
             "averaged_only": self.averaged_only,
             "addressed": list(self.addressed),
+            "proxy": list(self.proxy),
             "parts": [vars(p) for p in self.parts],
             "routes": {n: r.name for n, r in self.routes.items()},
             "changes": self.changes,
@@ -230,6 +233,7 @@ class Description:
             ("serves sites that never trained", UNSEEN[self.unseen]),
             ("uploads are only averaged", secure),
             ("all clients receive the same", same),
+            *([("the server has labeled images", f"yes, for {', '.join(self.proxy)}")] if self.proxy else []),
         ]
 
     def _repr_html_(self) -> str:
@@ -327,6 +331,7 @@ def describe(
         lost_weights=tuple(n for n in lost if n in weights),
         lost_statistics=tuple(n for n in lost if n not in weights),
         unseen=_unseen(task, sent, client),
+        proxy=tuple(p.name for p in chosen.parts if PROXY in p.requires),
     )
 
 
@@ -359,10 +364,12 @@ def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> 
         up = reduce_uploads([u.parts.get(p.name, Tree()) for u in uploads], [1.0] * len(uploads), how)
         delta = uploads[0].model.pick(task.net.sent_params) - state.model
         here = context_of(task, state.round, None)
-        seen = Round(state.model, up, state.parts[p.name], len(uploads), task.clients, here, delta)
+        images = at_server(task, state).get(p.name)
+        seen = Round(state.model, up, state.parts[p.name], len(uploads), task.clients, here, delta, images=images)
         acts -= {"server"} if p.server(delta, seen)[0] is delta else set()
     if "receive" in acts:  # of a custom part that only looks, as before there was `remember`
-        view = view_of(task, state, p, state.parts[p.name], uploads, [1.0] * len(uploads))
+        images = at_server(task, state).get(p.name)
+        view = view_of(task, state, p, state.parts[p.name], uploads, [1.0] * len(uploads), images)
         acts -= {"receive"} if p.receive(view)[0] is view.updates else set()
     if (privacy := p.privacy()) and privacy.release:
         acts.add("server")

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from fednorms.core.accounting import example
 from fednorms.core.method import Method
 from fednorms.core.net import Net
-from fednorms.core.part import Part, overrides
+from fednorms.core.option_names import option
+from fednorms.core.part import PROXY, Part, overrides
 from fednorms.core.passes import LocalView
 from fednorms.core.round import broadcast, load, own_state, server_update
 from fednorms.core.states import Broadcast, Client, Task, Upload, context_of
@@ -97,6 +98,7 @@ class SiteUploads:
     individual: tuple[str, ...] = ()  # parts for which the server must see each site's update
     received: list[Received] = field(default_factory=list)  # what the other sites see, through the server
     addressed: tuple[str, ...] = ()  # parts for which the server's messages differ by site
+    proxy: tuple[str, ...] = ()  # parts for which the server has labeled images of its own
 
     @property
     def told(self) -> list[Told]:
@@ -121,6 +123,7 @@ class SiteUploads:
             "stays_bytes": self.kept_bytes,
             "secure_aggregation": self.secure_aggregation,
             "addressed": list(self.addressed),
+            "proxy": list(self.proxy),
             "deployable": not self.obstacle,
             "obstacle": self.obstacle,
             "differential_privacy": self.guarantee,
@@ -132,11 +135,16 @@ class SiteUploads:
         for x in self.leaving:
             mark = "  (!) statistics of the data" if x.statistics else ""
             lines.append(f"  {x.when:<16}{x.sender:<14}{x.nbytes:>12,}   {x.what}: {_some(x.names)}{mark}")
-        images = "" if self.pooled else "; every image"
+        images = "" if self.pooled else "; every other image" if self.proxy else "; every image"
         lines += [
             "",
             *(f"  {x.when:<16}{x.what}" for x in self.told),
             *(f"  (!) The uploads of {name} tell images per class." for name in self.class_counts),
+            *(
+                f"  (!) {name} needs labeled images at the server: a fraction of each site's training images, or those "
+                f"of one site, as {option('proxy').rstrip('=')} says."
+                for name in self.proxy
+            ),
             *(f"  every site gets {_some(x.names)} ({_origin(x)})" for x in self.received),
             f"  stays           {self.kept_bytes:,} bytes{': ' + _some(self.kept) if self.kept else ''}{images}",
             "",
@@ -219,6 +227,7 @@ def what_leaves(
         tuple(chosen.individual),
         _received(trial, uploads),
         tuple(p.name for p in chosen.addressing),
+        tuple(p.name for p in chosen.parts if PROXY in p.requires),
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from fednorms.core.errors import refuse_class
 from fednorms.core.method import Method
+from fednorms.core.part import PROXY
 from fednorms.core.round import initial_state
 from fednorms.core.states import Client, ServerState, Task
 from fednorms.core.training import Training
@@ -66,6 +67,8 @@ class Trial:
             device="cpu",
         )
         task = assemble(recipe, Facts.of(federation), module)
+        if any(PROXY in p.requires for p in method.parts):
+            task = replace(task, proxy=sites[0].train)
         engine = Loop(task, federation, federation, ClientStore(2**40), EngineSettings(torch.get_num_threads()))
         return cls(module, task, engine, engine.setup(initial_state(task)))
 

@@ -144,8 +144,9 @@ def flat(recipe: Recipe) -> dict[str, Any]:
             return {k: plain(v) for k, v in value.items() if v is not None}
         return json.dumps(list(value)) if isinstance(value, (list, tuple)) else value
 
-    if not values["data"]["group"]:
-        del values["data"]["group"]  # added later: a site stores its state under the hash of the other keys
+    for later in ("group", "proxy"):  # added later: a site stores its state under the hash of the other keys
+        if not values["data"][later]:
+            del values["data"][later]
     recorded = ("version", "fingerprint", "own_parts")
     return {k: plain(v) for k, v in values.items() if v is not None and k not in recorded}
 

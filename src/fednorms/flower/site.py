@@ -84,6 +84,7 @@ def _refuse_several_sites(options: Data) -> None:
     for name, given, why in (
         ("group_across", options.group_across, "Sites do not compare ids of patients"),
         ("hold_out", options.hold_out, "A site that shall not train does not join"),
+        ("proxy", options.proxy, "No image leaves a site"),
         ("partition", options.partition, "Each site keeps its own images"),
     ):
         if given:

@@ -18,6 +18,7 @@ _STATISTICS = {
     "own": "the site's own statistics",
     "batch": "statistics of the test batch",
     "re-estimated": "statistics re-estimated at the site",
+    "test-time": "adaptation to its unlabeled test images",
 }
 INTERVALS = "Intervals cover 95 % and come from resampling the test images; they do not cover another training run."
 WILSON = (

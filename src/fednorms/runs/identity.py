@@ -163,7 +163,12 @@ def recipe_keys(
 
 
 def _federation_keys(given: Federation, data: Mapping[str, Any]) -> dict[str, Any]:
-    for key, call in (("hold_out", "federation.hold_out(...)"), ("partition", "fednorms.partition(federation, ...)")):
+    calls = {
+        "hold_out": "federation.hold_out(...)",
+        "proxy": "federation.with_proxy(...)",
+        "partition": "fednorms.partition(federation, ...)",
+    }
+    for key, call in calls.items():
         if value := data.get(key):
             raise BadInput(
                 f"The recipe has data.{key} = {value!r}, which is only for a federation that the recipe names. "

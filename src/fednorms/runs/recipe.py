@@ -66,6 +66,9 @@ class Data(BaseModel):
     "0.5/0.25" (default: those of the data set)."""
     hold_out: list[str] = []
     """Sites or domains that do not train and are tested as unseen."""
+    proxy: str = ""
+    """Images that the server itself gets, for methods that need some (fedlaw): a fraction of each client's training
+    images, such as "0.05", or a site, which then takes no part. They leave their sites."""
     augment: str = "auto"
     """Transforms of training images: a chain such as "flip_rotate" (see `fednorms list transforms`), "none", or "auto"
     (those of the data set's papers)."""
@@ -78,6 +81,11 @@ class Data(BaseModel):
         from fednorms.data.sizes import as_written
 
         return None if size is None else as_written(size)
+
+    @field_validator("proxy", mode="before")
+    @classmethod
+    def _written(cls, proxy: object) -> object:
+        return str(proxy) if isinstance(proxy, float) else proxy
 
     @field_validator("normalize")
     @classmethod

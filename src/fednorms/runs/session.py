@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from torch import nn
 from fednorms.core import checks
 from fednorms.core.accounting import Guarantee
 from fednorms.core.errors import BadInput
+from fednorms.core.part import PROXY
 from fednorms.core.preprocessing import Preprocessing
 from fednorms.core.sampling import Participation
 from fednorms.core.states import Task
@@ -102,6 +103,14 @@ class Session:
                 recipe.loss, recipe.class_weights, facts if training is given else Facts.of(training)
             )
             task = assemble(recipe, facts, model, loss, own=own)
+        if given.proxy is not None:
+            task = replace(task, proxy=given.proxy)
+        elif known is None and (needing := [p.name for p in task.method.parts if PROXY in p.requires]):
+            raise BadInput(
+                f'{needing[0]} learns from images at the server, and federation "{given.name}" gives it none. Name '
+                f"some with {option('proxy')}: a fraction of each client's training images (0.05), or a site. They "
+                "leave their sites."
+            )
         _check_sizes(training, task)
         plan = Plan.of(recipe, task, facts)
         store = ClientStore(recipe.state_limit_mb * 2**20, spill)
@@ -131,6 +140,8 @@ class Session:
         )
         adopted = [f"from the data set's protocol: {', '.join(same.facts)}"] if same.facts else []
         settings = adopted + recipe.training.without_effect + ([self.unused_gpu] if self.unused_gpu else [])
+        if (proxy := self.task.proxy) is not None and not any(PROXY in p.requires for p in self.task.method.parts):
+            settings += [f"the method does not use the {len(proxy)} images that the server has"]
         settings += _other_normalization(recipe, self.facts.preprocessing)
         return settings + (data_notes(self.data) if self.data else _one_class(self.facts))
 
@@ -196,6 +207,8 @@ def open_federation(recipe: Recipe) -> Federation:
     )
     if options.hold_out:
         found = found.hold_out(*options.hold_out)
+    if options.proxy:
+        found = found.with_proxy(options.proxy, options.seed or 0)
     return partition(found, options.partition, options.seed or 0) if options.partition else found
 
 

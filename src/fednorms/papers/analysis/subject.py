@@ -16,12 +16,12 @@ from fednorms.core.norms import is_norm
 from fednorms.core.options import nearest
 from fednorms.core.part import Route
 from fednorms.core.passes import depends_on_batch, prepare_test, rows_of_test
-from fednorms.core.round import base_phases, begin, broadcast, draws, step
+from fednorms.core.round import base_phases, begin, broadcast, draws, site_state, step
 from fednorms.core.states import Broadcast, Client, context_of
 from fednorms.core.step import step_key, step_view
 from fednorms.core.tree import Tree
 from fednorms.data import Site
-from fednorms.evaluation.modes import Mode, model_for, site_state, unseen_broadcast
+from fednorms.evaluation.modes import Mode, model_for, unseen_broadcast
 from fednorms.runs.use.open import NextRound, OpenRun
 
 Model = Tree | Broadcast

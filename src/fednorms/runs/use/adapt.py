@@ -15,7 +15,7 @@ from fednorms.core.errors import BadInput
 from fednorms.core.part import Phase
 from fednorms.core.passes import depends_on_batch
 from fednorms.core.paths import given_path
-from fednorms.core.round import carry_of, load, train
+from fednorms.core.round import carry_of, load, site_state, train
 from fednorms.core.states import Broadcast, Client, context_of
 from fednorms.core.tree import Tree
 from fednorms.data import Site, Split, site_from_folder
@@ -23,7 +23,7 @@ from fednorms.data.folders.broken import Broken, left_out_note
 from fednorms.data.folders.preparations import preparation
 from fednorms.engines.devices import repeatable
 from fednorms.evaluation.intervals import Interval
-from fednorms.evaluation.modes import Mode, averages, predict_site, site_state
+from fednorms.evaluation.modes import Mode, averages, predict_site
 from fednorms.evaluation.predictions import Predictions
 from fednorms.evaluation.scores import SiteScore
 from fednorms.evaluation.statistics import re_estimated, statistics_names

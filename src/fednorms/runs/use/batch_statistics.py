@@ -10,9 +10,9 @@ from torch import Tensor
 from fednorms.core.errors import BadInput
 from fednorms.core.norms import tests_by_batch, unbiased_batch_moments
 from fednorms.core.passes import layer_inputs, shuffled_rows
+from fednorms.core.round import site_state
 from fednorms.core.states import Broadcast, Client, Task
 from fednorms.core.tree import Tree
-from fednorms.evaluation.modes import site_state
 
 
 @torch.no_grad()

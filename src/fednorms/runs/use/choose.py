@@ -145,8 +145,13 @@ def _note_on_mean(task: Task, kept: list[str], states: Mapping[str, ClientState]
 
 
 def averaged_statistics(task: Task, facts: Facts, site: str | None) -> list[str]:
-    """A note if tests measure statistics at each site, so the model given out has others than its tests."""
+    """A note if tests measure statistics at each site, or adapt there, so the model given out is not the tested one."""
     rule = task.method.evaluation()
+    if rule.adapt:
+        return [
+            f'"{task.method}" is tested after adapting to each batch of test images. This model does not adapt: it '
+            'answers as "global/global" does in `fednorms evaluate --modes`.'
+        ]
     if not rule.statistics and not (rule.unseen and site not in facts.clients):
         return []
     return [
