@@ -156,6 +156,13 @@ def test_a_method_that_reached_the_last_rung_is_not_out(data):
         assert "-0.0" not in said
 
 
+def test_one_method_is_not_said_to_be_better_than_others(data):
+    found = advise(data, **SMALL | {"methods": ["standalone"], "seeds": 1})
+    assert found.runner_up is None
+    assert "nothing was compared with it" in found.sentence
+    assert "does better than any federated method" not in found.sentence
+
+
 def test_minutes_are_measured_once(data, tmp_path):
     given = {k: v for k, v in SMALL.items() if k != "budget"} | {"minutes": 0.05}
     first = advise(data, out=tmp_path / "a", **given)

@@ -124,6 +124,12 @@ def test_an_advice_is_reported_from_its_file(tmp_path):
     assert "lr = 0.1" in page.text
 
 
+def test_an_advice_on_one_method_claims_no_certainty():
+    page = advice_page(advice(answer={**advice()["answer"], "verdict": "clear", "difference": None, "runner_up": None}))
+    assert "How sure" not in Read(page.html()).text
+    assert "How sure" in Read(advice_page(advice()).html()).text
+
+
 def test_an_advice_without_a_tournament_is_reported():
     untested = {**advice()["answer"], "verdict": "untested", "difference": None, "runner_up": None}
     page = Read(advice_page(advice(answer=untested, finalists=[], rungs=[], curves={})).html())

@@ -113,7 +113,7 @@ class Advice:
             return "untested"
         if self.difference is not None and not self.difference.clear:
             return "no difference"
-        return "alone" if self.method == ALONE else "clear"
+        return "alone" if self.method == ALONE and self.difference is not None else "clear"
 
     @property
     def sentence(self) -> str:
@@ -121,7 +121,9 @@ class Advice:
         if self.verdict == "untested":
             why = "Every run failed." if self.rungs else "Nothing was trained, because there was no time."
             return f"{why} From the measures, {self.method} is expected to do best, but nothing has shown that."
-        ahead = f", {self.difference} ahead of {self.runner_up}" if self.difference else ""
+        ahead = (
+            f", {self.difference} ahead of {self.runner_up}" if self.difference else "; nothing was compared with it"
+        )
         on = f"on {counted(self.images, 'validation image')}"
         unfinished = "" if self.finished else " The tournament has not ended: this is the best so far."
         score = f"{100 * self.finalists[0].mean:.1f} %"

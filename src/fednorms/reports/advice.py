@@ -65,7 +65,8 @@ def _figures(values: Values) -> list[KeyFigure]:
         "alone": "sites alone",
         "untested": "untested",
     }
-    found.append(KeyFigure("How sure", verdicts.get(answer["verdict"], answer["verdict"])))
+    if gap or answer["verdict"] == "untested":
+        found.append(KeyFigure("How sure", verdicts.get(answer["verdict"], answer["verdict"])))
     return found
 
 

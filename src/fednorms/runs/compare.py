@@ -253,7 +253,7 @@ def _about(cells: list[Cell], federation: Federation, seeds: list[int]) -> dict[
     return {
         "data": (
             f"{short(recipe.federation)}, {counted(len(federation.clients), 'client')}"
-            + (f" and {len(federation.unseen)} unseen sites" if federation.unseen else "")
+            + (f" and {counted(len(federation.unseen), 'unseen site')}" if federation.unseen else "")
             + f", {' x '.join(map(str, federation.shape))} pixels, {federation.num_classes} classes, "
             + ", ".join(f"{n:,} {part}" for part, n in sizes.items() if n)
         ),

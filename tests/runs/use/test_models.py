@@ -418,6 +418,8 @@ def test_a_new_site_gets_a_model(method, runs, clinic, tmp_path):
     assert done.gain.value == pytest.approx(done.fine_tuned.accuracy - done.before.accuracy)
     assert done.gain.low <= done.gain.value <= done.gain.high
     assert " points [" in repr(done)
+    assert "saved in" in repr(done)
+    assert "the model was not saved" in repr(again)
 
 
 def test_without_epochs_only_statistics_change(runs, clinic, tmp_path):

@@ -47,6 +47,7 @@ class Adapted:
     >>> Adapted("clinic", score, score, None, {"train": 9, "test": 4}, gain=Interval(0.0, -0.2, 0.2))
     clinic: 50.0 % before, 50.0 % with its own statistics (4 test images, adapted on 9)
       no difference that 4 test images can show: +0.0 points [-20.0, +20.0]
+      the model was not saved: name a folder for it with out=
     """
 
     site: str
@@ -74,7 +75,12 @@ class Adapted:
         counts = f"({self.samples.get('test', 0)} test images, adapted on {self.samples['train']})"
         lines = [f"{self.site}: {', '.join(known) or 'not tested'} {counts}", *self._verdict()]
         lines += [f"  note: {n}" for n in self.notes]
-        return "\n".join([*lines, *([f"  saved in {self.path}"] if self.path else [])])
+        saved = (
+            f"saved in {self.path}"
+            if self.path
+            else f"the model was not saved: name a folder for it with {option('out')}"
+        )
+        return "\n".join([*lines, f"  {saved}"])
 
     def _verdict(self) -> list[str]:
         """What became of the model."""
