@@ -32,7 +32,7 @@ class ATP(Part):
     Divergence: a client without validation images learns on its training images.
 
     >>> ATP(online=True)
-    atp(online=true)
+    atp(online=True)
     """
 
     paper = "Bao et al. 2023"
