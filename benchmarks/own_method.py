@@ -1,17 +1,20 @@
 """Search for a method of our own: many combinations, short runs first, chosen on validation images only.
 
-    python benchmarks/own_method.py run --stage 1 --data FOLDER --state FOLDER --part 1/8 --minutes 9
+    python benchmarks/own_method.py run --data FOLDER --state FOLDER --processes 8 --minutes 9
     python benchmarks/own_method.py results --state FOLDER
 
-The data folder holds the packs that `own_data.py` writes. A run that is known is not repeated, so a search can be
-interrupted.
-`docs/results/own-method.md` has the plan and what came out.
+The data folder holds the packs that `own_data.py` writes. What runs next follows from all finished runs in the state
+folder (`own_plan.py`), so a search can be interrupted, and continue on another machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,7 +30,6 @@ import fednorms as fn
 REAL = ("mnist", "svhn", "usps", "mnist-m")  # SynthDigits is a stand-in
 PACKS = {"digits": "digits-search.fnpack", "natural": "natural-search.fnpack"}
 LAST = 3  # validations at the end whose mean is a run's score
-WON = "fedwon(clip=0.64, start='xavier')"
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,6 @@ class Trial:
     def key(self) -> str:
         """What makes two trials the same."""
         return json.dumps(asdict(self), sort_keys=True)
-
-
-def trials(stage: str) -> list[Trial]:
-    """What a stage of the search runs."""
-    from own_stages import STAGES
-
-    return STAGES[stage]()
 
 
 def known(folder: Path) -> list[dict[str, Any]]:
@@ -107,24 +102,64 @@ def mean_of(sites: Mapping[str, Mapping[str, float]], counted: Sequence[str] | N
     return fmean(s["accuracy"] for name, s in sites.items() if counted is None or name in counted)
 
 
-def search(stage: str, data: Path, folder: Path, part: int, parts: int, minutes: float) -> None:
-    """Run every part-th trial of a stage that is not known yet, until the time is over."""
+def search(plan: str, data: Path, folder: Path, number: int, minutes: float) -> None:
+    """Run what is wanted and no other process has claimed, until the time is over."""
+    from own_plan import PLANS, Progress
+
     begun, longest = time.perf_counter(), 0.0
-    folder.mkdir(parents=True, exist_ok=True)
-    done = {json.dumps(r["trial"], sort_keys=True) for r in known(folder)}
     loaded: dict[str, fn.Federation] = {}
-    with (folder / f"stage{stage}-{part}.jsonl").open("a") as file:
-        for trial in trials(stage)[part - 1 :: parts]:
-            if trial.key in done:
-                continue
-            if time.perf_counter() - begun + longest > 60 * minutes:
-                break
-            if trial.data not in loaded:
-                loaded[trial.data] = federation(trial.data, data)
-            row = play(trial, loaded[trial.data])
-            longest = max(longest, row["seconds"])
+    while True:
+        scores = scores_of(known(folder))
+        wanted = Progress(PLANS[plan], scores).wanted()
+        trial = next((t for t in wanted if t.key not in scores and claimed(folder, t)), None)
+        if time.perf_counter() - begun + longest > 60 * minutes or (trial is None and not running(folder, scores)):
+            return
+        if trial is None:  # what comes next depends on what other processes run now
+            time.sleep(1)
+            continue
+        if trial.data not in loaded:
+            loaded[trial.data] = federation(trial.data, data)
+        row = play(trial, loaded[trial.data])
+        longest = max(longest, row["seconds"] * PLANS[plan].final_rounds / trial.rounds)
+        with (folder / f"{time.time_ns()}-{number}.jsonl").open("w") as file:
             file.write(json.dumps(row) + "\n")
-            file.flush()
+
+
+def claim(folder: Path, key: str) -> Path:
+    """The file that says that a process runs a trial."""
+    return folder / "claims" / hashlib.blake2b(key.encode(), digest_size=12).hexdigest()
+
+
+def claimed(folder: Path, trial: Trial) -> bool:
+    """Claim a trial; False if another process has done so."""
+    try:
+        claim(folder, trial.key).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def running(folder: Path, scores: Mapping[str, float]) -> bool:
+    """Whether some process runs a trial now."""
+    return not set((folder / "claims").iterdir()) <= {claim(folder, key) for key in scores}
+
+
+def processes(number: int, arguments: Sequence[str], folder: Path) -> None:
+    """Search with several processes; claims of an earlier call, which may have been killed, are void."""
+    shutil.rmtree(folder / "claims", ignore_errors=True)
+    (folder / "claims").mkdir(parents=True)
+    children = [subprocess.Popen([sys.executable, __file__, *arguments, "--number", str(i)]) for i in range(number)]
+    for child in children:
+        child.wait()
+    runs = known(folder)
+    for file in folder.glob("*.jsonl"):
+        file.unlink()
+    (folder / "runs.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
+
+
+def scores_of(runs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """What finished runs are chosen by; one that failed has 0."""
+    return {Trial(**run["trial"]).key: score(run) or 0.0 for run in runs}
 
 
 def federation(name: str, data: Path) -> fn.Federation:
@@ -163,15 +198,18 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "results"))
     parser.add_argument("--state", type=Path, required=True, help="folder of the records")
-    parser.add_argument("--stage", default="1", help="which stage of the search")
-    parser.add_argument("--data", type=Path, default=Path(), help="folder of digits-search.fnpack")
-    parser.add_argument("--part", default="1/1", help="which share of the trials, as in 2/4")
+    parser.add_argument("--plan", default="full", help="a plan of own_plan.py")
+    parser.add_argument("--data", type=Path, default=Path(), help="folder of the packs")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--number", type=int, help=argparse.SUPPRESS)  # of one of these processes
     parser.add_argument("--minutes", type=float, default=1e9, help="start no trial that would end later")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.what == "run":
-        search(given.stage, given.data, given.state, *map(int, given.part.split("/")), given.minutes)
-    else:
+    if given.what == "results":
         runs = known(given.state)
         print("\n".join(table(runs)))
         print(f"{len(runs)} runs, {sum(r['seconds'] for r in runs) / 60:.1f} minutes of processes")
+    elif given.number is None:
+        processes(given.processes, sys.argv[1:], given.state)
+    else:
+        search(given.plan, given.data, given.state, given.number, given.minutes)

@@ -196,6 +196,83 @@ class FlipSign(Part):
         return x * sign, y
 
 
+@part("mixup")
+class Mixup(Part):
+    """Train on mixtures of a batch's images and their labels, each with its neighbor in the batch.
+
+    Paper: mixup: Beyond Empirical Risk Minimization. Zhang et al. ICLR 2018. https://arxiv.org/abs/1710.09412
+    kind="cutmix" pastes a square of the neighbor instead (https://arxiv.org/abs/1905.04899). Shares are uniform
+    (alpha=1 of the papers), and of every image the larger part is its own. `p` of all images are mixed.
+    """
+
+    kind: Literal["mixup", "cutmix"] = option("mixup", choices=("mixup", "cutmix"))
+    p: float = option(1.0, at_least=0.0, at_most=1.0)
+
+    @override
+    def batch(self, x: Tensor, y: Tensor, s: Step) -> tuple[Tensor, Tensor]:
+        if s.testing or s.context.evaluating:
+            return x, y
+        share, (row, column) = self._drawn(s, x)
+        if self.kind == "mixup":
+            return x + share.view(-1, 1, 1, 1) * (x.roll(1, 0) - x), y
+        inside = torch.ones_like(x[:, :1])
+        for axis, start in ((2, row), (3, column)):
+            size = x.shape[axis]
+            at, side = torch.arange(size, device=x.device), (share.sqrt() * size).round().view(-1, 1)
+            here = ((at - (start.view(-1, 1) * size).floor()) % size < side).to(x)
+            inside = inside * (here.view(-1, 1, size, 1) if axis == 2 else here.view(-1, 1, 1, size))
+        return torch.where(inside > 0, x.roll(1, 0), x), y
+
+    @override
+    def objective(self, s: Step) -> Tensor:
+        if s.testing or s.context.evaluating:
+            return F.cross_entropy(s.logits, s.y)
+        share, _ = self._drawn(s, s.x)
+        if self.kind == "cutmix":
+            height, width_ = s.x.shape[-2:]
+            share = (share.sqrt() * height).round() * (share.sqrt() * width_).round() / (height * width_)
+        own, other = (F.cross_entropy(s.logits, y, reduction="none") for y in (s.y, s.y.roll(1, 0)))
+        return (own + share * (other - own)).mean()
+
+    def _drawn(self, s: Step, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The neighbor's share for every image, from 0 to 1/2, and a place; the same numbers in both hooks."""
+        with noise.one_pass():
+            u, mixed, row, column = (s.uniform(len(x)) for _ in range(4))
+        return 0.5 * u * (mixed < self.p).to(u), (row, column)
+
+
+@part("randconv")
+class RandConv(Part):
+    """Send training images through random filters with probability p, each through its own.
+
+    Paper: Robust and Generalizable Visual Representation Learning via Random Convolutions. Xu et al. ICLR 2021.
+    https://arxiv.org/abs/2007.13003. The filtered image is mixed with the image itself in a uniform share and keeps its
+    mean and deviation. Filters of one pixel change colors, contrast and polarity; wider ones change texture, too.
+    """
+
+    p: float = option(0.5, at_least=0.0, at_most=1.0)
+    size: int = option(1, choices=(1, 3))
+    same: bool = option(True)  # keep the mean and deviation of the image
+
+    @override
+    def batch(self, x: Tensor, y: Tensor, s: Step) -> tuple[Tensor, Tensor]:
+        if s.testing or s.context.evaluating:
+            return x, y
+        n, c, height, width_ = x.shape
+        taps = c * self.size**2
+        radius, angle = s.uniform(n, c, taps), s.uniform(n, c, taps)
+        filters = (-2 / taps * radius.log()).sqrt() * (2 * torch.pi * angle).cos()  # normal, of variance 1 / taps
+        around = F.unfold(x, self.size, padding=self.size // 2) if self.size > 1 else x.flatten(2)
+        out = torch.bmm(filters, around).view(n, c, height, width_)
+        keep = s.uniform(n, 1, 1, 1)
+        out = keep * x + (1 - keep) * out
+        if self.same:
+            axes = (1, 2, 3)
+            scale = x.std(axes, keepdim=True) / (out.std(axes, keepdim=True) + 1e-4)
+            out = (out - out.mean(axes, keepdim=True)) * scale + x.mean(axes, keepdim=True)
+        return torch.where(s.uniform(n, 1, 1, 1) < self.p, out, x), y
+
+
 @part("ebbn")
 class EBBN(Part):
     """BN statistics shrunk per channel: lambda own + (1 - lambda) federation, lambda = b / (b + s / n).
