@@ -27,10 +27,12 @@ def server(folder, out):
     from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
     from nvflare.recipe import SimEnv
 
-    job = Job(folder)
+    job, start = Job(folder), Path(out) / "start.pt"
+    torch.save(job.model().state_dict(), start)  # the recipe makes the model anew from its class
     Record(out)
     recipe = FedAvgRecipe(
         model=job.model(),
+        initial_ckpt=str(start),
         min_clients=job.n,
         num_rounds=job.rounds,
         train_script=__file__,
