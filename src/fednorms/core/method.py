@@ -11,7 +11,7 @@ from torch import nn
 from fednorms.core import checks
 from fednorms.core.errors import BadInput
 from fednorms.core.options import shortened
-from fednorms.core.part import Eval, Part, Pass, Phase, Route, Slot, Weighting, overrides, reads_rounds
+from fednorms.core.part import PROXY, Eval, Part, Pass, Phase, Route, Slot, Weighting, overrides, reads_rounds
 from fednorms.core.training import Training
 from fednorms.core.views import Context, Privacy
 
@@ -148,6 +148,16 @@ class Method:
     def addressing(self) -> list[Part]:
         """The parts for which the server's messages differ by client, so it must know which client it answers."""
         return [p for p in self.parts if any(overrides(p, hook) for hook in ("down_to", "model_to"))]
+
+    @property
+    def using_proxy(self) -> list[str]:
+        """The parts that learn from labeled images at the server.
+
+        >>> from fednorms.methods.registry import method
+        >>> method("fedlaw + fedprox").using_proxy
+        ['fedlaw']
+        """
+        return [p.name for p in self.parts if PROXY in p.requires]
 
     @property
     def privacy(self) -> tuple[Part, Privacy] | None:
