@@ -5,7 +5,7 @@
 
 The data folder holds the packs that `own_data.py` writes. A run that is known is not repeated, so a search can be
 interrupted.
-`docs/results/own-method.md` has the plan and what came out.
+No result of this search is published yet.
 """
 
 from __future__ import annotations

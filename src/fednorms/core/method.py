@@ -228,7 +228,7 @@ class Method:
         return found
 
     def check_phases(self, p: Part, training: Training) -> None:
-        """Refuse phases whose steps a part that divides an update by steps and learning rate would count wrongly."""
+        """Refuse several phases or other rates for `p`, which divides an update by the steps of one phase."""
         if others := self.phasing(training):
             hint = ", or write scaffold(control=gradient)" if p.name == "scaffold" else ""
             raise BadInput(
@@ -298,7 +298,7 @@ class Method:
 
 
 def _anywhere(training: Training) -> Context:
-    """A context to ask for the phases of a round, whichever round and client."""
+    """A context that stands for any round and client, to ask for the phases of a round."""
     return Context(
         round=0,
         rounds=1,

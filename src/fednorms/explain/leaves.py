@@ -292,7 +292,7 @@ def _measures(task: Task, p: Part, when: str, sent: Broadcast, client: Client) -
 
 @dataclass
 class _Watched(LocalView):
-    """A site's data as a pass sees them; records whether the pass reads them, and not only for a loss of a model."""
+    """A site's data as a pass sees them; it records whether the pass reads them for more than a model's loss."""
 
     reads_data: bool = False
     takes_batches: bool = False
