@@ -68,7 +68,7 @@ class Mode:
         return cls(known[0], f"{kind}:{int(size)}" if sized else kind)
 
     def batch_size(self, task: Task) -> int | None:
-        """How many test images are answered together; None if a test uses stored statistics for each alone."""
+        """How many test images are answered together; None if each image is answered separately."""
         kind, _, size = self.statistics.partition(":")
         if kind not in BY_BATCH:
             return None
