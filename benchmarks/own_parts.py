@@ -1,6 +1,6 @@
 """Candidates for a method of our own, which `own_method.py` searches; importing this file registers them.
 
-What wins becomes a file of `src/fednorms/methods/`; the rest stays, because `docs/results/own-method.md` counts it.
+What wins becomes a file of `src/fednorms/methods/`; the rest stays, because a published search counts all candidates.
 """
 
 from __future__ import annotations

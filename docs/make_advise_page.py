@@ -22,9 +22,9 @@ GOAL = 1.0  # points of mean regret
 QUESTIONS = {"any": "any model will do", "one model": "one model for all sites"}
 SUITES = {
     "held-out": (
-        "Federations that nobody had looked at",
+        "Held-out federations",
         "These {n} federations have other seeds, strengths, sizes and corruptions than those below. They were fixed, "
-        "with the way of counting, before the first of them ran, and all of them count. Priors come from the "
+        "with the metric, before the first of them ran, and all of them count. Priors come from the "
         "federations that shaped the search, without the data set that is judged. In the worst case, 80 images per "
         "camera, the method was right and its learning rate was not.",
     ),
@@ -36,8 +36,8 @@ SUITES = {
     ),
     "generated": (
         "The federations that shaped the search",
-        "These {n} federations are the priors of all results on this page. The shape of the tournament was chosen on "
-        "31 of them.",
+        "The priors of all results on this page come from these {n} federations. The shape of the tournament was "
+        "chosen on 31 of them.",
     ),
 }
 
@@ -129,10 +129,10 @@ def page(suites: Mapping[str, Mapping[str, Any]]) -> str:
         "- The measures alone, without training, lose more than the best fixed choice: what wins on three data sets "
         "does not tell enough about a fourth. They order and cut the field; the tournament decides.",
         '- Priors leave out the data set that is judged: for a federation of "cameras", they know only the others. '
-        'Shifts of labels and of features in "handwritten" count as one data set. All generated data sets show the '
-        "same digits in different ways.",
+        'The label shifts and the feature shifts of "handwritten" count as one data set. All generated data sets are '
+        "made from the same digits.",
         f"- `advise` now comes with priors from all {sum(len(s['federations']) for s in suites.values())} federations. "
-        f"With these, without the data set that is judged, the measures alone would lose {_alone(suites)}.",
+        f"With these, without the data set that is judged, the measures alone would lose {_by_measures(suites)}.",
         "- The shape of the tournament (rounds and trials of each rung) was chosen among about two dozen after a look "
         "at eight other federations of the same data sets and at the first 31 of these. Before that choice, the regret "
         "for one model was 1.09. So the regret on these 40 is somewhat too good. Nothing was changed after the "
@@ -143,7 +143,7 @@ def page(suites: Mapping[str, Mapping[str, Any]]) -> str:
         "images looks better than it is, so a part of every regret is noise. Regrets below 0 are possible: the answer "
         "may have another rate than the one that validation prefers after a full search.",
         "- All federations are small: generated ones have 30 to 120 training images per site, 8 or 12 pixels and a few "
-        "thousand weights, real ones up to 400 images per site. They say how well the search searches, not "
+        "thousand weights, real ones up to 400 images per site. They show how well the search works, not "
         "which method is best in a hospital.",
         f"- The generated ones took {results['hours']:.1f} hours on a busy core: "
         "`python benchmarks/advise.py run --state FOLDER`.",
@@ -166,7 +166,7 @@ def _questions(federations: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _alone(suites: Mapping[str, Mapping[str, Any]]) -> str:
+def _by_measures(suites: Mapping[str, Mapping[str, Any]]) -> str:
     """What the method with the lowest prior loses on average, in each suite, if any model will do."""
     said = []
     for name, results in suites.items():

@@ -16,8 +16,8 @@ HEAD = """\
 
 Written by `python docs/make_methods_page.py`; a test compares it with the code. `fednorms list methods` prints the
 first table, and with `--costs` the second; `fednorms describe METHOD --model MODEL` describes one method on another
-model in full. Any methods combine with `+`. Files are in `src/fednorms/`. [Which pairs commute](commuting.md) lists
-pairs whose order matters and pairs that are refused. [Add a method](add-a-method.md) shows how to write a new one.
+model in full. Files are in `src/fednorms/`. Methods combine with `+`; [Which pairs commute](commuting.md) lists pairs
+whose order matters and pairs that are refused. [Add a method](add-a-method.md) shows how to write a new one.
 
 ## What they do
 """
@@ -29,8 +29,8 @@ A formula comes from a paper's text or its authors' program, never from memory.
 - **CCST** ([Chen et al. 2023](https://arxiv.org/abs/2210.00912)) needs an encoder and a decoder that were trained for
   style transfer, which its program downloads. `feddg`, `fedrdn` and `fedfa` exchange styles without them.
 - **FedStein** ([Gupta, Jangid and Sethi 2024](https://arxiv.org/abs/2410.03499)) and **BN-SCAFFOLD** ([Quintana et al.
-  2024](https://arxiv.org/abs/2410.03281)): only abstracts were at hand, without the shrinkage factor of the one and the
-  control variates of the other.
+  2024](https://arxiv.org/abs/2410.03281)): we had only the abstracts, which define neither FedStein's shrinkage factor
+  nor BN-SCAFFOLD's control variates.
 """
 FACTS = f"""
 ## What they cost and where they work

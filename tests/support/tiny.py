@@ -10,7 +10,7 @@ from torch import nn
 from fednorms.core import noise
 from fednorms.core.batches import batch_plan
 from fednorms.core.net import Net
-from fednorms.core.part import PROXY, Phase
+from fednorms.core.part import Phase
 from fednorms.core.passes import LocalView, passes
 from fednorms.core.reductions import reduce_uploads
 from fednorms.core.round import broadcast, initial_state, load, local_update, own_state, server_update
@@ -87,7 +87,7 @@ def tiny_task(text, data, *, model=None, rounds=4, seed=0, dtype=torch.float64, 
 
 def proxy_for(net: Net) -> Split | None:
     """Images at the server, for methods that need some."""
-    return tiny_data(9, seed=5)["a"] if any(PROXY in p.requires for p in net.method.parts) else None
+    return tiny_data(9, seed=5)["a"] if net.method.using_proxy else None
 
 
 @dataclass

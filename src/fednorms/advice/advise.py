@@ -203,7 +203,7 @@ def _played(
         finalists=[],
         budget=given,
         planned=len(chosen.rungs),
-        notes=[*setting.notes, *_thrift(field.arms, chosen, given.rounds, setting.recipe, seeds)],
+        notes=[*setting.notes, *_cut_by_budget(field.arms, chosen, given.rounds, setting.recipe, seeds)],
         path=folder if keep else None,
     )
     if not chosen.rungs:
@@ -232,8 +232,8 @@ def _played(
     return advice
 
 
-def _thrift(arms: Sequence[Arm], chosen: Schedule, budget: float, recipe: Recipe, seeds: int) -> list[str]:
-    """A note on what the budget had no room for; methods without time are listed elsewhere."""
+def _cut_by_budget(arms: Sequence[Arm], chosen: Schedule, budget: float, recipe: Recipe, seeds: int) -> list[str]:
+    """A note on the rates, seeds and rounds that did not fit the budget; methods left out are listed elsewhere."""
     if not chosen.rungs:
         return []
     last = chosen.rungs[-1]

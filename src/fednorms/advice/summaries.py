@@ -48,7 +48,7 @@ class Moments:
         return (self.squares / self.count - self.mean.square()).clamp_min(0)
 
     def as_if(self, times: float) -> Moments:
-        """The same mean and variance, of so many times as many values."""
+        """Moments with the same mean and variance, as if of `times` as many values."""
         return Moments(self.count * times, self.total * times, self.squares * times)
 
     def __add__(self, other: Moments) -> Moments:
@@ -60,8 +60,8 @@ class SiteSummary:
     """All that leaves a site: measures are computed from these and from nothing else.
 
     `counts` has None for classes with fewer than `SMALL` images, and noise if it was asked for. `by_class` lacks the
-    same classes. Its numbers of values follow from `counts`; its means and variances have no noise. The server needs
-    `gradient` only as the mean over sites, as secure aggregation provides it.
+    same classes. Its means and variances have no noise; its numbers of values are made to match `counts`. The server
+    needs `gradient` only as the mean over sites, as secure aggregation provides it.
     """
 
     site: str
@@ -124,7 +124,7 @@ def _summary(task: Task, sent: Broadcast, client: Client, classes: int, epsilon:
             for name, inputs in {INPUT: x, **seen}.items():
                 _add(layers, by_class, name, _channels(net.module, name, inputs.detach()), y, shown)
     gradient = torch.cat([t.flatten() for t in total.values()]).cpu() / len(client.data)
-    if epsilon is not None:  # moments would tell the true counts
+    if epsilon is not None:  # the moments would reveal the true counts
         by_class = {
             name: {c: moments.as_if(counts[c] / true[c]) for c, moments in of_class.items()}  # type: ignore[operator]
             for name, of_class in by_class.items()

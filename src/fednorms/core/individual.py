@@ -24,7 +24,7 @@ def combine_individually(
     """Combine uploads as the parts ask for: their updates, then their weights, then the rule that combines models.
 
     A client whose weight is 0 is left out of everything, also of what other parts remember or reduce. `proxies` are the
-    server's own images as parts see them. Returns also the parts' new states.
+    server's own images, by part. Return the parts' new states as well.
     """
     method, parts = task.method, dict(state.parts)
     if not uploads:
@@ -32,11 +32,14 @@ def combine_individually(
     uploads = sorted(uploads, key=lambda u: u.client)
     plain = [1.0] * len(uploads)
     weights = plain if any(p.sets_weights for p in method.parts) else upload_weights(task, uploads)
+
+    def seen_by(p: Part) -> Received:
+        return view_of(task, state, p, parts[p.name], uploads, weights, proxies.get(p.name))
+
     for p in method.having("receive"):
-        uploads, parts[p.name] = received(task, state, p, parts[p.name], uploads, weights, proxies.get(p.name))
+        uploads, parts[p.name] = received(task, p, seen_by(p), uploads)
     for p in method.having("weigh"):
-        seen = view_of(task, state, p, parts[p.name], uploads, weights, proxies.get(p.name))
-        factors, parts[p.name] = checks.factors(p, p.weigh(seen), len(uploads), state.round)
+        factors, parts[p.name] = checks.factors(p, p.weigh(seen_by(p)), len(uploads), state.round)
         weights = [w * factor for w, factor in zip(weights, factors, strict=True)]
     used = [(u, w) for u, w in zip(uploads, weights, strict=True) if w > 0]
     if not used:
@@ -47,42 +50,33 @@ def combine_individually(
         )
     uploads, weights = [u for u, _ in used], [w for _, w in used]
     for p in method.having("remember"):
-        seen = view_of(task, state, p, parts[p.name], uploads, weights, proxies.get(p.name))
-        parts[p.name] = checks.tree(p, "remember", p.remember(seen))
+        parts[p.name] = checks.tree(p, "remember", p.remember(seen_by(p)))
     if not (rules := method.having("aggregate")):
         return combine(task, uploads, weights), parts
-    rule, mine, before = rules[0], parts[rules[0].name], state.model.pick(floats(task))
+    rule, view = rules[0], seen_by(rules[0])
 
     def average(models: list[Tree], weights: list[float]) -> Tree:
-        seen = view_of(task, state, rule, mine, uploads, weights, proxies.get(rule.name))
-        found, parts[rule.name] = checks.aggregated(rule, rule.aggregate(seen), before)
+        answer = rule.aggregate(replace(view, weights=tuple(weights)))
+        found, parts[rule.name] = checks.aggregated(rule, answer, view.model)
         checks.still_finite(rule, "aggregate", found, state.round)
         return Tree({**models[0], **possible(task, found)})  # counters are the first client's
 
     return combine(task, uploads, weights, average), parts
 
 
-def received(
-    task: Task,
-    state: ServerState,
-    p: Part,
-    mine: Tree,
-    uploads: list[Upload],
-    weights: list[float],
-    proxy: Local | None = None,
-) -> tuple[list[Upload], Tree]:
-    """The uploads after a part's `receive`, and its new state.
+def received(task: Task, p: Part, seen: Received, uploads: list[Upload]) -> tuple[list[Upload], Tree]:
+    """The uploads after a part's `receive`, and its new state; `seen` is the part's view of them.
 
     An upload that it does not change is the same object, and a tensor that it does not change keeps its bits.
     """
-    seen, before = view_of(task, state, p, mine, uploads, weights, proxy), state.model.pick(floats(task))
+    before = seen.model
     marks = [update.marks() for update in seen.updates]
     updates, new = checks.updates(p, p.receive(seen), len(uploads), before)
     found = list(uploads)
     for i, (update, untouched) in enumerate(zip(updates, marks, strict=True)):
         same = {k for k, t, version in untouched if update.get(k) is t and t._version == version}
         if len(same) < len(before):
-            checks.still_finite(p, "receive", update, state.round)
+            checks.still_finite(p, "receive", update, seen.context.round)
             moved = possible(task, before + update)
             changed = moved.pick(k for k in before if k not in same)
             found[i] = replace(uploads[i], model=Tree({**uploads[i].model, **changed}))

@@ -11,7 +11,7 @@ from torch import nn
 from fednorms.core import checks
 from fednorms.core.errors import BadInput
 from fednorms.core.options import shortened
-from fednorms.core.part import Eval, Part, Pass, Phase, Route, Slot, Weighting, overrides, reads_rounds
+from fednorms.core.part import PROXY, Eval, Part, Pass, Phase, Route, Slot, Weighting, overrides, reads_rounds
 from fednorms.core.training import Training
 from fednorms.core.views import Context, Privacy
 
@@ -150,6 +150,16 @@ class Method:
         return [p for p in self.parts if any(overrides(p, hook) for hook in ("down_to", "model_to"))]
 
     @property
+    def using_proxy(self) -> list[str]:
+        """The parts that learn from labeled images at the server.
+
+        >>> from fednorms.methods.registry import method
+        >>> method("fedlaw + fedprox").using_proxy
+        ['fedlaw']
+        """
+        return [p.name for p in self.parts if PROXY in p.requires]
+
+    @property
     def privacy(self) -> tuple[Part, Privacy] | None:
         """The part that protects what clients send, and how; None if there is none.
 
@@ -218,7 +228,7 @@ class Method:
         return found
 
     def check_phases(self, p: Part, training: Training) -> None:
-        """Refuse phases whose steps a part that divides an update by steps and learning rate would count wrongly."""
+        """Refuse several phases or other rates for `p`, which divides an update by the steps of one phase."""
         if others := self.phasing(training):
             hint = ", or write scaffold(control=gradient)" if p.name == "scaffold" else ""
             raise BadInput(
@@ -288,7 +298,7 @@ class Method:
 
 
 def _anywhere(training: Training) -> Context:
-    """A context to ask for the phases of a round, whichever round and client."""
+    """A context that stands for any round and client, to ask for the phases of a round."""
     return Context(
         round=0,
         rounds=1,

@@ -285,8 +285,8 @@ class Net:
     def tested(self, tensors: Tree, x: Tensor) -> tuple[Tensor, Tree]:
         """Logits as a test computes them, and what normalization layers would record of this batch.
 
-        Gradients also reach the stored means and variances of BatchNorm in `tensors`, which torch's own layers leave
-        out: a layer's input gets terms that are zero and have these gradients.
+        Unlike in torch's layers, gradients also reach the stored means and variances of BatchNorm in `tensors`: terms
+        that are zero but have these gradients are added to a layer's input.
         """
         found: dict[str, Tensor] = {}
 

@@ -113,8 +113,8 @@ class Eval:
 
     `predict(logits, features, down, mine) -> logits` replaces the classifier's answer (prototypes).
     `personal_model(model, mine) -> tensors` are those in which a client's own model differs from what it loaded.
-    `adapt(batch, memory) -> tensors, memory` are those in which the model that answers a batch of test images differs
-    from the tested one; it sees images and no labels. `memory` is what it returned for the site's batch before.
+    `adapt(batch, memory) -> tensors, memory` gives the tensors to change before a batch of test images is answered, and
+    sees no labels. `memory` is what it returned for the site's previous batch.
     """
 
     phases: tuple[Phase, ...] = ()
@@ -139,7 +139,7 @@ class Part:
     uses_mean_gradient: ClassVar[bool] = False  # `finish` reads `mean_grad`
     uses_even_mean: ClassVar[bool] = False  # `server` reads `even`
     needs_plain_updates: ClassVar[bool] = False  # only correct for unchanged updates; `uses_even_mean` implies it
-    needs_one_model: ClassVar[bool] = False  # `server` takes the mean update for steps from the server's model
+    needs_one_model: ClassVar[bool] = False  # only correct if all clients start from the server's model
     divides_updates: ClassVar[bool] = False  # by the weight of a round's gradients, which only SGD has
     uses_rounds: ClassVar[bool] = False  # reads `context.rounds`, so more rounds change even the first
     proximal: ClassVar[float] = 0.0  # mu, if `loss` adds mu/2 |w - w_t|^2 in every step
@@ -193,7 +193,7 @@ class Part:
         return 0.0
 
     def watches(self, module: nn.Module) -> bool:
-        """Whether `objective` and `loss` need what this layer gets as input, in `s.inputs`."""
+        """Whether `objective` and `loss` need the input of this layer; it is then in `s.inputs`."""
         return False
 
     def twin(self, s: Step) -> Tensor | float:
@@ -270,7 +270,7 @@ class Part:
         return mean(list(r.models), list(r.weights)), r.mine
 
     def remember(self, r: Received) -> Tree:
-        """The own state after a look at every upload that counts: as `receive` left it, and none of weight 0."""
+        """Return the own state, updated from the uploads as `receive` left them; those of weight 0 are left out."""
         return r.mine
 
     def server(self, delta: Tree, r: Round) -> tuple[Tree, Tree]:

@@ -19,7 +19,7 @@ from fednorms.core.errors import BadInput, Diverged
 from fednorms.core.individual import combine_individually
 from fednorms.core.optim import Optimizer, clipped
 from fednorms.core.option_names import option
-from fednorms.core.part import PROXY, Part, Phase
+from fednorms.core.part import Part, Phase
 from fednorms.core.passes import LocalView, passes
 from fednorms.core.protection import protected, released
 from fednorms.core.reductions import combine
@@ -411,18 +411,24 @@ def draws(task: Task, carry: Carry, phases: Iterable[Phase]) -> Iterator[tuple[l
 
 
 def at_server(task: Task, state: ServerState) -> dict[str, Local]:
-    """The server's own images, as each part that requires them sees them: a client's, with the server's model."""
-    parts = [p for p in task.method.parts if PROXY in p.requires]
-    if not parts:
+    """The server's own images, for each part that requires them: like a client's, with the server's model."""
+    names = task.method.using_proxy
+    if not names:
         return {}
     if task.proxy is None:
-        raise BadInput(
-            f"{parts[0].name} learns from images at the server, and this run gives it none. Name them with "
-            f'{option("proxy")}: a fraction of each client\'s training images ("0.05"), or a site.'
-        )
+        raise no_proxy(names[0], "this run")
     sent, client = broadcast(task, state).to_all, Client("server", task.proxy)
     mine, context = site_state(task, sent, client), context_of(task, state.round, client)
+    parts = [p for p in task.method.parts if p.name in names]
     return {p.name: LocalView(task, p, client, state.model, context, sent, mine) for p in parts}
+
+
+def no_proxy(part: str, where: str) -> BadInput:
+    """The error of a part that learns from images at the server where there are none."""
+    return BadInput(
+        f"{part} learns from images at the server, and {where} gives it none. Name some with {option('proxy')}: a "
+        "fraction of each client's training images (0.05), or a site. They leave their sites."
+    )
 
 
 def server_update(task: Task, state: ServerState, uploads: list[Upload] | Combined) -> ServerState:
@@ -439,15 +445,15 @@ def server_update(task: Task, state: ServerState, uploads: list[Upload] | Combin
     else:
         got = combine(task, uploads)
     riding = dict([*passes(task, "before"), *passes(task, "after")])
+    counts, context = (got.sampled, task.clients), context_of(task, state.round, None)
     views = {}
     for p in task.method.parts:
-        up, context = got.parts[p.name], context_of(task, state.round, None)
+        up, images = got.parts[p.name], proxies.get(p.name)
         even = got.even.pick(task.net.seen_by(p)) - state.model if p.uses_even_mean else NOT_ASKED_FOR
-        own, numbers = proxies.get(p.name), (got.sampled, task.clients)
-        views[p.name] = Round(state.model, up, parts[p.name], *numbers, context, even, images=own)
         if p in riding:
-            parts[p.name] = checks.tree(p, "server of a pass", riding[p].server(up, views[p.name]))
-            views[p.name] = Round(state.model, up, parts[p.name], *numbers, context, even, images=own)
+            seen = Round(state.model, up, parts[p.name], *counts, context, even, images=images)
+            parts[p.name] = checks.tree(p, "server of a pass", riding[p].server(up, seen))
+        views[p.name] = Round(state.model, up, parts[p.name], *counts, context, even, images=images)
     if found := task.method.privacy:
         got = released(task, state, got, *found, views[found[0].name])
     new = Tree({**state.model, **got.model})

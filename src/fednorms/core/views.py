@@ -145,7 +145,7 @@ class Step:
     start_buffers: Tree = field(default_factory=Tree)
     """The model's buffers at the start of the round."""
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
-    """In `objective` and `loss`: by name, what each layer got in this pass for which a part's `watches` is true."""
+    """In `objective` and `loss`: the inputs of the layers for which a part's `watches` is true, by layer name."""
     value: Tensor = field(default_factory=lambda: torch.empty(0))
     """In `loss`: the base loss of this pass, which another part may have replaced."""
 
@@ -300,10 +300,7 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Unlabeled:
-    """What a part sees of a batch of test images: never a label. `model` is the tested one.
-
-    `tested(model, x)` is that of `Local`.
-    """
+    """A batch of test images without labels; `model` is the tested model, and `tested` works as that of `Local`."""
 
     x: Tensor
     model: Tree

@@ -177,7 +177,7 @@ class Federation:
     source: Mapping[str, Any] = field(default_factory=dict)
     protocol: Protocol = field(default_factory=Protocol)
     proxy: Split | None = None
-    """Images that the server itself holds, for methods that need some: see `with_proxy`."""
+    """Labeled images at the server, for methods that need them: see `with_proxy`."""
     asked_for: tuple[str, Mapping[str, Any]] | None = field(default=None, init=False)
     """The name and options with which `fednorms.federation` made it. It is not an argument, so `replace`, and every
     method that makes another federation of this one, drops it."""
@@ -305,11 +305,11 @@ class Federation:
         return replace(self, sites=sites, source={**self.source, "hold_out": sorted(held)})
 
     def with_proxy(self, of: str | float | Split, seed: int = 0) -> Federation:
-        """Give the server images of its own: a fraction of each client's training images, a site, or others.
+        """Give labeled images to the server: a fraction of each client's training images, a site's, or a `Split`.
 
         The fraction is taken evenly from all classes, and the clients train without it. A site (named by site or
-        domain) leaves the federation with all its images; the server gets its training images. With a `Split`, such
-        as public images, the sites keep all of theirs.
+        domain) leaves the federation, and the server gets its training images. With a `Split`, such as public images,
+        the sites keep all of theirs.
 
         >>> s = Split(torch.zeros(8, 1, 4, 4), torch.tensor([0, 1] * 4))
         >>> both = Federation("f", [Site("a", "a", s, test=s), Site("b", "b", s, test=s)], ["0", "1"])
@@ -321,7 +321,7 @@ class Federation:
         """
         if self.proxy is not None:
             raise BadInput(
-                f'Federation "{self.name}": the server has {len(self.proxy)} images already. Give it some once.'
+                f'Federation "{self.name}": the server has {len(self.proxy)} images already. Call with_proxy once.'
             )
         if isinstance(of, Split):
             return replace(self, proxy=of, source={**self.source, "proxy": f"{len(of)} images"})

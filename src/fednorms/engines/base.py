@@ -146,7 +146,7 @@ class Engine(ABC):
             bad = {name: wrong for name, u in uploads.items() if (wrong := border.misfit(self.task, u))}
         _refuse(bad)
         found = done.combined or done.uploads
-        if not any(PROXY in p.requires for p in self.task.method.parts):
+        if not self.task.method.using_proxy:
             return server_update(self.task, state, found)
         with repeatable(self.settings.threads, self.task.seed, "server", state.round):  # it runs the model there
             return server_update(self.task, state, found)

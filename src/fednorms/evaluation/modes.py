@@ -42,8 +42,8 @@ class Mode:
 
     Statistics: global (the server's running ones), own (the client's), batch (of each test batch, as large as in
     training; "batch:32": of 32 images), re-estimated (from the site's own images, without labels), test-time (the
-    method adapts the model to each test batch, without labels; "test-time:32": of 32 images). "auto" is what the
-    method's model holds, or what its `evaluation` asks for.
+    method adapts the model to each test batch, without labels; "test-time:32": of 32 images). "auto" is the method's
+    choice: those that its model holds, unless its `evaluation` names others.
 
     >>> Mode.read("global/batch")
     Mode(model='global', statistics='batch')
@@ -68,7 +68,7 @@ class Mode:
         return cls(known[0], f"{kind}:{int(size)}" if sized else kind)
 
     def batch_size(self, task: Task) -> int | None:
-        """How many test images are answered together; None if a test uses stored statistics for each alone."""
+        """How many test images are answered together; None if each image is answered separately."""
         kind, _, size = self.statistics.partition(":")
         if kind not in BY_BATCH:
             return None
@@ -259,7 +259,7 @@ def predict_site(
 def _adapted(
     task: Task, sent: Broadcast, context: Context, model: Tree, mine: dict[str, Tree], x: Tensor, memory: Tree
 ) -> tuple[Tree, Tree]:
-    """The model that answers a batch of test images, which its part has seen without their labels."""
+    """The model after the method's part has adapted it to a batch of test images without labels, and the memory."""
     (p, rule) = next((p, rule) for p in task.method.having("evaluation") if (rule := p.evaluation().adapt))
     seen = Unlabeled(x, model, context, sent.parts[p.name], mine[p.name], task.net.tested)
     changed, memory = checks.two_trees(p, "adapt of evaluation", rule(seen, memory))

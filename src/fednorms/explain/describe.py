@@ -16,7 +16,7 @@ from fednorms.core.markup import html_page, html_table
 from fednorms.core.method import Method
 from fednorms.core.net import Net
 from fednorms.core.options import few
-from fednorms.core.part import HOOKS, PROXY, Eval, Part, Route, overrides
+from fednorms.core.part import HOOKS, Eval, Part, Route, overrides
 from fednorms.core.passes import passes
 from fednorms.core.reductions import reduce_uploads
 from fednorms.core.round import (
@@ -331,7 +331,7 @@ def describe(
         lost_weights=tuple(n for n in lost if n in weights),
         lost_statistics=tuple(n for n in lost if n not in weights),
         unseen=_unseen(task, sent, client),
-        proxy=tuple(p.name for p in chosen.parts if PROXY in p.requires),
+        proxy=tuple(chosen.using_proxy),
     )
 
 
@@ -358,17 +358,16 @@ def _acts_on(p: Part, task: Task, state: ServerState, uploads: list[Upload]) -> 
         "evaluation": p.evaluation() == Eval(),
     }
     acts -= {hook for hook, nothing in idle.items() if nothing}
+    images = at_server(task, state).get(p.name)
     if "server" in acts:  # many only update their state there
         passing = dict([*passes(task, "before"), *passes(task, "after")])
         how = passing[p].reduce if p in passing else p.reduction
         up = reduce_uploads([u.parts.get(p.name, Tree()) for u in uploads], [1.0] * len(uploads), how)
         delta = uploads[0].model.pick(task.net.sent_params) - state.model
         here = context_of(task, state.round, None)
-        images = at_server(task, state).get(p.name)
         seen = Round(state.model, up, state.parts[p.name], len(uploads), task.clients, here, delta, images=images)
         acts -= {"server"} if p.server(delta, seen)[0] is delta else set()
-    if "receive" in acts:  # of a custom part that only looks, as before there was `remember`
-        images = at_server(task, state).get(p.name)
+    if "receive" in acts:  # a custom part may only look at updates there, as parts did before `remember`
         view = view_of(task, state, p, state.parts[p.name], uploads, [1.0] * len(uploads), images)
         acts -= {"receive"} if p.receive(view)[0] is view.updates else set()
     if (privacy := p.privacy()) and privacy.release:

@@ -12,7 +12,7 @@ from fednorms.core.accounting import example
 from fednorms.core.method import Method
 from fednorms.core.net import Net
 from fednorms.core.option_names import option
-from fednorms.core.part import PROXY, Part, overrides
+from fednorms.core.part import Part, overrides
 from fednorms.core.passes import LocalView
 from fednorms.core.round import broadcast, load, own_state, server_update
 from fednorms.core.states import Broadcast, Client, Task, Upload, context_of
@@ -227,7 +227,7 @@ def what_leaves(
         tuple(chosen.individual),
         _received(trial, uploads),
         tuple(p.name for p in chosen.addressing),
-        tuple(p.name for p in chosen.parts if PROXY in p.requires),
+        tuple(chosen.using_proxy),
     )
 
 
@@ -292,7 +292,7 @@ def _measures(task: Task, p: Part, when: str, sent: Broadcast, client: Client) -
 
 @dataclass
 class _Watched(LocalView):
-    """A site's data as a pass sees them; records whether the pass reads them, and not only for a loss of a model."""
+    """A site's data as a pass sees them; it records whether the pass reads them for more than a model's loss."""
 
     reads_data: bool = False
     takes_batches: bool = False

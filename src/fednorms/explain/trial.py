@@ -9,7 +9,6 @@ from torch import nn
 
 from fednorms.core.errors import refuse_class
 from fednorms.core.method import Method
-from fednorms.core.part import PROXY
 from fednorms.core.round import initial_state
 from fednorms.core.states import Client, ServerState, Task
 from fednorms.core.training import Training
@@ -67,7 +66,7 @@ class Trial:
             device="cpu",
         )
         task = assemble(recipe, Facts.of(federation), module)
-        if any(PROXY in p.requires for p in method.parts):
+        if method.using_proxy:
             task = replace(task, proxy=sites[0].train)
         engine = Loop(task, federation, federation, ClientStore(2**40), EngineSettings(torch.get_num_threads()))
         return cls(module, task, engine, engine.setup(initial_state(task)))

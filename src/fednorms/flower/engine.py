@@ -11,7 +11,7 @@ from flwr.app import MetricRecord, RecordDict
 
 from fednorms.core import border
 from fednorms.core.errors import Diverged, RunFailed
-from fednorms.core.individual import received
+from fednorms.core.individual import received, view_of
 from fednorms.core.part import Part, Pass
 from fednorms.core.round import server_update
 from fednorms.core.states import Broadcast, ClientState, ServerState, Task, Upload
@@ -207,7 +207,8 @@ class Remote(Engine):
             return uploads
         part = NormBound(relative=most)
         start = part.init(Weights(Tree(), {}))[0]
-        bounded, _ = received(self.task, state, part, start, uploads, [1.0] * len(uploads))
+        seen = view_of(self.task, state, part, start, uploads, [1.0] * len(uploads))
+        bounded, _ = received(self.task, part, seen, uploads)
         for old, new in zip(uploads, bounded, strict=True):
             if new is not old and new.client not in self._shortened:
                 self._shortened.add(new.client)

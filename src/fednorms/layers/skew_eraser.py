@@ -59,9 +59,9 @@ class SkewEraser(nn.Module):
     def like(
         cls, old: nn.Conv2d | nn.Linear, name: str = "", ratio: int = 2, kernel: int = 3, activate: bool = True
     ) -> SkewEraser:
-        """The first filters of a layer, and an expansion whose first weights are hashed from name and filters.
+        """Take the first filters of a layer; draw the expansion's first weights, with a seed hashed from these filters.
 
-        So runs with other seeds start from other weights.
+        Runs with other seeds therefore start from other weights.
         """
         channels = len(old.weight)
         few = math.ceil(channels / ratio)
@@ -111,7 +111,7 @@ class SkewEraser(nn.Module):
 def erase_skew(model: nn.Module, head: Sequence[str], ratio: int, kernel: int, activate: bool) -> list[Change]:
     """Replace the convolutions and linear layers that a BatchNorm follows in the order of modules.
 
-    Classifiers (`head`) and convolutions with groups stay.
+    Classifiers (`head`) and convolutions with groups are kept.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3))
     >>> [str(change) for change in erase_skew(net, [], ratio=2, kernel=3, activate=True)]

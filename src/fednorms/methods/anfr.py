@@ -17,7 +17,7 @@ class ANFR(Part):
 
     Paper: An Architecture Built for Federated Learning: Addressing Data Heterogeneity through Adaptive
     Normalization-Free Feature Recalibration. Siomos, Passerat-Palmbach and Tarroni. TMLR 2025.
-    https://arxiv.org/abs/2410.02006 (code, which was not at hand: github.com/siomvas/ANFR)
+    https://arxiv.org/abs/2410.02006 (code, which we have not read: github.com/siomvas/ANFR)
 
     z is the mean of a channel over positions; W1 has channels / `ratio` rows. A gate (squeeze and excitation) takes the
     place of the norm that ends each residual branch, other norms are removed; in a network without residual blocks,

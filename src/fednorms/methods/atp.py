@@ -21,12 +21,12 @@ class ATP(Part):
 
     h of a parameter is the gradient of the predictions' mean entropy, in test mode; h of BatchNorm's running mean or
     variance is its value minus that of the batch (variances stay >= 0). No label is seen. Every parameter tensor and
-    statistic has its own rate, at first 0. From round `after * T` on the model rests, and clients learn the rates on
-    labeled validation images: for every batch, a_l <- a_l + eta <grad CE(w - a h), h>_l / sqrt(d_l) with d_l entries;
-    the server takes their mean. `after=0` with the recipe's weights= adapts a model that is trained already, as the
-    authors do. Every test batch starts from the same model, or with online=True is answered by the mean of the
+    statistic has its own rate, at first 0. From round `after * T` on the model no longer changes, and clients learn the
+    rates on labeled validation images: for every batch, a_l <- a_l + eta <grad CE(w - a h), h>_l / sqrt(d_l) with d_l
+    entries; the server takes their mean. `after=0` with the recipe's weights= adapts a model that is already trained,
+    as the authors do. Every test batch starts from the same model, or with online=True is answered by the mean of the
     models adapted to all batches of the site so far. Batches are as large as in training; the mode
-    "global/test-time:20" has another size, and "global/global" tests without adaptation.
+    "global/test-time:20" uses batches of 20, and "global/global" tests without adaptation.
     Acts on the plan, a pass before training, the server's step, and evaluation. Server state and communication: one
     number per tensor. after=1 is FedAvg.
     Divergence: a client without validation images learns on its training images.
@@ -68,7 +68,7 @@ class ATP(Part):
         return [Pass("before", self._learn, _latest, reduce="uniform")]
 
     def _learn(self, local: Local) -> tuple[Tree, Tree]:
-        """The rates after a pass over the client's held-out images; before it is time, the received ones."""
+        """The rates after a pass over the client's held-out images; the received ones in rounds before `after`."""
         w = local.model.pick(local.context.names(_adapts))
         rates = local.down["rates"] if local.down else next(iter(w.values())).new_zeros(len(w))
         if not self.path(local.context):

@@ -36,7 +36,7 @@ class Eraser(Part):
     away keeps what it was sent last. The server's own, for new sites, is the mean. Everything else is averaged.
     Acts on layers, routes and the model that each client receives. Client state: the statistics. Server state: the
     mixtures. Sends about 1 / ratio of FedAvg's convolutions.
-    Divergence: the program of 2026 has no relu here, activate=False; its first version has one.
+    Divergence: the program's later version (2026) has no relu here (activate=False); its first version has one.
 
     >>> Eraser(tau=1.0)
     eraser(tau=1.0)
@@ -98,7 +98,7 @@ class Consensus(Part):
     @override
     def aggregate(self, r: Received) -> tuple[Tree, Tree]:
         out = mean(list(r.models), [1.0] * len(r.models))
-        if len(r.models) == 1:  # whose update is the consensus
+        if len(r.models) == 1:  # its update is the consensus
             return out, r.mine
         for name in r.context.names(lambda slot: slot.kind == "param"):
             if name in r.model:
@@ -180,7 +180,7 @@ def fdse(
 
 
 def _erases(slot: Slot) -> bool:
-    """What is mixed for each client."""
+    """Whether a tensor is mixed for each client."""
     return slot.kind == "param" and isinstance(slot.module, (EraserNorm, EraserConv2d))
 
 

@@ -60,7 +60,7 @@ class FedDG(Part):
     and dL/dw is a constant in the second loss, whose gradient is that at the moved weights. Acts on the data and the
     loss, with a second forward and backward pass. Client state: none. Server state: A. Communication: once, spectra x
     C (2b + 1)^2 numbers up and those of all other clients down: of single images, at low=0 their mean color.
-    Divergence: the paper segments images; its second loss also has a term at boundaries, which classification has not.
+    Divergence: the paper segments images; its second loss also has a term at boundaries, which do not exist here.
     The program swaps amplitudes, l = 1 (variant="author"), keeps an eighth of the images, clips x' to the range of
     pixels and counts it in running statistics.
 

@@ -27,10 +27,11 @@ class FedLAW(Part):
     The server needs labeled images of its own, a proxy set: the recipe's data.proxy names them. In every round it
     takes `epochs` passes over them, in train mode, with steps for theta: gamma = e^g and lambda = softmax(theta) from
     g = 0 and theta = log p, with form="quad" gamma = g^2 and lambda = theta^2 / |theta|^2 from 1 and equal entries.
-    The rate is halved every 20 epochs; Adam has the betas 0.5 and 0.999, SGD a momentum of 0.9. The authors have 0.01
-    for CIFAR-10 and 0.005 for other data. Parameters are combined so; running statistics are the server's own, moved
-    in these passes. Acts on the mean of models, without state or communication. epochs=0 is FedAvg bit for bit.
-    Divergence: not here is the program's second variant, which learns lambda first, with averaged steps, then gamma.
+    The rate is halved every 20 epochs; Adam has the betas 0.5 and 0.999, SGD a momentum of 0.9. The authors use
+    0.01 for CIFAR-10 and 0.005 for other data. Parameters are combined in this way; running statistics are the
+    server's own, updated in these passes. Acts on the mean of models, without state or communication. epochs=0 is
+    FedAvg bit for bit.
+    Divergence: the program's second variant (first lambda, with averaged steps, then gamma) is not implemented.
 
     >>> FedLAW(epochs=5, form="quad")
     fedlaw(epochs=5, form='quad')

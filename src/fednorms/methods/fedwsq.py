@@ -40,8 +40,8 @@ class FedWSQ(Part):
     bits=32 sends all of d: ws. The paper's networks have gn(groups=2). Acts on the model and on what is sent. Server
     state: s. No client state. Messages are simulated at full precision: `describe` counts all bits of every weight, and
     one number more each way per tensor.
-    Divergence: the program also multiplies standardized filters by 0.001. The norm after them takes that back up to its
-    eps: with 1e-5, outputs are 15 % smaller there behind filters of 27 weights, and 1 % behind filters of 576.
+    Divergence: the program also multiplies standardized filters by 0.001. The norm after them undoes that, except for
+    the effect of its eps: at 1e-5, its outputs are 15 % smaller after filters of 27 weights, 1 % after those of 576.
 
     >>> FedWSQ(bits=1)
     fedwsq(bits=1)

@@ -25,7 +25,7 @@ class FPL(Part):
 
     G^y are cluster means (FINCH) of the class means that the last round's clients sent for class y, gbar^y is their
     plain mean, and the second mean is over the d features. A class that only one client sent has that client's mean as
-    its cluster, as in the program. Samples whose class nobody sent add 0. The authors have lam=1 and tau=0.02.
+    its cluster, as in the program. Samples whose class nobody sent add 0. The authors use lam=1 and tau=0.02.
     Acts on the loss, from the second round on, and by a pass after training. Server state: G. Communication: d numbers
     per class up, and as many down for every cluster. The server must see each client's class means. lam=0 is FedAvg bit
     for bit.

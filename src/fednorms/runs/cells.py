@@ -177,7 +177,7 @@ def run_cells(
     watch: Watch = lambda event: None,
     starts: Callable[[Cell], bool] = lambda cell: True,
 ) -> list[Outcome]:
-    """Run the cells, `jobs` at a time; outcomes in their order. `starts` is asked before each, and may leave it out."""
+    """Run the cells, `jobs` at a time, except those for which `starts` is false; outcomes are in their order."""
     here = [i for i, cell in enumerate(cells) if jobs == 1 or _finished(cell)]  # finished ones only need to be read
     outcomes: dict[int, Outcome] = {}
     for i in here:

@@ -67,8 +67,8 @@ class Data(BaseModel):
     hold_out: list[str] = []
     """Sites or domains that do not train and are tested as unseen."""
     proxy: str = ""
-    """Images that the server itself gets, for methods that need some (fedlaw): a fraction of each client's training
-    images, such as "0.05", or a site, which then takes no part. They leave their sites."""
+    """Labeled images for the server, which some methods need (fedlaw): a fraction of each client's training images,
+    such as "0.05", or a site, which then takes no part. They leave their sites."""
     augment: str = "auto"
     """Transforms of training images: a chain such as "flip_rotate" (see `fednorms list transforms`), "none", or "auto"
     (those of the data set's papers)."""

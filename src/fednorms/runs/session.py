@@ -11,8 +11,8 @@ from torch import nn
 from fednorms.core import checks
 from fednorms.core.accounting import Guarantee
 from fednorms.core.errors import BadInput
-from fednorms.core.part import PROXY
 from fednorms.core.preprocessing import Preprocessing
+from fednorms.core.round import no_proxy
 from fednorms.core.sampling import Participation
 from fednorms.core.states import Task
 from fednorms.data import Federation, Protocol
@@ -105,12 +105,8 @@ class Session:
             task = assemble(recipe, facts, model, loss, own=own)
         if given.proxy is not None:
             task = replace(task, proxy=given.proxy)
-        elif known is None and (needing := [p.name for p in task.method.parts if PROXY in p.requires]):
-            raise BadInput(
-                f'{needing[0]} learns from images at the server, and federation "{given.name}" gives it none. Name '
-                f"some with {option('proxy')}: a fraction of each client's training images (0.05), or a site. They "
-                "leave their sites."
-            )
+        elif known is None and (needing := task.method.using_proxy):
+            raise no_proxy(needing[0], f'federation "{given.name}"')
         _check_sizes(training, task)
         plan = Plan.of(recipe, task, facts)
         store = ClientStore(recipe.state_limit_mb * 2**20, spill)
@@ -140,7 +136,7 @@ class Session:
         )
         adopted = [f"from the data set's protocol: {', '.join(same.facts)}"] if same.facts else []
         settings = adopted + recipe.training.without_effect + ([self.unused_gpu] if self.unused_gpu else [])
-        if (proxy := self.task.proxy) is not None and not any(PROXY in p.requires for p in self.task.method.parts):
+        if (proxy := self.task.proxy) is not None and not self.task.method.using_proxy:
             settings += [f"the method does not use the {len(proxy)} images that the server has"]
         settings += _other_normalization(recipe, self.facts.preprocessing)
         return settings + (data_notes(self.data) if self.data else _one_class(self.facts))

@@ -18,7 +18,6 @@ from torch.nn import functional
 
 import fednorms as fn
 from fednorms.core.errors import BadInput
-from fednorms.core.part import PROXY
 from fednorms.core.round import base_phases, begin, broadcast, draws, local_update, server_update, step
 from fednorms.core.sampling import Participation
 from fednorms.methods.registry import method, names
@@ -306,7 +305,7 @@ OTHERS = sorted(
 def test_the_servers_model_is_the_one_that_the_run_tested(tmp_path, text):
     """Losses of every site, from the analysis's logits, against the run's own metrics."""
     settings = {"evaluate": ["global"]} if text in INSTALLING else {}
-    if any(PROXY in p.requires for p in method(text).parts):
+    if method(text).using_proxy:
         settings["data"] = {**SMALL["data"], "proxy": 0.2}
     path = kept(tmp_path / "run", text, rounds=2, **settings)
     subject = StoredRun(path).last

@@ -34,7 +34,7 @@ _last_seconds = 60.0  # that compiling a step took; before the first one, what i
 
 
 def seconds_to_compile() -> float:
-    """What compiling a step will take, judged by the last one of this process."""
+    """How many seconds compiling a step will take: as many as the last one of this process took."""
     return _last_seconds
 
 
@@ -80,7 +80,7 @@ def compiled(job: Job, memory: Sequence[Tensor]) -> Program:
             call = _inductor()(graph, tensors)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # compilers raise whatever they like, and a step without them is as good
+    except Exception as error:  # a compiler may raise anything, and the step also runs without it
         raise NotFused(f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}") from error
     _last_seconds = time.perf_counter() - started
     return Program(call, used, constants, _last_seconds)

@@ -37,7 +37,7 @@ def read_weights(given: Sequence[str] | Mapping[str, str | Path]) -> dict[str, P
 def with_weights(table: Table, weights: Mapping[str, Path]) -> Table:
     """The same table, in which these models start from these files instead of downloaded weights; a note says so.
 
-    Runs from scratch stay from scratch, if others of the table take pretrained weights of that model.
+    Runs from scratch stay from scratch if other runs of the table use pretrained weights of that model.
     """
     if not weights:
         return table

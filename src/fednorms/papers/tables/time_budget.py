@@ -38,9 +38,9 @@ def fitting(jobs: Sequence[Job], seconds: Sequence[float | None], left: float, p
 
 @dataclass
 class Clock:
-    """The time of a call that is left.
+    """The time that a call has left.
 
-    Runs next to each other take longer than a single one that was timed; those that have ended say how much longer.
+    Parallel runs are slower than the single run that was timed: finished runs tell by how much.
 
     >>> clock = Clock(ends=monotonic() + 100)
     >>> clock.starts("a", 60.0), clock.starts("b", 200.0)
@@ -53,7 +53,7 @@ class Clock:
 
     @property
     def left(self) -> float:
-        """Seconds, as long as they last at the expected speed."""
+        """Seconds left, divided by how much slower than expected the runs were."""
         return (self.ends - monotonic()) / max(1.0, fmean(self.slower or [1.0]))
 
     def starts(self, run: object, expected: float | None) -> bool:

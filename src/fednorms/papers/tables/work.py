@@ -309,7 +309,7 @@ class Work:
         return Cell(label, recipe, path)
 
     def _run(self, title: str, cells: list[Cell], pending: list[Job], found: Found, keep: Keep) -> None:
-        """Run cells; within limited minutes, again and again those that end in time, the most informative first."""
+        """Run cells; with `minutes`, only those expected to end in time, the most informative first."""
         if self.minutes is None:
             self._together(title, cells, keep, lambda cell: True)
             return

@@ -72,7 +72,7 @@ def _in_folder(folder: Path, facts: Facts, group: str | None, broken: list[Broke
     while len(inner := _folders(place)) == 1 and _folders(inner[0]) and not _is_site(place, facts):
         if _is_site(inner[0], facts):
             break
-        place = inner[0]  # as unpacked archives have it
+        place = inner[0]  # unpacked archives often have a folder around everything
     names, one_site = {p.name for p in inner}, _is_site(place, facts)
     if not one_site and not any(q.is_dir() for p in inner for q in p.iterdir()):
         known = ", ".join(facts.classes[:8]) + (", ..." if facts.classes[8:] else "")
