@@ -103,6 +103,7 @@ def compare(args: Sequence[str]) -> int:
     if notes:
         from fednorms.runs.comparison_files import write
 
+        comparison.about["rates"] = "searched for each method on validation images, unless given"
         comparison.notes += notes
         write(comparison, out)
     if report := final_report(comparison):
