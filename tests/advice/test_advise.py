@@ -187,13 +187,16 @@ def test_a_method_bound_to_rounds_starts_anew(data, tmp_path):
         ({"epsilon": 0.0}, "must be positive"),
         ({"methods": ["fedavg", "fedavg"]}, "given twice"),
         ({"methods": ["fedbnn"]}, "fedbn"),
+        ({"methods": ["fedbn"], "one_model": True}, "No method fits: fedbn"),
         ({"retrain": True}, "needs a folder"),
         ({"budget": -1}, "0 or more"),
     ],
 )
-def test_mistakes_give_a_clear_error(data, given, said):
+def test_mistakes_give_a_clear_error_before_anything_is_measured(data, given, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "probe", Forbidden())
     with pytest.raises(fn.BadInput, match=said):
-        advise(data, **SMALL | given)
+        advise(data, **SMALL | ({} if "retrain" in given else {"out": tmp_path / "advice"}) | given)
+    assert not (tmp_path / "advice").exists()
 
 
 def images(sites, classes=("a", "b"), val=0.0):

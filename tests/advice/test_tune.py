@@ -5,6 +5,7 @@ import json
 import pytest
 
 import fednorms as fn
+from fednorms.advice.training import Trainer
 from fednorms.advice.tune import tune
 from fednorms.cli import main
 
@@ -35,6 +36,18 @@ def test_options_of_the_method_are_searched(data, tmp_path):
 def test_everything_diverging_is_an_error(data):
     with pytest.raises(fn.BadInput, match="smaller learning rates"):
         tune("fedavg", data, rounds=2, grid={"lr": [1e30]}, seeds=1)
+
+
+@pytest.mark.parametrize("command", [["tune", "fedavg"], ["compare", "--methods", "fedavg", "gn", "--search", "lr"]])
+def test_an_interrupted_search_says_how_to_continue(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "play", interrupted)
+    assert main([*command, "--federation", "digits-dials(clients=2)", "--size", "8", "--rounds", "2", "--quiet"]) == 130
+    assert "Interrupted. Continue with the same command." in capsys.readouterr().err
 
 
 def test_commands(tmp_path, monkeypatch, capsys):

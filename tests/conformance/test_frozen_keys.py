@@ -1393,7 +1393,7 @@ def test_columns_of_a_comparison(tmp_path):
     assert fields(told, "methods accuracy seeds curves about") == words("""
         methods.* seeds[] columns[] best rows[].method rows[].mode rows[].lr rows[].accuracy.*.mean
         rows[].accuracy.*.std rows[].seeds.*.north rows[].seeds.*.south rows[].seeds.*.mean rows[].failed
-        rows[].unseen rows[].to_best curves.*[].round curves.*[].mean curves.*[].std about.* path files[]
+        rows[].unseen rows[].to_best curves.*[].round curves.*[].mean curves.*[].std about.* notes path files[]
     """)
     assert sorted(p.name for p in (tmp_path / "compared").iterdir()) == words(
         "comparison.csv comparison.json comparison.md curves.png fedavg-0"

@@ -381,7 +381,7 @@ def test_refuses_unreadable_images_by_name(root):
     message = str(caught.value)
     assert str(root / "bonn" / "cat" / "p0-0.png") in message
     assert 'p9-bad00.png" cannot be read' in message
-    assert "and 4 more that cannot be read" in message
+    assert "and 4 more that cannot be read. Replace or remove them, or leave them out with skip_broken=True." in message
     assert not list((root.parent / "cache").iterdir())
 
 

@@ -170,6 +170,23 @@ def test_many_images_of_few_patients_are_few():
     assert not any("Too few" in note for note in unknown.notes)
 
 
+@pytest.mark.parametrize("patients", [1, 4])
+def test_no_interval_is_a_point_where_patients_are_all_alike(patients):
+    # Each patient has three images of each class, and one of each three is wrong: replicates cannot vary.
+    labels = np.tile([0, 0, 0, 1, 1, 1], patients)
+    answers = np.tile([0, 0, 1, 1, 1, 0], patients)
+    said = Predictions(labels, np.eye(2)[answers] * 0.8 + 0.1, np.repeat(np.arange(patients), 6))
+    found = judge_predictions({"site": said, "other": said}, names(2))
+    site = found.sites["site"]
+    shares = [site.accuracy, site.balanced_accuracy, site.f1, *(c.recall for c in site.classes.values())]
+    for one in shares:
+        assert one.value == pytest.approx(2 / 3)
+        assert one.low == pytest.approx(wilson(2 / 3, patients).low)
+        assert one.high == pytest.approx(wilson(2 / 3, patients).high)
+    assert found.mean.low < found.mean.value < found.mean.high
+    assert math.isnan(site.brier.low) == (patients == 1)
+
+
 def test_wilson_is_that_of_the_textbook():
     found = wilson(0.9, 100)  # Wilson 1927: roots of (p - x)^2 = z^2 x (1 - x) / n
     for edge in (found.low, found.high):

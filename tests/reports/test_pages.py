@@ -15,6 +15,7 @@ from fednorms.data.facts import Facts, SiteFacts
 from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.reports.run import run_page, summary
 from fednorms.reports.stored import RunRecord
+from fednorms.runs.comparison_files import write
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
 from tests.support.pages import Read, read_page
@@ -237,3 +238,13 @@ def test_a_damaged_comparison_is_refused(comparison, tmp_path):
     (tmp_path / "comparison.json").write_text("{}")
     with pytest.raises(BadInput, match="is not readable"):
         fn.report(tmp_path)
+
+
+def test_a_report_made_later_keeps_what_is_known_of_searched_rates(comparison, tmp_path):
+    assert "All methods used the learning rate" in fn.report(comparison, tmp_path / "fixed.html").read_text()
+    folder = shutil.copytree(comparison.path, tmp_path / "searched")
+    about = comparison.about | {"rates": "searched"}
+    write(replace(comparison, about=about, notes=["fedavg: lr 0.1 is at the edge"], path=folder, files=[]), folder)
+    page = fn.report(folder, tmp_path / "searched.html").read_text()
+    assert "fedavg: lr 0.1 is at the edge" in page
+    assert "All methods used the learning rate" not in page

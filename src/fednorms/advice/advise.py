@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,16 +98,15 @@ def advise(
         "seeds": seeds,
         "epsilon": epsilon,
     }
+    if methods:
+        _proposed(setting, wanted, {}, methods, rates)  # a method that cannot work is told before anything is measured
     with kept_folder(out) as folder:
         with Reporter("advise", 1, silent=not is_wanted(progress)) as reporter:
             reporter.say("Measuring how the sites differ ...")
             found = recorded(folder, asked, lambda: _found(setting, minutes, budget, epsilon, jobs))
         measures, given = [Measure(**m) for m in found["measures"]], Budget(**found["budget"])
         values = {m.name: m.value for m in measures}
-        known = expected_loss(values, records())
-        field = propose(setting.question(wanted), values, known, methods, rates)
-        if not field.arms:
-            raise BadInput("No method fits: " + " ".join(f"{name}: {why}" for name, why in field.excluded.items()))
+        field = _proposed(setting, wanted, values, methods, rates)
         numbers = tuple(range(setting.recipe.seed, setting.recipe.seed + seeds))
         chosen = schedule(field.arms, given.rounds, setting.recipe.rounds, numbers)
         advice = _played(
@@ -118,6 +117,20 @@ def advise(
         if out is not None:
             advice.write(folder)
         return advice
+
+
+def _proposed(
+    setting: Setting,
+    wanted: Wanted,
+    measures: Mapping[str, float | None],
+    methods: Sequence[str] | None,
+    rates: Sequence[float] | None,
+) -> Proposal:
+    """The methods that compete, ordered by what the measures let expect; an error if there is none."""
+    field = propose(setting.question(wanted), measures, expected_loss(measures, records()), methods, rates)
+    if not field.arms:
+        raise BadInput("No method fits: " + " ".join(f"{name}: {why}" for name, why in field.excluded.items()))
+    return field
 
 
 def _check(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from rich.text import Text
 
-from fednorms.cli.output import grid, print_json, stdout
+from fednorms.cli.output import continued_by_repeating, grid, print_json, stdout
 from fednorms.cli.parsing import Output, Track, merged, parse, recipe_options
 from fednorms.cli.report import final_report
 from fednorms.core.counted import counted
@@ -78,7 +78,8 @@ def compare(args: Sequence[str]) -> int:
         from fednorms.advice.tune import search_rates
 
         quiet = given.output.quiet or given.output.json
-        found = search_rates(given.methods, rates, recipe, out / "search", jobs=given.jobs, progress=not quiet)
+        with continued_by_repeating():
+            found = search_rates(given.methods, rates, recipe, out / "search", jobs=given.jobs, progress=not quiet)
         rates, notes = found.rates, found.notes
     total = len(given.methods) * given.seeds * recipe.rounds
     with Reporter("compare", total, silent=given.output.quiet or given.output.json) as reporter:
@@ -103,6 +104,7 @@ def compare(args: Sequence[str]) -> int:
     if notes:
         from fednorms.runs.comparison_files import write
 
+        comparison.about["rates"] = "searched for each method on validation images, unless given"
         comparison.notes += notes
         write(comparison, out)
     if report := final_report(comparison):

@@ -7,7 +7,8 @@ import math
 import re
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -21,6 +22,15 @@ from fednorms.runs.progress import stderr as stderr
 def stdout() -> Console:
     """The console for results; a file or a pipe gets one line per row, without control characters."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE)
+
+
+@contextmanager
+def continued_by_repeating() -> Iterator[None]:
+    """Within this context, an interruption says that the same command continues."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("Interrupted. Continue with the same command.") from None
 
 
 def print_text(text: str) -> None:

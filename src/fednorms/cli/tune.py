@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from fednorms.cli.output import print_json, print_text
+from fednorms.cli.output import continued_by_repeating, print_json, print_text
 from fednorms.cli.parsing import NOT_OF_SEARCHES, SearchOptions, parse, recipe_options
 from fednorms.core.errors import BadInput
 
@@ -49,7 +49,7 @@ def tune(args: Sequence[str]) -> int:
 
     recipe = given.read_recipe()
     out = given.folder(recipe, "tune", slug(given.method))
-    try:
+    with continued_by_repeating():
         tuned = search(
             given.method,
             recipe=recipe,
@@ -59,8 +59,6 @@ def tune(args: Sequence[str]) -> int:
             jobs=given.jobs,
             progress=not (given.output.quiet or given.output.json),
         )
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("Interrupted. Continue with the same command.") from None
     if given.output.json:
         print_json(tuned.to_dict())
     else:

@@ -37,6 +37,11 @@ class Interval:
         """Whether there is a number."""
         return not math.isnan(self.value)
 
+    @property
+    def certain(self) -> bool:
+        """Whether the interval has no width, as if nothing could vary."""
+        return self.high - self.low < 1e-9
+
     def to_dict(self) -> dict[str, float | None]:
         """Plain values, None for NaN."""
         return {k: None if math.isnan(v) else v for k, v in vars(self).items()}
@@ -92,7 +97,12 @@ def wilson(share: float, n: int) -> Interval:
 
 
 def share_interval(share: float, replicates: np.ndarray, n: int) -> Interval:
-    """The interval of a share; Wilson's if all or none of n images count, because replicates then do not vary."""
-    if share in (0.0, 1.0):
-        return wilson(share, n)
-    return interval(share, replicates)
+    """The interval of a share; Wilson's where replicates do not vary, so that they cannot show how sure it is.
+
+    They do not vary if all or none of n images count, and if patients are drawn of whom each has this share.
+
+    >>> share_interval(0.5, np.full(1000, 0.5), 4)
+    Interval(0.5, 0.15 to 0.85)
+    """
+    found = interval(share, replicates)
+    return wilson(share, n) if share in (0.0, 1.0) or found.certain else found

@@ -22,6 +22,7 @@ _RANKED = 20_000_000  # replicates x images x classes that are ranked
 _LEAST_RANKED = 50
 _CHUNK = 4_000_000  # replicates x images in memory at a time
 _FEW_IMAGES = 30
+_ERRORS = ("brier", "ece", "cross_entropy")
 
 
 def judge_predictions(
@@ -53,7 +54,7 @@ def judge_predictions(
     _replicate(sites, pooled, {name: Draws(len(p), p.groups, name, len(p)) for name, p in predictions.items()})
     made = {name: site.judgement(classes) for name, site in sites.items()}
     accuracies = np.stack([site.replicates()["accuracy"] for site in sites.values()])
-    mean = interval(float(np.mean([m.accuracy.value for m in made.values()])), accuracies.mean(0))
+    mean = _mean_of([m.accuracy for m in made.values()], accuracies.mean(0))
     said = [*notes, *_notes(made)]
     return Judgement(mode, statistics, split, list(classes), made, pooled.judgement(classes), mean, metric, said)
 
@@ -239,9 +240,7 @@ class _Site:
             f1=means["f1"],
             auroc=means["auroc"],
             auprc=means["auprc"],
-            brier=interval(*overall["brier"]),
-            ece=interval(*overall["ece"]),
-            cross_entropy=interval(*overall["cross_entropy"]),
+            **{name: interval(*overall[name]) if units > 1 else _alone(overall[name][0]) for name in _ERRORS},
             bins=reliability(*by_bin),
             classes=judged,
             operating_point=self._at_threshold(classes, at_threshold, drawn_at_threshold),
@@ -333,12 +332,17 @@ def _mean(values: np.ndarray) -> np.ndarray:
         return np.nanmean(values, axis=-1)
 
 
+def _alone(value: float) -> Interval:
+    """An error of one image or patient: nothing tells how it varies."""
+    return Interval(value, np.nan, np.nan)
+
+
 def _mean_of(numbers: Sequence[Interval], replicates: np.ndarray) -> Interval:
-    """The interval of a mean over classes; where each class is at 0 or 1, the mean of their intervals."""
+    """The interval of a mean over classes or sites; where replicates do not vary, the mean of their intervals."""
     known = [x for x in numbers if x.defined]
     if not known:
         return Interval.undefined()
-    value = float(np.mean([x.value for x in known]))
-    if all(x.value in (0.0, 1.0) for x in known):
-        return Interval(value, float(np.mean([x.low for x in known])), float(np.mean([x.high for x in known])))
-    return interval(value, replicates)
+    found = interval(float(np.mean([x.value for x in known])), replicates)
+    if not found.certain and any(x.value not in (0.0, 1.0) for x in known):
+        return found
+    return Interval(found.value, float(np.mean([x.low for x in known])), float(np.mean([x.high for x in known])))

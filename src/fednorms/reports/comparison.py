@@ -226,7 +226,7 @@ def _methods(record: ComparisonRecord) -> Section:
     header += ["behind the best", "std over seeds", "worst site", "sent per site and round"]
     said = "Accuracy in percent on test images after the last round, best first; means over sites that trained."
     blocks: list[Child] = [paragraph(said), table(header, rows), note(f"{_PAIRED} {_WHOLE}")]
-    if not rates and len(comparison.methods) > 1 and best is not None:
+    if not rates and "rates" not in comparison.about and len(comparison.methods) > 1 and best is not None:
         said = f"All methods used the learning rate {best.lr:g}; one that needs another rate is at a disadvantage here."
         blocks.append(note(said))
     return Section("Methods", blocks)

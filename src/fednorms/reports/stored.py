@@ -167,7 +167,7 @@ class ComparisonRecord:
             stored = json.loads(file.read_bytes())
             methods, seeds = dict(stored["methods"]), [int(seed) for seed in stored["seeds"]]
             failed = {(row["method"], int(s)): str(why) for row in stored["rows"] for s, why in row["failed"].items()}
-            about = dict(stored["about"])
+            about, notes = dict(stored["about"]), list(stored.get("notes", ()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadInput(f"{file} is not readable ({error}). Run the comparison again to write it.") from error
         outcomes: list[Outcome] = []
@@ -185,7 +185,7 @@ class ComparisonRecord:
                 outcomes.append(replace(Outcome.of(label, run.result), answers=said))
                 runs[label].append(run)
         metric = next((run.result.recipe.metric for found in runs.values() for run in found), "accuracy")
-        return cls(Comparison(methods, seeds, outcomes, about, folder, metric=metric), runs)
+        return cls(Comparison(methods, seeds, outcomes, about, folder, notes=notes, metric=metric), runs)
 
     @classmethod
     def of(cls, comparison: Comparison) -> ComparisonRecord:

@@ -361,6 +361,7 @@ class Comparison:
                 for label in self.methods
             },
             "about": self.about,
+            "notes": self.notes,
             "path": None if self.path is None else str(self.path),
             "files": [str(f) for f in self.files],
         }

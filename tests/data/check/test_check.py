@@ -126,7 +126,9 @@ def test_copies_in_training_and_test_data_must_be_fixed(root):
     expected = {"copies"} if train.split("/")[1] == label else {"copies", "two labels"}
     assert kinds(found.must_fix) == expected
     assert files_of(found, "copies") == (test,)
-    assert "copies at sites" in kinds(found.should_know)
+    (shared,) = [f for f in found.should_know if f.kind == "copies at sites"]
+    assert test in shared.text
+    assert train in shared.text
     dropped = checked(root, copies="drop") if expected == {"copies"} else None
     assert dropped is None or dropped.ok
 
@@ -181,6 +183,19 @@ def _parts_of_group(root, pattern, across):
     with counted_only():
         made = fn.from_folders(root, size=8, group=pattern, group_across=across)
     return [(image.name, image.part) for image in seen_in(made, False)]
+
+
+def test_a_split_of_the_folders_is_not_said_to_be_changed_by_options(tmp_path):
+    root = tmp_path / "data"
+    for seed, (part, label, i) in enumerate(
+        (p, c, i) for p in ("train", "test") for c in ("a", "b") for i in range(24)
+    ):
+        scene(root / "bern" / part / label / f"patient{'ab'.index(label)}{i // 4:02d}_{i}.png", seed)
+    shutil.copy(root / "bern/train/a/patient000_0.png", root / "bern/test/a/patient000_0.png")
+    must = {finding.kind: finding.text for finding in checked(root).must_fix}
+    assert set(must) == {"ids", "copies"}
+    assert not any(option in text for text in must.values() for option in ("group=", "together"))
+    assert "Move the images of each id" in must["ids"]
 
 
 def test_missing_and_single_classes_and_no_tests(root, tmp_path):

@@ -141,6 +141,10 @@ def test_a_corrupt_image_is_named(clinics, tmp_path):
     found = fn.judge(clinics / "fedavg", data, skip_broken=True)["global/global/test"]
     assert found.pooled.n == 4
     assert any("broken.png" in note for note in found.notes)
+    several = folder(tmp_path / "several", ["bonn", "lund"], each=2)
+    (several / "lund" / "benign" / "broken.png").write_bytes(b"not an image")
+    found = fn.judge(clinics / "fedavg", several, skip_broken=True)["global/global/test"]
+    assert any('"lund/benign/broken.png"' in note for note in found.notes)
     with pytest.raises(fn.BadInput, match="skip_broken=True is for other data"):
         fn.judge(clinics / "fedavg", skip_broken=True)
 

@@ -85,8 +85,7 @@ def check(
         found, what, reader = _opened(str(federation), asked)
     images = seen_in(found, cache, progress)
     published = reader is not None and bool(reader.published.counts)
-    divisible = str(found.source.get("spec", "")).startswith("folder:")
-    case = findings.Case(found, images, published, "group" in asked, divisible)
+    case = findings.Case(found, images, published, "group" in asked, _is_divided_here(found))
     findings.incomplete(case, must=complete)
     for look in (findings.broken, findings.copies, findings.labels, findings.splits, findings.ids, findings.near):
         look(case)
@@ -111,6 +110,12 @@ def check(
         reader=reader.name if reader else "",
         protocols=dict(reader.protocols) if reader else {},
     )
+
+
+def _is_divided_here(found: Federation) -> bool:
+    """Whether this library draws the split of some site, so options can change it: folders may bring their own."""
+    kind, _, root = str(found.source.get("spec", "")).partition(":")
+    return kind == "folder" and any(not file.part for file in scan(Path(root)))
 
 
 def _opened(text: str, asked: dict[str, Any]) -> tuple[Federation, str, Reader | None]:

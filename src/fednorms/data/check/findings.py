@@ -106,8 +106,8 @@ def copies(case: Case) -> None:
         case.add("copies", text, [i.name for i in known], must=not case.published)
     shared = [group for group in groups if len({image.site for image in group}) > 1]
     if shared:
-        where = " and ".join(_distinct_names(shared[0], lambda i: i.site)[:2])
-        text = f"{counted(len(shared), 'image')} {_is(shared)} at several sites (the first at {where})."
+        one, other = list(_distinct(shared[0], lambda i: i.site))[:2]
+        text = f"{counted(len(shared), 'image')} {_is(shared)} at several sites, such as {one.name} and {other.name}."
         case.add("copies at sites", text, _names(shared))
     inside = [group for group in groups if len({(i.site, i.part) for i in group}) < len(group)]
     if inside:
@@ -168,7 +168,9 @@ def ids(case: Case) -> None:
             case.add("ids", f"{what[0].upper()}{what[1:]}, and the split keeps each together.")
         return
     if not case.divisible:
-        use = "The split is part of the data, so scores may be too good."
+        use = "the split is part of the data."
+        if not case.published:
+            use = "the data bring their own split. Move the images of each id to one side of it."
     text = (
         f"{what[0].upper()}{what[1:]}, of which {len(divided):,} are in both training and test data. If an id is a "
         f"patient or lesion, scores are too good: {use}"
@@ -303,10 +305,6 @@ def _names(groups: Sequence[Sequence[Seen]]) -> list[str]:
 
 def _distinct(group: Sequence[Seen], key: Callable[[Seen], object]) -> Iterator[Seen]:
     yield from {key(image): image for image in reversed(group)}.values()
-
-
-def _distinct_names(group: Sequence[Seen], key: Callable[[Seen], str]) -> list[str]:
-    return list(dict.fromkeys(key(image) for image in group))
 
 
 def _images_have(n: int) -> str:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from fednorms.core.errors import BadInput
-from fednorms.core.option_names import option
+from fednorms.core.option_names import flag, option
 from fednorms.data.folders.scan import ImageFile
 from fednorms.data.problems import raise_problems
 
@@ -111,9 +111,13 @@ class _Decoded:
 
 
 def _unreadable(found: Sequence[_Decoded]) -> list[str]:
-    problems = [one.problem for one in found if one.problem]
-    more = [f"and {len(problems) - _NAMED} more that cannot be read"] if len(problems) > _NAMED else []
-    return problems[:_NAMED] + more
+    problems = [one.problem.removesuffix(".") for one in found if one.problem]
+    if len(problems) > _NAMED:
+        problems[_NAMED:] = [f"and {len(problems) - _NAMED} more that cannot be read"]
+    if problems:
+        it = "it" if len(problems) == 1 else "them"
+        problems[-1] += f". Replace or remove {it}, or leave {it} out with {flag('skip_broken')}"
+    return problems
 
 
 def open_image(path: str | Path) -> Image.Image:

@@ -81,19 +81,24 @@ def _in_folder(folder: Path, facts: Facts, group: str | None, broken: list[Broke
             f"the run ({known}), found {', '.join(sorted(names)[:8]) or 'no folders'}."
         )
     channels, height, width = facts.stored_shape
-    return [
-        site_from_folder(
-            place,
-            facts.classes,
-            (height, width),
-            channels,
-            group=group,
-            prepared=preparation(facts.prepared),
-            skip_broken=broken is not None,
-            left_out=broken,
+    sites = []
+    for site in [place] if one_site else inner:
+        left_out: list[Broken] = []
+        sites.append(
+            site_from_folder(
+                site,
+                facts.classes,
+                (height, width),
+                channels,
+                group=group,
+                prepared=preparation(facts.prepared),
+                skip_broken=broken is not None,
+                left_out=left_out,
+            )
         )
-        for place in ([place] if one_site else inner)
-    ]
+        if broken is not None:
+            broken += left_out if one_site else [replace(b, name=f"{site.name}/{b.name}") for b in left_out]
+    return sites
 
 
 def _is_site(folder: Path, facts: Facts) -> bool:
