@@ -11,9 +11,11 @@ from fednorms.core.errors import BadInput
 from fednorms.core.passes import LocalView, shuffled_rows
 from fednorms.core.round import broadcast, own_state
 from fednorms.core.states import Client, context_of
+from fednorms.core.training import Training
 from fednorms.core.tree import Tree
 from fednorms.data import Split
 from fednorms.evaluation.modes import Mode, model_for, predict_site
+from fednorms.methods.registry import method
 from tests.reference import atp as reference
 from tests.support.after import federation, trained
 from tests.support.tiny import close, play, rounds, same, tiny_data, tiny_net, tiny_task
@@ -145,6 +147,15 @@ def test_with_rates_of_zero_nothing_adapts():
     for near in (rates, rates + 1e-14):  # with rates that are exactly zero, nothing is computed
         found = answered(task, run.server, near, split)
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("other", ["scaffold(control='difference')", "feddc", "fedcm"])
+def test_rounds_in_which_clients_rest_are_no_second_phase(other):
+    chosen = method(f"{other.partition('(')[0]} + atp").settled(Training())
+    assert str(chosen) == f"{other} + atp"
+    run = play(str(chosen), tiny_data(7, 6), 3)  # the last two rounds rest
+    assert all(t.isfinite().all() for t in run.model.values())
+    assert same(run.model, play(str(chosen), tiny_data(7, 6), 2).model)
 
 
 def test_the_model_rests_while_rates_are_learned():
