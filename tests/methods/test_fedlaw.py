@@ -109,6 +109,14 @@ def test_the_server_must_have_the_whole_model(other):
         tiny_task(f"{other} + fedlaw", tiny_data())
 
 
+@pytest.mark.parametrize(("size", "images"), [(1, 9), (128, 1)])
+def test_images_that_make_no_batch_are_refused(size, images):
+    data = tiny_data()
+    task = tiny_task(f"fedlaw(batch_size={size})", data, proxy=tiny_data(images)["a"])
+    with pytest.raises(BadInput, match=r"fedlaw: the server's images make no batch of two.*batch_size"):
+        rounds(replace(task, needs_two=True), data, 1)
+
+
 @pytest.mark.parametrize("other", ["median", "dpcentral"])
 def test_rivals_are_refused(other):
     with pytest.raises(BadInput, match="fedlaw"):
