@@ -168,6 +168,17 @@ def test_the_model_rests_while_rates_are_learned():
     assert not whole.server.parts["atp"]["rates"].any()
 
 
+def test_one_image_alone_has_no_variance_to_adapt_to():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+    task = replace(tiny_task("atp(after=0)", tiny_data(7, 6), model=model), needs_two=True)
+    run, split = play_state(task), tiny_data(9, seed=8)["a"]
+    found, plain = (answered(task, run, some_rates(task), split, f"global/{how}") for how in ("test-time", "global"))
+    first, second, last = shuffled_rows("u", 9).split(4)
+    assert torch.equal(found[last], plain[last])
+    assert not torch.allclose(found[first], plain[first])
+    assert not torch.allclose(found[second], plain[second])
+
+
 def test_a_network_without_batchnorm_adapts_its_parameters():
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).double()
     data = tiny_data(7, 6)
