@@ -11,9 +11,11 @@ from fednorms.core.errors import BadInput
 from fednorms.core.passes import LocalView, shuffled_rows
 from fednorms.core.round import broadcast, own_state
 from fednorms.core.states import Client, context_of
+from fednorms.core.training import Training
 from fednorms.core.tree import Tree
 from fednorms.data import Split
 from fednorms.evaluation.modes import Mode, model_for, predict_site
+from fednorms.methods.registry import method
 from tests.reference import atp as reference
 from tests.support.after import federation, trained
 from tests.support.tiny import close, play, rounds, same, tiny_data, tiny_net, tiny_task
@@ -147,6 +149,15 @@ def test_with_rates_of_zero_nothing_adapts():
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("other", ["scaffold(control='difference')", "feddc", "fedcm"])
+def test_rounds_in_which_clients_rest_are_no_second_phase(other):
+    chosen = method(f"{other.partition('(')[0]} + atp").settled(Training())
+    assert str(chosen) == f"{other} + atp"
+    run = play(str(chosen), tiny_data(7, 6), 3)  # the last two rounds rest
+    assert all(t.isfinite().all() for t in run.model.values())
+    assert same(run.model, play(str(chosen), tiny_data(7, 6), 2).model)
+
+
 def test_the_model_rests_while_rates_are_learned():
     half, plain = (play(text, n=4) for text in ("atp(after=0.5)", "fedavg"))
     assert same(half.model, play("fedavg", n=2).model)
@@ -155,6 +166,17 @@ def test_the_model_rests_while_rates_are_learned():
     whole = play("atp(after=1)", n=4)
     assert same(whole.model, plain.model)
     assert not whole.server.parts["atp"]["rates"].any()
+
+
+def test_one_image_alone_has_no_variance_to_adapt_to():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+    task = replace(tiny_task("atp(after=0)", tiny_data(7, 6), model=model), needs_two=True)
+    run, split = play_state(task), tiny_data(9, seed=8)["a"]
+    found, plain = (answered(task, run, some_rates(task), split, f"global/{how}") for how in ("test-time", "global"))
+    first, second, last = shuffled_rows("u", 9).split(4)
+    assert torch.equal(found[last], plain[last])
+    assert not torch.allclose(found[first], plain[first])
+    assert not torch.allclose(found[second], plain[second])
 
 
 def test_a_network_without_batchnorm_adapts_its_parameters():

@@ -91,6 +91,14 @@ def test_a_client_gets_the_spectra_of_all_others_and_not_its_own():
     assert len(p.down_to(mine, "new")["amplitudes"]) == 9
 
 
+def test_a_client_whose_name_begins_another_gets_what_others_sent():
+    data = dict(zip(("a", "a/b"), tiny_data(8, 12).values(), strict=True))
+    task = tiny_task("feddg(spectra=3)", data)
+    [p], mine = task.method.parts, setup(task, data).server.parts["feddg"]
+    for k, other in (("a", "a/b"), ("a/b", "a")):
+        assert torch.equal(p.down_to(mine, k)["amplitudes"], mine[f"{other}/amplitudes"])
+
+
 def test_one_client_has_nobody_to_learn_from():
     data = tiny_data(12)
     assert same(play("feddg", data).model, play("fedavg", data).model)

@@ -105,8 +105,16 @@ def test_without_images_at_the_server_it_says_what_to_do():
 
 @pytest.mark.parametrize("other", ["fedbn", "fedper", "hbn", "standalone"])
 def test_the_server_must_have_the_whole_model(other):
-    with pytest.raises(BadInput, match=r"fedlaw.*no complete copy at the server"):
+    with pytest.raises(BadInput, match=rf"fedlaw.*no complete copy at the server.*Remove fedlaw or {other} from"):
         tiny_task(f"{other} + fedlaw", tiny_data())
+
+
+@pytest.mark.parametrize(("size", "images"), [(1, 9), (128, 1)])
+def test_images_that_make_no_batch_are_refused(size, images):
+    data = tiny_data()
+    task = tiny_task(f"fedlaw(batch_size={size})", data, proxy=tiny_data(images)["a"])
+    with pytest.raises(BadInput, match=r"fedlaw: the server's images make no batch of two.*batch_size"):
+        rounds(replace(task, needs_two=True), data, 1)
 
 
 @pytest.mark.parametrize("other", ["median", "dpcentral"])

@@ -104,14 +104,14 @@ class Trial:
     @classmethod
     def compose(cls, text: str) -> Trial:
         """All checks before training; raises BadInput if parts do not combine."""
-        chosen = method(text)
+        settings = Training(lr=0.1, batch_size=4, momentum=0.5, weight_decay=0.01, clip=10.0)
+        chosen = method(text).settled(settings)
         given = training = federation()
         for p in chosen.parts:
             training = p.arrange(training)
         net = Net(tiny_net(), chosen, name="tiny", dtype=torch.float64)
         net.probe(given.shape, given.num_classes)
         clients = [s.train for s in training.clients if s.train is not None]
-        settings = Training(lr=0.1, batch_size=4, momentum=0.5, weight_decay=0.01, clip=10.0)
         images, proxy = sum(map(len, clients)), proxy_for(net)
         task = Task(net, settings, rounds=2, seed=0, clients=len(clients), samples=images, proxy=proxy)
         chosen.weighting()

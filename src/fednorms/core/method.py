@@ -223,7 +223,7 @@ class Method:
         found = []
         for p in self.having("plan"):
             phases = [q for q in p.plan([Phase()], _anywhere(training)) if not (kept and q.train == "head")]
-            if len(phases) != 1 or phases[0].lr is not None or phases[0].factor != 1:
+            if len(phases) > 1 or any(q.lr is not None or q.factor != 1 for q in phases):  # none: clients rest
                 found.append(p.name)
         return found
 

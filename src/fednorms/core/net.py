@@ -137,9 +137,10 @@ class Net:
         others = [f"after {', '.join(changed)} changed it"] * bool(changed)
         others += [f"of which {', '.join(keeping)} keep{'s' * (len(keeping) == 1)} tensors back"] * bool(keeping)
         why = f" ({', '.join(others)})" if others else ""
+        removable = " or ".join(dict.fromkeys([p.name, *changed, *keeping]))
         return BadInput(
             f'{p.name} has nothing to act on: model "{self.name}"{why} has {missing}. '
-            f"Remove {p.name} from the method, or choose a model with such layers."
+            f"Remove {removable} from the method, or choose a model with such layers."
         )
 
     def _route(self) -> dict[str, Route]:

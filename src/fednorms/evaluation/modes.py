@@ -272,8 +272,8 @@ def site_logits(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Positions, logits and labels of a site's images by batch, in stored order.
 
-    If images of a batch share statistics, they come in `shuffled_rows`. With batch statistics, a last batch of one
-    image is normalized with the stored ones.
+    If images of a batch share statistics, they come in `shuffled_rows`. A last batch of one image has no variance for
+    a network that needs two: it is normalized with the stored one, and no model adapts to it.
     """
     size = mode.batch_size(task)
     kind = mode.statistics.partition(":")[0]
@@ -292,7 +292,7 @@ def site_logits(
         alone = len(batch[1]) == 1 and task.needs_two
         x, y = prepare_test(task, batch, context, mine, sent)
         tensors = by_batch(task.net, model) if batch_mode else model
-        if kind == "test-time":
+        if kind == "test-time" and not alone:
             tensors, memory = _adapted(task, sent, context, model, mine, x, memory)
         logits, features = task.net.forward(tensors, x, train=False, batch_statistics=batch_mode and not alone)
         yield rows, answer(task, sent, mine, logits, features), y

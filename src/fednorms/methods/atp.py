@@ -28,7 +28,8 @@ class ATP(Part):
     models adapted to all batches of the site so far. Batches are as large as in training; the mode
     "global/test-time:20" uses batches of 20, and "global/global" tests without adaptation.
     Acts on the plan, a pass before training, the server's step, and evaluation. Server state and communication: one
-    number per tensor. after=1 is FedAvg.
+    number per tensor. after=1 is FedAvg. List it after parts with a server step, as in "fedavgm + atp": one that comes
+    later moves the resting model.
     Divergence: a client without validation images learns on its training images.
 
     >>> ATP(online=True)

@@ -33,10 +33,12 @@ class Eraser(Part):
     Layers are convolutions and linear layers that a BatchNorm follows. E has their first filters; D is a depthwise
     convolution of kernel x kernel. The statistics of BN stay with the client. Each tensor v of D and of BN's gain and
     shift is mixed for client i over the round's clients: sum_j softmax_j(cos(v_i, v_j) / tau) v_j. A client that is
-    away keeps what it was sent last. The server's own, for new sites, is the mean. Everything else is averaged.
+    away keeps what it was sent last. The server's own, for new sites, and everything else are averaged (in fdse: by
+    consensus).
     Acts on layers, routes and the model that each client receives. Client state: the statistics. Server state: the
     mixtures. Sends about 1 / ratio of FedAvg's convolutions.
-    Divergence: the program's later version (2026) has no relu here (activate=False); its first version has one.
+    Divergence: the program's later version (2026) has no relu here (activate=False); its first version has one. A
+    client that takes part for the first time in a later round gets the server's D; the program sends the untrained one.
 
     >>> Eraser(tau=1.0)
     eraser(tau=1.0)

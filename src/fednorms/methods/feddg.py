@@ -92,7 +92,7 @@ class FedDG(Part):
 
     @override
     def down_to(self, mine: Tree, client: str) -> Tree:
-        others = [t for name, t in sorted(mine.items()) if name.split("/")[0] != client]
+        others = [t for name, t in sorted(mine.items()) if name != f"{client}/amplitudes"]
         return Tree(amplitudes=torch.cat(others)) if others else Tree()
 
     @override

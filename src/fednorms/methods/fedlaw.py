@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fednorms.core.errors import BadInput
 from fednorms.core.norms import keeps_statistics
 from fednorms.core.part import PROXY, Part, Route, Slot, option, part
 from fednorms.core.tree import Tree, mean
@@ -73,6 +74,11 @@ class FedLAW(Part):
                     theta.grad = torch.autograd.grad(images.base(logits, y), theta)[0]
                 how.step()
                 draw += 1
+        if not draw:
+            raise BadInput(
+                "fedlaw: the server's images make no batch of two, and this model's BatchNorm normalizes one value per "
+                "channel and image. Give the server more images, or set a larger fedlaw(batch_size=...)."
+            )
         gamma, lam = self._weights(theta.detach())
         found = mean(list(r.models), lam.tolist())
         statistics = buffers.pick(context.names(_is_statistic)).pick(found)
