@@ -120,9 +120,10 @@ def _heat_map(axis: Axes, section: Section) -> None:
             text += mark(cell)
             dark = abs(shades[i][j]) > 0.7 * _SPAN
             axis.text(j, i, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
-    axis.set_xticks(range(len(columns)), columns, fontsize=8)
+    axis.set_xticks(range(len(columns)), [textwrap.fill(c, 15) for c in columns], fontsize=8)
     axis.set_yticks(range(len(rows)), rows, fontsize=8)
-    what = "ours and the paper's (%), purple better, orange worse" if section.has_published else "ours (%)"
+    what = "ours and the paper's (%)" if section.has_published else "ours (%)"
+    what += ", purple better, orange worse" if any(map(any, shades)) else ""
     wide = max(40, 12 * len(columns))  # characters, roughly
     axis.set_title(textwrap.fill(f"{section.title}: {what}", wide), fontsize=9)
     axis.tick_params(length=0)
