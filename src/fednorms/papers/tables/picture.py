@@ -162,4 +162,5 @@ def _finish(axis: Axes, label: str) -> None:
     axis.tick_params(labelsize=8)
     axis.grid(axis="y", color="#dddddd", linewidth=0.8)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5))  # covers no point
+    where: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)}  # covers no point
+    axis.legend(fontsize=7, frameon=False, handlelength=3, **where)  # long enough to show dashes
