@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -132,7 +133,8 @@ def _show(name: str, of_runs: dict[str, Findings]) -> None:
 
 
 def _number(found: Findings, what: str) -> str:
-    return f"{found.scalars[what]:.4g}" if what in found.scalars else "-"
+    value = found.scalars.get(what, math.nan)
+    return "-" if math.isnan(value) else f"{value:.4g}"  # "W unseen" is not a number where every client has every class
 
 
 def _write(out: Path, analysis: Analysis, of_runs: dict[str, Findings]) -> list[Path]:
