@@ -49,6 +49,7 @@ docs-pages: index  ## write the generated pages of docs/: methods, privacy, data
 	$(PY) docs/make_data_page.py
 	$(PY) docs/make_results_page.py
 	$(PY) docs/make_advise_page.py
+	PYTHONPATH=. $(PY) docs/make_which_method_page.py
 	PYTHONPATH=. $(PY) docs/make_commuting_page.py
 
 results: $(READY)  ## write every results page again, from the stored runs of recipes/results

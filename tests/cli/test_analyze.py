@@ -109,6 +109,11 @@ def test_a_missing_run(tmp_path, capsys):
     assert "is not a run" in capsys.readouterr().err
 
 
+def test_a_missing_second_run(run, tmp_path, capsys):
+    assert main(["analyze", str(run), str(tmp_path / "nowhere"), "divergence"]) == 2
+    assert f'No run "{tmp_path / "nowhere"}"' in capsys.readouterr().err
+
+
 def test_all_analyses_are_listed(capsys):
     assert main(["list", "analyses", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["analyses"]

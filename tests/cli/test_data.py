@@ -160,3 +160,11 @@ def test_images_of_several_sizes_are_shown_at_one_size(tmp_path, capsys, monkeyp
     assert "pixels" not in capsys.readouterr().out.splitlines()[1]
     assert main(["run", "--federation", str(tmp_path / "pets"), "--out", str(tmp_path / "run")]) == 2
     assert "resize them all with --size 6." in capsys.readouterr().err
+
+
+def test_show_of_a_published_data_set_that_is_no_folder_of_sites_names_it(tmp_path, capsys):
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        (tmp_path / f"{name}.bin").write_bytes(b"")
+    assert main(["data", "show", str(tmp_path)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f'It looks like cifar-10: use federation "cifar-10" with --root "{tmp_path}"' in said

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 import fednorms
-from docs import griffe_doctests, make_api_pages, make_cli_page, make_data_page, make_recipe_page, make_results_page
+from docs import (
+    griffe_doctests,
+    make_api_pages,
+    make_cli_page,
+    make_data_page,
+    make_recipe_page,
+    make_results_page,
+    make_which_method_page,
+)
 from fednorms.cli import main, parsing
 from fednorms.core.training import Training
 from fednorms.data.readers import READERS
@@ -20,7 +28,15 @@ ROOT = Path(make_data_page.__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-MAKERS = (griffe_doctests, make_api_pages, make_cli_page, make_data_page, make_recipe_page, make_results_page)
+MAKERS = (
+    griffe_doctests,
+    make_api_pages,
+    make_cli_page,
+    make_data_page,
+    make_recipe_page,
+    make_results_page,
+    make_which_method_page,
+)
 
 
 @pytest.mark.parametrize("module", MAKERS, ids=lambda module: module.__name__)
@@ -42,6 +58,24 @@ def test_the_page_of_data_sets_is_current():
 def test_the_tables_of_results_are_current():
     text = make_results_page.PAGE.read_text(encoding="utf-8")
     assert make_results_page.page(text) == text, "run: python docs/make_results_page.py"
+
+
+def test_the_page_of_situations_is_current():
+    text = make_which_method_page.PAGE.read_text(encoding="utf-8")
+    assert make_which_method_page.page(text) == text, "run: python docs/make_which_method_page.py"
+
+
+def test_the_table_of_situations_has_the_mean_loss_of_the_methods_that_ran_everywhere():
+    question = {"always": {"a": 2.0, "b": 0.0}, "advice": 1.0}
+    other = {"always": {"b": 3.0}, "advice": 0.0}
+    measures = {"label_tv": 0.3, "feature_w2_class": 0.0}
+    found = [{"measures": measures, "any": q, "one model": q} for q in (question, other)]
+    assert make_which_method_page.row(found, skewed=True, different=False) == [
+        "differ",
+        "alike",
+        "2",
+        *["b 1.5", "0.5"] * 2,
+    ]
 
 
 @pytest.mark.parametrize("report", sorted((ROOT / "recipes/results").glob("*/RESULTS.md")), ids=lambda p: p.parent.name)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -98,6 +100,8 @@ def _runs_and_analyses(words: Sequence[str]) -> tuple[list[Path], list[Analysis]
     names = [word for at, word in enumerate(words) if at > 0 and not Path(word).is_dir()]
     if not names:
         raise BadInput(f"Name what to measure, after the run. Known: {', '.join(ANALYSES)}.")
+    if missing := [name for name in names if "/" in name or os.sep in name]:
+        raise BadInput(f'No run "{missing[0]}": there is no such folder.')
     return list(dict.fromkeys(runs)), [analysis_named(name) for name in dict.fromkeys(names)]
 
 
@@ -116,7 +120,7 @@ def _show(name: str, of_runs: dict[str, Findings]) -> None:
     if not scalars:
         stdout().print(f"{name}: no single number. --out DIR writes the findings and a picture.", markup=False)
         return
-    header = [name, "value"] if len(of_runs) == 1 else [name, *(Path(run).name for run in of_runs)]
+    header = [name, "value"] if len(of_runs) == 1 else [name, *_short(of_runs).values()]
     rows = [[what, *(_number(f, what) for f in of_runs.values())] for what in scalars]
     stdout().print(grid(header, rows, numbers_from=1))
     points = max((len(s) for f in of_runs.values() for s in f.series.values()), default=0)
@@ -129,14 +133,16 @@ def _show(name: str, of_runs: dict[str, Findings]) -> None:
 
 
 def _number(found: Findings, what: str) -> str:
-    return f"{found.scalars[what]:.4g}" if what in found.scalars else "-"
+    value = found.scalars.get(what, math.nan)
+    return "-" if math.isnan(value) else f"{value:.4g}"  # "W unseen" is not a number where every client has every class
 
 
 def _write(out: Path, analysis: Analysis, of_runs: dict[str, Findings]) -> list[Path]:
     with clear_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     one = len(of_runs) == 1
-    plain = {Path(run).name: f.plain() for run, f in of_runs.items()}
+    names = _short(of_runs)
+    plain = {names[run]: f.plain() for run, f in of_runs.items()}
     files = [out / f"{analysis.name}.json"]
     write_atomic(files[0], (json.dumps(next(iter(plain.values())) if one else plain) + "\n").encode())
     try:
@@ -164,4 +170,15 @@ def _labeled(of_runs: dict[str, Findings]) -> list[Findings]:
         recipe = Recipe.from_toml(RunDirectory(run).read_recipe(), run)
         rest = recipe.model_copy(update={"seed": 0, "fingerprint": ""}).to_toml()
         seen.setdefault(recipe.method, set()).add(rest)
-    return [f if len(seen[f.label]) == 1 else replace(f, label=Path(run).name) for run, f in of_runs.items()]
+    names = _short(of_runs)
+    return [f if len(seen[f.label]) == 1 else replace(f, label=names[run]) for run, f in of_runs.items()]
+
+
+def _short(runs: Iterable[str]) -> dict[str, str]:
+    """The names of runs' folders, or their paths where two have the same name.
+
+    >>> _short(["a/x", "b/y"]), _short(["a/x", "b/x"])
+    ({'a/x': 'x', 'b/y': 'y'}, {'a/x': 'a/x', 'b/x': 'b/x'})
+    """
+    names = {run: Path(run).name for run in runs}
+    return names if len(set(names.values())) == len(names) else {run: run for run in names}

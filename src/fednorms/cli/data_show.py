@@ -13,6 +13,7 @@ from fednorms.cli.grid import Grid
 from fednorms.cli.output import grid, print_json, stdout
 from fednorms.cli.parsing import DataOptions, Flag, merged, parse
 from fednorms.core.counted import counted
+from fednorms.core.errors import BadInput
 from fednorms.runs.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -91,7 +92,13 @@ def _at_one_size(recipe: Recipe) -> tuple[Recipe, dict[str, Counter[Size]]]:
     from fednorms.data.registry import folder_of
 
     folder = folder_of(recipe.federation, recipe.data.root or None)
-    if folder is None or recipe.data.size is not None or not differ(sizes := sizes_in(folder)):
+    if folder is None or recipe.data.size is not None:
+        return recipe, {}
+    try:
+        sizes = sizes_in(folder)
+    except BadInput:  # opening it says what is wrong, and which data set it may be
+        return recipe, {}
+    if not differ(sizes):
         return recipe, {}
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"size": common_side(sizes)})}), sizes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,17 @@ import torch
 from torch import Tensor
 
 LARGE = 4096  # bytes of an image from which on a thread reads ahead
+HELD = 2**26  # bytes of a mapped file that are used before its pages are released
+
+
+def release(array: np.ndarray) -> None:
+    """Remove the pages of a mapped file from this process; the system keeps them as long as it has room.
+
+    Without this, a process seems to need as much memory as it has read.
+    """
+    mapped = getattr(array, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 class MappedImages:
@@ -32,6 +44,7 @@ class MappedImages:
         self.path = Path(path)
         self._array: np.ndarray = np.load(self.path, mmap_mode="r")
         self.rows = np.arange(len(self._array)) if rows is None else np.asarray(rows, dtype=np.int64)
+        self._used = 0  # bytes since pages were released
 
     @property
     def shape(self) -> torch.Size:
@@ -65,6 +78,10 @@ class MappedImages:
         order = np.argsort(wanted, kind="stable")
         images = np.empty((len(wanted), *self._array.shape[1:]), self._array.dtype)
         images[order] = self._array[wanted[order]]
+        self._used += images.nbytes
+        if self._used > HELD:
+            release(self._array)
+            self._used = 0
         return torch.from_numpy(images)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> MappedImages:

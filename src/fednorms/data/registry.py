@@ -10,6 +10,7 @@ from typing import Any
 from fednorms.core import plugins
 from fednorms.core.errors import BadInput
 from fednorms.core.grammar import read_one
+from fednorms.core.option_names import option
 from fednorms.core.options import did_you_mean
 from fednorms.data import digits_shift
 from fednorms.data.changes import changed
@@ -212,7 +213,7 @@ def _folder(text: str, asked: Mapping[str, Any]) -> Federation:
             return from_folders(path, **{k: v for k, v in asked.items() if k in _OF_FOLDERS})
         except BadInput as problem:
             if names := [reader.name for reader, _ in recognized(path)]:
-                hint = f'It looks like {names[0]}: use federation "{names[0]}" with root="{path}"'
+                hint = f'It looks like {names[0]}: use federation "{names[0]}" with {option("root")} "{path}"'
                 raise BadInput(f"{problem} {hint}.") from None
             raise
     path = Path(root or "", text).expanduser()

@@ -14,6 +14,7 @@ from fednorms.core.options import few
 from fednorms.evaluation.intervals import Interval
 from fednorms.papers.tables.catalog import default_out, known, open_table
 from fednorms.papers.tables.cell import BETTER, MISS, TableCell, number, ours_text, published_text
+from fednorms.papers.tables.explanations import Explanation
 from fednorms.papers.tables.report import facts
 from fednorms.papers.tables.store import ResultStore, read_records
 from fednorms.papers.tables.stored_summary import stored_summary
@@ -74,6 +75,7 @@ def table_page(summary: Summary) -> Page:
     shown = [s for s in summary.sections if s.shown]
     runs = counted(len(summary.records), "run")
     sections = [_setting(s, summary) for s in shown]
+    sections += [_explanation(why) for why in found.explanations]
     sections += [_again(summary), notes_section(_notes(summary))]
     about = f"{found.title}; {runs} in {counted(len(shown), 'setting')}"
     return Page("table", f"{found.paper} {found.label}", sentences(summary), about, _figures(summary), sections)
@@ -215,6 +217,11 @@ def _found(values: Mapping[str, tuple[float, float | None, int]], name: str) -> 
         return Cell("-")
     mean, std, _ = values[name]
     return Cell(f"{mean:.4g}" + ("" if std is None else f" ± {std:.2g}"), mean)
+
+
+def _explanation(why: Explanation) -> Section:
+    rows: list[Row] = [[first, *map(Cell, rest)] for first, *rest in why.rows]
+    return Section(why.title, [table(why.header, rows, sort=False), bullets(why.notes)])
 
 
 def _again(summary: Summary) -> Section:

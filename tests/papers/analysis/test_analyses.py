@@ -22,6 +22,7 @@ from fednorms.core.round import base_phases, begin, broadcast, draws, local_upda
 from fednorms.core.sampling import Participation
 from fednorms.methods.registry import method, names
 from fednorms.papers.analysis.analyze import analyze
+from fednorms.papers.analysis.findings import Findings
 from fednorms.papers.analysis.measures import ANALYSES
 from fednorms.papers.analysis.picture import figure, png
 from fednorms.papers.analysis.stored_run import StoredRun
@@ -466,6 +467,14 @@ def test_findings_are_drawn_alone_and_with_those_of_other_runs(run, longer):
     assert axis.lines[0].get_marker() != "None"
     with pytest.raises(BadInput, match="cannot share a picture"):
         one.plot(analyze(run, "divergence"))
+
+
+def test_gaps_of_global_and_personal_models_share_a_panel():
+    pytest.importorskip("matplotlib")
+    gaps = {"fedavg": "global/batch", "fedbn": "personal/batch"}
+    found = {row: [Findings(series={name: [(1, 0.1), (2, 0.2)]})] for row, name in gaps.items()}
+    (axis,) = figure(ANALYSES["test-gap"], {"": found}, "Figure").axes
+    assert {line.get_label() for line in axis.lines} >= {f"{row}, {name}" for row, name in gaps.items()}
 
 
 def test_settings_of_a_figure_share_their_scales(run, longer):

@@ -103,6 +103,23 @@ def test_a_single_step_is_not_a_line():
     assert [axis.get_title() for axis in axes] == ["many: ours (%)"]
 
 
+def test_long_names_of_columns_are_wrapped_and_colors_explained_where_there_are_some():
+    pytest.importorskip("matplotlib")
+    from fednorms.papers.tables.picture import figure
+
+    name, row = "Domain mean, best round", {"name": "FedAvg", "method": "fedavg", "published": {"few": {"Avg": 51.0}}}
+    settings = [{"name": "few", "columns": {"Avg": "mean", name: "worst"}, "incomparable": {"Avg": "other images"}}]
+    for judged in (False, True):
+        if judged:
+            del settings[0]["incomparable"]
+        summary = summarize(table(None, settings=settings, rows=[row]), found(OURS))
+        (heat,) = figure(summary).axes
+        assert ("purple better" in heat.get_title().replace("\n", " ")) == judged
+        labels = [tick.get_text() for tick in heat.get_xticklabels()]
+        assert [label.split() for label in labels] == [["Avg"], name.split()]
+        assert max(map(len, labels[1].splitlines())) <= 15
+
+
 def test_a_ranking_is_drawn_next_to_its_heat_map_in_the_same_order():
     pytest.importorskip("matplotlib")
     from fednorms.papers.tables.picture import figure

@@ -10,8 +10,12 @@ import pytest
 
 from fednorms.core.errors import BadInput
 from fednorms.papers.tables.catalog import open_table
-from fednorms.papers.tables.plan import chosen_rows, recipe_for
+from fednorms.papers.tables.explanations import Explanation
+from fednorms.papers.tables.plan import Found, chosen_rows, recipe_for
+from fednorms.papers.tables.report import markdown
+from fednorms.papers.tables.summary import summarize
 from fednorms.papers.tables.table import Row, Setting, Table
+from fednorms.reports.table import table_page
 from tests.support.tables import MINI, table
 
 LAYERS = """
@@ -159,6 +163,21 @@ def test_notes_come_from_the_lists_of_a_page_with_headings(tmp_path):
     folder = table(tmp_path / "t", 'notes = ["In the table."]\n' + LAYERS)
     (folder / "table.md").write_text("# Notes\n\nNo note.\n\n## One\n\n- First\n  and more.\n\n## Two\n\n- Issue #2.\n")
     assert open_table(folder).notes == ["In the table.", "First and more.", "Issue #2."]
+
+
+def test_a_heading_with_a_table_is_a_section_of_its_own(tmp_path):
+    folder = table(tmp_path / "t", LAYERS)
+    why = "## Why A < B\n\n| change | A |\n|---|---|\n| none | 1.5 |\n\n- The rate.\n"
+    (folder / "table.md").write_text(f"# Notes\n\n- First.\n\n{why}\n## Choices\n\n- Last.\n")
+    found = open_table(folder)
+    assert found.notes == ["First.", "Last."]
+    assert found.explanations == [Explanation("Why A < B", ["change", "A"], [["none", "1.5"]], ["The rate."])]
+    summary = summarize(found, Found())
+    text = markdown(summary)
+    assert text.index("## Why A &lt; B\n\n| change | A |") < text.index("- The rate.") < text.index("## Notes")
+    page = table_page(summary).html()
+    assert "Why A &lt; B" in page
+    assert "The rate." in page
 
 
 def test_a_folder_without_a_table_and_an_unknown_name(tmp_path):

@@ -111,6 +111,13 @@ def test_the_same_recipe_stays_the_same_run():
         assert same_run(plain(recipe), recipe)
 
 
+def test_all_runs_of_fedwons_table_4_are_runs_of_its_table_18():
+    there = [recipe_for(read("fedwon-table-18"), s, r, 0, {}) for s, r in pairs(read("fedwon-table-18"))]
+    for setting, row in pairs(read("fedwon-table-4")):
+        mine = recipe_for(read("fedwon-table-4"), setting, row, 0, {})
+        assert any(same_run(plain(mine), other) for other in there if other.method == mine.method), (setting, row)
+
+
 def _sizes(model):
     """The smallest images that a model takes."""
     return {"alexnet": 64, "digits-cnn": 28, "digits-cnn-fedbn": 28, "timm:levit_128s": 224}.get(model, 32)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fednorms.core.errors import BadInput
 from fednorms.data.blocks import DIGEST, SIZE, BlockHasher, CheckedBlocks, hash_of
-from fednorms.data.mapped import MappedImages
+from fednorms.data.mapped import HELD, MappedImages, release
 
 
 def length_of_hashes(size: int) -> int:
@@ -31,6 +31,8 @@ def hashes_of(array: np.ndarray) -> bytes:
     def one(start: int) -> bytes:
         hasher = BlockHasher()
         hasher.append(flat[start : start + SIZE].data)
+        if start % HELD == 0:
+            release(flat)
         return hasher.table()
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

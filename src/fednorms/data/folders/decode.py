@@ -16,12 +16,14 @@ from PIL import Image, UnidentifiedImageError
 from fednorms.core.errors import BadInput
 from fednorms.core.option_names import flag, option
 from fednorms.data.folders.scan import ImageFile
+from fednorms.data.mapped import release
 from fednorms.data.problems import raise_problems
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF")  # Pillow knows many more, and some start other programs
 MOST_PIXELS = 2**26  # of one image: 8192 x 8192
 _NAMED = 10  # unreadable files named in one message
+_BLOCK = 512  # files decoded before the pages of their images are released
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,12 @@ class Decoding:
     def images(self, out: np.ndarray | None = None) -> np.ndarray:
         """Decode all files, several at a time, into `out` or a new array; report every file that cannot be read."""
         images = np.empty(self.full, np.uint8) if out is None else out
+        found: list[_Decoded] = []
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            found = list(pool.map(self._decode_one, range(len(self.files)), images))
+            for start in range(0, len(self.files), _BLOCK):
+                here = range(start, min(start + _BLOCK, len(self.files)))
+                found += pool.map(self._decode_one, here, images[here.start : here.stop])
+                release(images)
         raise_problems(f'Folder "{self.root}"', [*_unreadable(found), *self._other_sizes(found)])
         brightest = [one.brightest for one in found if one.brightest is not None]
         if brightest and max(brightest) < 2**14:

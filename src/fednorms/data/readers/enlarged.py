@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fednorms.data.folders.cache import is_counting, kept
-from fednorms.data.mapped import MappedImages
+from fednorms.data.mapped import MappedImages, release
 from fednorms.data.readers.digits_five import as_rgb
 from fednorms.data.readers.pictures import Cache
 
@@ -40,6 +40,7 @@ def _on_disk(where: str, x: np.ndarray, size: int, cache: Cache, made_from: str)
         images = np.empty(full, np.uint8) if out is None else out
         for start in range(0, len(x), _BLOCK):
             images[start : start + _BLOCK] = as_rgb(x[start : start + _BLOCK], size)
+            release(images)
         return images
 
     return kept(where, digest.hexdigest(), full, fill, cache, memory_limit=0, made_from=made_from)

@@ -15,8 +15,10 @@ from fednorms.papers.analysis.registry import Drawing, analysis
 from fednorms.papers.analysis.stored_run import StoredRun
 from fednorms.papers.analysis.subject import Subject
 
+_ONE_GAP = {"gap": ("global/batch", "personal/batch", "no layer with statistics")}  # as each method is judged
 
-@analysis("test-gap", "GReg Figure 2", Drawing("curves", y="difference of losses", zero=True))
+
+@analysis("test-gap", "GReg Figure 2", Drawing("curves", y="difference of losses", zero=True, panels=_ONE_GAP))
 def _test_gap(stored: StoredRun) -> Findings:
     """Loss on test images with stored statistics minus loss with the test batch's, mean over clients; by round.
 

@@ -120,9 +120,10 @@ def _heat_map(axis: Axes, section: Section) -> None:
             text += mark(cell)
             dark = abs(shades[i][j]) > 0.7 * _SPAN
             axis.text(j, i, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
-    axis.set_xticks(range(len(columns)), columns, fontsize=8)
+    axis.set_xticks(range(len(columns)), [textwrap.fill(c, 15) for c in columns], fontsize=8)
     axis.set_yticks(range(len(rows)), rows, fontsize=8)
-    what = "ours and the paper's (%), purple better, orange worse" if section.has_published else "ours (%)"
+    what = "ours and the paper's (%)" if section.has_published else "ours (%)"
+    what += ", purple better, orange worse" if any(map(any, shades)) else ""
     wide = max(40, 12 * len(columns))  # characters, roughly
     axis.set_title(textwrap.fill(f"{section.title}: {what}", wide), fontsize=9)
     axis.tick_params(length=0)
@@ -161,4 +162,5 @@ def _finish(axis: Axes, label: str) -> None:
     axis.tick_params(labelsize=8)
     axis.grid(axis="y", color="#dddddd", linewidth=0.8)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5))  # covers no point
+    where: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)}  # covers no point
+    axis.legend(fontsize=7, frameon=False, handlelength=3, **where)  # long enough to show dashes

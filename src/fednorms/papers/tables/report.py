@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from fednorms.core.markup import markdown_table
 from fednorms.core.options import few
 from fednorms.papers.analysis.measures import ANALYSES
 from fednorms.papers.tables.cell import UNJUDGED, TableCell, mark, number, ours_text, published_text
@@ -74,6 +75,9 @@ def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
     missing = [section.title for section in summary.sections if not section.shown]
     if missing:
         lines += [f"Not run yet: {_escape('; '.join(missing))}.", ""]
+    for why in table.explanations:
+        lines += [f"## {_escape(why.title)}", "", markdown_table(why.header, why.rows), ""]
+        lines += [*(f"- {_escape(note)}" for note in why.notes), ""]
     notes = [*table.notes, *summary.searches, *(_failure(r) for r in summary.failed)]
     if summary.stale:
         notes.append(f"Not used, because the table's recipe has changed since: {few(summary.stale)}.")

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fednorms.core.errors import BadInput
 from fednorms.core.options import nearest
+from fednorms.papers.tables.explanations import Explanation, explanations_in, notes_in
 from fednorms.papers.tables.selectors import Selector
 from fednorms.papers.tables.validation import problems
 from fednorms.runs.recipe import Recipe
@@ -225,6 +226,11 @@ class Table(BaseModel):
         return f"{self.paper} {self.label}: {self.title}"
 
     @property
+    def explanations(self) -> list[Explanation]:
+        """What explains its differences from the paper; see the Markdown file of the same name."""
+        return [] if self.path is None else explanations_in(self.path.with_suffix(".md"))
+
+    @property
     def has_published(self) -> bool:
         """Whether the table has published values; custom tables may have none."""
         return any(values for row in self.rows for values in (*row.published.values(), row.averages))
@@ -234,7 +240,7 @@ class Table(BaseModel):
         """Read a table's file; every problem is reported at once."""
         try:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
-            notes = _notes_in(file.with_suffix(".md"))
+            notes = notes_in(file.with_suffix(".md"))
         except tomllib.TOMLDecodeError as error:
             raise BadInput(f"{file} is not valid TOML: {error}.") from None
         except (OSError, UnicodeDecodeError) as error:
@@ -271,15 +277,6 @@ class Table(BaseModel):
     def searched_recipe(self, setting: Setting, row: Row, point: Mapping[str, Any]) -> Recipe:
         """The recipe of a row in a setting with the values of a search, by dotted key."""
         return self.recipe_of(setting, row, as_recipe(point))
-
-
-def _notes_in(page: Path) -> list[str]:
-    """The list items of a Markdown page, one note each, without headings; none if there is no such page."""
-    if not page.is_file():
-        return []
-    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    _, *items = "\n".join(["", *lines]).split("\n- ")
-    return [" ".join(item.split()) for item in items]
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
