@@ -29,8 +29,8 @@ A formula comes from a paper's text or its authors' program, never from memory.
 - **CCST** ([Chen et al. 2023](https://arxiv.org/abs/2210.00912)) needs an encoder and a decoder that were trained for
   style transfer, which its program downloads. `feddg`, `fedrdn` and `fedfa` exchange styles without them.
 - **FedStein** ([Gupta, Jangid and Sethi 2024](https://arxiv.org/abs/2410.03499)) and **BN-SCAFFOLD** ([Quintana et al.
-  2024](https://arxiv.org/abs/2410.03281)): we had only abstracts and summaries, which define neither FedStein's shrinkage
-  factor nor BN-SCAFFOLD's control variates, and could read neither program.
+  2024](https://arxiv.org/abs/2410.03281)): we had only abstracts and summaries, which define neither FedStein's
+  shrinkage factor nor BN-SCAFFOLD's control variates, and could read neither program.
 """
 FACTS = f"""
 ## What they cost and where they work
