@@ -270,10 +270,11 @@ class Graphs(LocalEngine):
 
         Compiling may take a quarter of the time that the rest of the run needs without it.
         """
-        steps = self.steps
-        steps.allowance = self.trials.left(clients, rounds) / 4 - steps.compiled_for
+        steps, trials = self.steps, self.trials
+        trials.clients = max(trials.clients, clients)
+        steps.allowance = trials.left(clients, rounds) / 4 - steps.compiled_for
         compiling = steps.allowance > seconds_to_compile()
-        if self.trials.done(clients, compiling=compiling):
+        if trials.done(compiling=compiling):
             return
         slots = len(self.slots.spaces)
         held = max(slots + self.grouping.together * len(self.stacks.spaces), 1)  # clients whose memory is there
@@ -284,12 +285,12 @@ class Graphs(LocalEngine):
             return (g.together * g.streams - there) * used < 0.8 * room
 
         before = self.grouping
-        self.grouping = self.trials.next(before, clients, seconds, compiling=compiling, fits=fits)
+        self.grouping = trials.next(before, seconds / clients, compiling=compiling, fits=fits)
         if (self.grouping.together, self.grouping.compiled) != (before.together, before.compiled):
             self.stacks.keep(0)
         if self.grouping.compiled != before.compiled:
             self.slots.keep(0)
-        if self.trials.done(clients, compiling=compiling):
+        if trials.done(compiling=compiling):
             self._keep(self.grouping)
             self.device.empty_cache()
 
