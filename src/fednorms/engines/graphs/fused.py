@@ -111,7 +111,7 @@ def _alike(found: Sequence[Tensor], expected: Sequence[Tensor], start: Sequence[
     ).T
     dtype = floats[0][0].dtype
     # Short products (TF32, bfloat16) have two to three digits.
-    share = 1e-9 if dtype == torch.float64 else 0.02 if torch.backends.cuda.matmul.allow_tf32 else 1e-3
+    share = 1e-8 if dtype == torch.float64 else 0.02 if torch.backends.cuda.matmul.allow_tf32 else 1e-3
     noise = 1e-12 if dtype == torch.float64 else 1e-5
     # Not a number is never less.
     return bool((error <= share * move + noise * move.norm() + 4 * torch.finfo(dtype).eps * size).all())
