@@ -47,7 +47,7 @@ class Dropped(TinyNet):
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("together", [1, 2])
 @pytest.mark.parametrize(
-    "text", ["scaffold", "fedbn", "fednn", "gn", "hbn(rate=0.5)", "fedrep", "fedala", "ditto", "fedsmoo"]
+    "text", ["scaffold", "fedbn", "fednn", "fedrep", "fedala", "ditto", "fedsmoo"]
 )
 def test_traced_steps_give_the_loops_results(text, together):
     engine = compared(text, together)
