@@ -46,9 +46,7 @@ class Dropped(TinyNet):
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("together", [1, 2])
-@pytest.mark.parametrize(
-    "text", ["scaffold", "fedbn", "fednn", "fedrep", "fedala", "ditto", "fedsmoo"]
-)
+@pytest.mark.parametrize("text", ["scaffold", "fedbn", "fednn", "fedrep", "fedala", "ditto", "fedsmoo"])
 def test_traced_steps_give_the_loops_results(text, together):
     engine = compared(text, together)
     assert engine.steps.programs
