@@ -102,6 +102,7 @@ WRONG = {  # hook, what it returns, and how the error ends
     "plan-one": ("plan", lambda phases, c: phases[0], "a list of Phases, got Phase"),
     "plan-numbers": ("plan", lambda phases, c: [1], "a list of Phases, got int in it"),
     "plan-decay": ("plan", lambda phases, c: [Phase(weight_decay=0.1)], "only phases of `evaluation` may"),
+    "plan-plain": ("plan", lambda phases, c: [Phase(plain=True)], "only phases of `evaluation` may"),
     "path-list": ("path", lambda c: [1], "a value that can be hashed, got int"),
     "objective-nothing": ("objective", lambda s: None, "one number as a tensor, got NoneType. Return its mean"),
     "objective-number": ("objective", lambda s: 1.0, "one number as a tensor, got float"),

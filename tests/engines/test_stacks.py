@@ -21,6 +21,7 @@ from fednorms.engines.base import PROVIDES, EngineSettings
 from fednorms.engines.devices import numerics
 from fednorms.engines.graphs import Graphs
 from fednorms.engines.graphs.capture import CpuDevice
+from fednorms.engines.graphs.grouping import Grouping, Trials
 from fednorms.engines.graphs.stack import _no_slow_rules
 from fednorms.engines.graphs.stacked_ops import StackedOperations
 from fednorms.engines.loop import Loop
@@ -162,6 +163,18 @@ def test_only_runs_that_need_not_repeat_try_stacks(deterministic):
         assert distance(play(task, loop, 12).model, play(task, engine, 12).model) < 1e-9
     tried = {g.together for g in engine.trials.seconds}
     assert tried == ({1} if deterministic else {1, 2, 4})
+
+
+def test_cohorts_of_many_sizes_do_not_start_new_trials_for_ever():
+    trials, tried = Trials(pixels=1, model_bytes=1, stackable=True), []
+    now = Grouping(1, 8)
+    with numerics("float64", deterministic=False):
+        for number in range(60):
+            cohort = 40 - number % 7
+            trials.clients = max(trials.clients, cohort)
+            now = trials.next(now, 1.0 / now.together, compiling=False, fits=lambda g: True)
+            tried.append(now)
+    assert len(set(tried[20:])) == 1
 
 
 def test_a_client_that_diverges_in_a_stack_is_named_as_in_the_loop():

@@ -214,10 +214,10 @@ def hashable(p: Part, given: Hashable) -> Hashable:
 def phases(p: Part, given: object) -> list[Phase]:
     """What `plan` returned."""
     found = several(p, "plan", given, Phase)
-    if any(phase.weight_decay is not None for phase in found):  # graphs are captured with the recipe's
+    if any(phase.weight_decay is not None or phase.plain for phase in found):  # the recipe's optimizer is recorded
         raise BadInput(
-            f"{p.name}: plan must return phases without a weight decay; only phases of `evaluation` may have one. "
-            "Leave out weight_decay."
+            f"{p.name}: plan must return phases without a weight decay, and not plain ones; only phases of "
+            "`evaluation` may be so. Leave out weight_decay and plain."
         )
     return found
 

@@ -69,8 +69,9 @@ class Phase:
     """A period of local training: how long, which tensors move, which statistics normalize.
 
     `lr=None` is the round's rate (in phases of `evaluation`: the first round's); `factor` multiplies it. `draws`
-    batches go into one step (only `oracle` sees them). `weight_decay=None` is the recipe's; only phases of `evaluation`
-    may have another. `plain` means plain gradient steps at the round's rate: no momentum, weight decay or clipping.
+    batches go into one step (only `oracle` sees them). `weight_decay=None` is the recipe's, and `plain` means plain
+    gradient steps at the round's rate: no momentum, weight decay or clipping. Only phases of `evaluation` may have a
+    weight decay of their own or be plain.
 
     >>> Phase(epochs=5, train="head").norm
     'batch'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -196,10 +197,10 @@ class CpuDevice:
         """Nothing to share."""
 
     def record(self, job: Job, stream: None, pool: None) -> Job:
-        """Run the job once, like a capture, and return the job itself."""
+        """Run the job once, like a capture, and return a function that runs it."""
         self.recorded += 1
         job()
-        return job
+        return partial(job)
 
     def forget(self, recorded: Job) -> None:
         """Count that a job is gone."""

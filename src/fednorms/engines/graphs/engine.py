@@ -30,7 +30,7 @@ from fednorms.engines.base import DEFAULTS, EngineSettings, Trained
 from fednorms.engines.graphs.capture import Device, device_of
 from fednorms.engines.graphs.data import DeviceData
 from fednorms.engines.graphs.evaluation import Evaluator, RandomOutputs, SiteModel
-from fednorms.engines.graphs.fused import seconds_to_compile
+from fednorms.engines.graphs.fused import can_compile, seconds_to_compile
 from fednorms.engines.graphs.grouping import FIRST, Grouping, Trials
 from fednorms.engines.graphs.layout import Layout, copy_tree
 from fednorms.engines.graphs.pending import PendingResults
@@ -174,7 +174,11 @@ class Graphs(LocalEngine):
                 self._without_stacks(f"clients take their steps one by one: {first_line(error)}")
                 continue
             self._free()
-            if self.grouping.together > 1:
+            if self.grouping.compiled:
+                self.trials.seconds[self.grouping] = math.inf
+                self.grouping = self.grouping._replace(compiled=False)
+                self.steps.note("out of memory: steps are not compiled")
+            elif self.grouping.together > 1:
                 self._without_stacks(
                     "out of memory: clients take their steps one by one, and the last digits of results may differ "
                     "from those of a run with more memory"
@@ -204,6 +208,7 @@ class Graphs(LocalEngine):
     def _free(self) -> None:
         self.device.synchronize()
         self._keep(Grouping(1, 0))
+        self.steps.programs.clear()
         if self.evaluator is not None:
             self.evaluator.close()
             self.evaluator = None
@@ -270,10 +275,11 @@ class Graphs(LocalEngine):
 
         Compiling may take a quarter of the time that the rest of the run needs without it.
         """
-        steps = self.steps
-        steps.allowance = self.trials.left(clients, rounds) / 4 - steps.compiled_for
-        compiling = steps.allowance > seconds_to_compile()
-        if self.trials.done(clients, compiling=compiling):
+        steps, trials = self.steps, self.trials
+        trials.clients = max(trials.clients, clients)
+        steps.allowance = trials.left(clients, rounds) / 4 - steps.compiled_for
+        compiling = steps.allowance > seconds_to_compile() and can_compile(self.task.like.device)
+        if trials.done(compiling=compiling):
             return
         slots = len(self.slots.spaces)
         held = max(slots + self.grouping.together * len(self.stacks.spaces), 1)  # clients whose memory is there
@@ -284,12 +290,12 @@ class Graphs(LocalEngine):
             return (g.together * g.streams - there) * used < 0.8 * room
 
         before = self.grouping
-        self.grouping = self.trials.next(before, clients, seconds, compiling=compiling, fits=fits)
+        self.grouping = trials.next(before, seconds / clients, compiling=compiling, fits=fits)
         if (self.grouping.together, self.grouping.compiled) != (before.together, before.compiled):
             self.stacks.keep(0)
         if self.grouping.compiled != before.compiled:
             self.slots.keep(0)
-        if self.trials.done(clients, compiling=compiling):
+        if trials.done(compiling=compiling):
             self._keep(self.grouping)
             self.device.empty_cache()
 

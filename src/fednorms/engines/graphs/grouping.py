@@ -35,9 +35,10 @@ class Trials:
     pixels: int  # of a batch
     model_bytes: int
     stackable: bool
+    clients: int = 0  # of the largest cohort so far: sizes of stacks do not follow every cohort
     seconds: dict[Grouping, float] = field(default_factory=dict)
 
-    def candidates(self, clients: int, *, compiling: bool) -> list[Grouping]:
+    def candidates(self, *, compiling: bool) -> list[Grouping]:
         """The groupings to try; the first one runs the first round.
 
         Numbers of streams change no bits. Steps that clients take together, and compiled steps, are rounded
@@ -49,7 +50,7 @@ class Trials:
         stacks: list[Grouping] = []
         if self.stackable and self.pixels <= STACKED_PIXELS:
             most = min(MOST_STACKED, STACK_BYTES // max(6 * self.model_bytes, 1))
-            stacks = [Grouping(_even(clients, min(most, -(-clients // n))), n) for n in (1, 2, 4)]
+            stacks = [Grouping(_even(self.clients, min(most, -(-self.clients // n))), n) for n in (1, 2, 4)]
             stacks = [g for g in stacks if g.together > 1]
         found = slots + stacks
         if compiling and all(g in self.seconds for g in found):
@@ -57,26 +58,24 @@ class Trials:
             found += [g._replace(compiled=True) for g in best if math.isfinite(self.seconds[g])]
         return list(dict.fromkeys([*found, *(g for g in self.seconds if g.compiled)]))
 
-    def done(self, clients: int, *, compiling: bool) -> bool:
+    def done(self, *, compiling: bool) -> bool:
         """Whether nothing is left to try."""
-        return all(g in self.seconds for g in self.candidates(clients, compiling=compiling))
+        return all(g in self.seconds for g in self.candidates(compiling=compiling))
 
     def left(self, clients: int, rounds: int) -> float:
         """Seconds that so many rounds will take, as far as trials tell."""
         return min(self.seconds.values(), default=0.0) * clients * rounds
 
-    def next(
-        self, now: Grouping, clients: int, seconds: float, *, compiling: bool, fits: Callable[[Grouping], bool]
-    ) -> Grouping:
-        """The grouping of the next round, after one of so many seconds: the next to try, or the fastest."""
-        self.seconds[now] = seconds / clients
-        for g in self.candidates(clients, compiling=compiling):
+    def next(self, now: Grouping, seconds: float, *, compiling: bool, fits: Callable[[Grouping], bool]) -> Grouping:
+        """The grouping of the next round, after one of so many seconds per client: the next to try, or the fastest."""
+        self.seconds[now] = seconds
+        for g in self.candidates(compiling=compiling):
             if g not in self.seconds:
-                more = g.compiled or g.together > 1 or g.streams < clients or g.streams < now.streams
+                more = g.compiled or g.together > 1 or g.streams < self.clients or g.streams < now.streams
                 if more and fits(g):
                     return g
                 self.seconds[g] = math.inf
-        return min(self.candidates(clients, compiling=compiling), key=lambda g: self.seconds[g])
+        return min(self.candidates(compiling=compiling), key=lambda g: self.seconds[g])
 
     def without_stacks(self) -> None:
         """Try no stacks from now on."""

@@ -21,7 +21,7 @@ from fednorms.core.views import Context
 from fednorms.engines.graphs.capture import Device
 from fednorms.engines.graphs.layout import Layout, copy_tree, shapes_of
 from fednorms.engines.graphs.stacked_ops import StackedOperations
-from fednorms.engines.graphs.workspace import Captured, Way, tensors_of, zero
+from fednorms.engines.graphs.workspace import Captured, Way, tensors_of, written_by, zero
 
 
 @dataclass
@@ -196,11 +196,9 @@ class Stack:
         """All tensors that a step reads or writes."""
         return tensors_of(self.carry, self.optimizer, self.relative, self.lr)
 
-    def written(self) -> list[Tensor]:
-        """All tensors that a step changes."""
-        carry, optimizer = self.carry, self.optimizer
-        trees = (self.live, self.integers, carry.grad_sum, optimizer.first_moment, optimizer.second_moment)
-        return [carry.key, carry.loss_sum, optimizer.updates, *(t for tree in trees for t in tree.values())]
+    def written(self) -> list[list[Tensor]]:
+        """All tensors that a step changes, in groups that move at one scale."""
+        return written_by(self.carry, self.optimizer, self.live, self.integers)
 
     def close(self, device: Device) -> None:
         """Free all graphs."""

@@ -5,6 +5,7 @@ together.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,8 +23,8 @@ from fednorms.core.states import Batch, Carry, Client, Task
 from fednorms.core.tree import Tree
 from fednorms.engines.graphs.capture import WARM_UPS, Device, Job
 from fednorms.engines.graphs.data import DeviceData
-from fednorms.engines.graphs.fused import NotFused, Program, agree, compiled, seconds_to_compile
-from fednorms.engines.graphs.layout import Layout
+from fednorms.engines.graphs.fused import Groups, Program, agree, compiled, seconds_to_compile
+from fednorms.engines.graphs.layout import Layout, shapes_of
 from fednorms.engines.graphs.workspace import Captured, Way, zero
 
 
@@ -59,8 +60,8 @@ class Space(Protocol):
         """All tensors that a step reads or writes."""
         ...
 
-    def written(self) -> list[Tensor]:
-        """All tensors that a step changes."""
+    def written(self) -> list[list[Tensor]]:
+        """All tensors that a step changes, in groups that move at one scale."""
         ...
 
 
@@ -151,20 +152,22 @@ class Steps:
             space.step([(x.index_select(0, r), y.index_select(0, r)) for r in rows], phase, way)
             at.add_(1)
 
-        written = [*space.written(), at]
-        saved = [t.detach().clone() for t in written]
+        written = [*space.written(), [at]]
+        saved = _copies(written)
         space.carry.grad_steps, space.carry.fresh = {}, True
         for _ in range(WARM_UPS):
             one_step()
             at.zero_()
         self.device.synchronize()
         moved = list(space.carry.grad_steps)  # read before recording, which may fail halfway through the step
-        job: Job = one_step
-        if self.compiling:
-            memory = list({id(t): t for t in (*space.memory(), at, x, y, *plans)}.values())
-            job = self._compiled((*key, id(space.task)), one_step, memory, written, saved) or one_step
         record = self.graph_of if space.count == 1 else self.device.record
-        run = record(job, space.stream, space.pool)
+        run = record(one_step, space.stream, space.pool)
+        if self.compiling and run is not one_step:  # what cannot be recorded reads values that a trace would fix
+            memory = list({id(t): t for t in (*space.memory(), at, x, y, *plans)}.values())
+            faster = self._compiled(space, key, one_step, memory, written, saved)
+            if faster:
+                self.device.forget(run)
+                run = faster
         _restore(written, saved)
         space.graphs[key] = Captured(run, plans, at, moved)
         self.captures += 1
@@ -177,32 +180,35 @@ class Steps:
         at.zero_()
 
     def _compiled(
-        self, key: tuple[object, ...], job: Job, memory: list[Tensor], written: list[Tensor], saved: list[Tensor]
+        self, space: Space, key: tuple[object, ...], job: Job, memory: list[Tensor], written: Groups, saved: Groups
     ) -> Job | None:
-        """The job as a compiled program; None if it cannot be one, with a note, or if the time left is too short."""
-        key = (*key, *(t.shape for t in memory))
-        if key not in self.programs:
-            if self.allowance < seconds_to_compile():
-                return None
-            self.programs[key] = None
-            try:
-                program = compiled(job, memory)
-                self.allowance -= program.seconds
-                self.compiled_for += program.seconds
-                found, expected = (_after(run, written, saved) for run in (program.on(memory), job))
-                if not agree(found, expected, saved):
-                    raise NotFused("the compiled step gave other results")
-                self.programs[key] = program
-            except NotFused as why:
-                self.note(f"steps are not compiled: {why}")
-        known = self.programs[key]
-        if known is None:
+        """The job as a recorded program; None if it cannot be one, with a note, or if the time left is too short."""
+        trees = shapes_of(space.carry.broadcast.parts, space.carry.mine)
+        key = (*key, space.task is self.data.task, repr(trees), *((t.shape, t.stride(), t.dtype) for t in memory))
+        new, known = key not in self.programs, self.programs.get(key)
+        if (self.allowance < seconds_to_compile()) if new else (known is None):
             return None
-        run = known.on(memory)
-        for _ in range(WARM_UPS):
-            _after(run, written, saved)
-        self.device.synchronize()
-        return run
+        started, self.programs[key] = time.perf_counter(), None
+        try:
+            program = known or compiled(job, memory)
+            run = program.on(memory)
+            if new and not agree(_after(run, written, saved), _after(job, written, saved), saved):
+                raise ValueError("the compiled step gave other results")
+            for _ in range(WARM_UPS):
+                _after(run, written, saved)
+            self.device.synchronize()
+            recorded = self.device.record(run, space.stream, space.pool)
+            self.programs[key] = program
+            return recorded
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # compilers raise whatever they like, and a step without them is as good
+            self.device.synchronize()
+            self.note(f"steps are not compiled: {first_line(error)}")
+            return None
+        finally:
+            self.compiled_for += time.perf_counter() - started
+            self.allowance -= time.perf_counter() - started
 
     def graph_of(self, job: Job, stream: object, pool: object) -> Job:
         """A job as a graph; if it cannot be captured, the job itself, with a note that says which part and why."""
@@ -218,17 +224,24 @@ class Steps:
             return job
 
 
-def _restore(tensors: list[Tensor], values: list[Tensor]) -> None:
+def _copies(tensors: Groups) -> Groups:
+    return [[t.detach().clone() for t in group] for group in tensors]
+
+
+def _restore(tensors: Groups, values: Groups) -> None:
     with torch.no_grad():
-        for tensor, value in zip(tensors, values, strict=True):
-            tensor.copy_(value)
+        for group, some in zip(tensors, values, strict=True):
+            if group:
+                torch._foreach_copy_(list(group), list(some))
 
 
-def _after(job: Job, written: list[Tensor], start: list[Tensor]) -> list[Tensor]:
-    """The tensors that a job leaves behind when it starts from these values."""
+def _after(job: Job, written: Groups, start: Groups) -> Groups:
+    """The tensors that two steps from these values leave behind: the second one reads what the first one wrote."""
     _restore(written, start)
     job()
-    return [t.detach().clone() for t in written]
+    _restore(written[-1:], start[-1:])  # the place in the plan, which may have one row
+    job()
+    return _copies(written)
 
 
 def first_line(error: BaseException) -> str:
@@ -238,4 +251,4 @@ def first_line(error: BaseException) -> str:
     'No kernel for this.'
     """
     first = error.__context__ or error  # ending a failed capture raises again
-    return str(first).strip().splitlines()[0]
+    return (str(first).strip() or type(first).__name__).splitlines()[0]

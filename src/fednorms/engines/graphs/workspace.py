@@ -145,12 +145,10 @@ class Workspace:
         """All tensors that a step reads or writes."""
         return tensors_of(self.carry, self.optimizer, self.relative, self.lr, *(self.data or ()))
 
-    def written(self) -> list[Tensor]:
-        """All tensors that a step changes."""
-        carry, optimizer = self.carry, self.optimizer
-        states = [carry.mine[p.name] for p in self.task.method.writing]
-        trees = (self.integers, carry.grad_sum, optimizer.first_moment, optimizer.second_moment, *states)
-        return [self.live, carry.key, carry.loss_sum, optimizer.updates, *(t for tree in trees for t in tree.values())]
+    def written(self) -> list[list[Tensor]]:
+        """All tensors that a step changes, in groups that move at one scale."""
+        states = [self.carry.mine[p.name] for p in self.task.method.writing]
+        return written_by(self.carry, self.optimizer, self.layout.views(self.live), self.integers, *states)
 
 
 def tensors_of(carry: Carry, optimizer: Optimizer, *others: Tensor) -> list[Tensor]:
@@ -159,6 +157,12 @@ def tensors_of(carry: Carry, optimizer: Optimizer, *others: Tensor) -> list[Tens
     trees += [optimizer.first_moment, optimizer.second_moment, *carry.mine.values(), *carry.broadcast.parts.values()]
     single = (carry.key, carry.loss_sum, optimizer.lr, optimizer.updates, *others)
     return list({id(t): t for t in (*single, *(t for tree in trees for t in tree.values()))}.values())
+
+
+def written_by(carry: Carry, optimizer: Optimizer, *others: Tree) -> list[list[Tensor]]:
+    """All tensors that a step changes, in groups that move at one scale; `others` are the models and states."""
+    trees = (carry.grad_sum, optimizer.first_moment, optimizer.second_moment, *others)
+    return [[carry.key], [carry.loss_sum], [optimizer.updates], *(list(tree.values()) for tree in trees)]
 
 
 def zero(tree: Tree) -> None:
