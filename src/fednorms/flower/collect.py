@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
-from fednorms.core.options import nearest
 from fednorms.data import Split
 from fednorms.flower.agreement import known_facts
 from fednorms.flower.generations import Generations, default_root
@@ -18,7 +16,7 @@ from fednorms.flower.settings import fingerprint
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.store.directory import RunDirectory
-from fednorms.runs.use.choose import choose
+from fednorms.runs.use.choose import choose, known_site
 from fednorms.runs.use.export import Exported, write_model
 from fednorms.runs.use.open import open_run
 from fednorms.runs.use.scored import scored
@@ -33,8 +31,7 @@ def export_at_site(run: Path, site: str, out: Path, state: Path | None = None) -
     """
     known_facts(RunDirectory(run))
     opened = open_run(run, device="cpu")
-    if site not in opened.facts.clients:
-        raise BadInput(f'This run has no site "{site}": {nearest(site, opened.facts.clients)}')
+    known_site(opened.facts, site, trained=True)
     accepted = opened.clients.get(site)
     recorded = Recipe.from_toml(opened.directory.read_recipe(), str(opened.directory.recipe))
     kept = _generations(state or default_root(), recorded, site)

@@ -54,7 +54,7 @@ def choose(
     these tensors are averaged over the clients that trained. `sent` is what an evaluation broadcasts.
     """
     kept = [n for n, r in task.net.routes.items() if r is Route.LOCAL]
-    found = None if site is None else _site(facts, site)
+    found = None if site is None else known_site(facts, site)
     state = None if site is None else states.get(site)
     own = site in facts.clients
     _check_kept(task, kept, states, site if own else None)
@@ -99,11 +99,16 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if names[3:] else "")
 
 
-def _site(facts: Facts, name: str) -> SiteFacts:
+def known_site(facts: Facts, name: str, *, trained: bool = False) -> SiteFacts:
+    """What is known of a site of the run; with `trained`, the site must be a client."""
     if isinstance(facts.clients, Numbered) and name in facts.clients:  # facts are known of those that are tested
         return facts.site(name) or SiteFacts(name, name)
     if (found := facts.site(name)) is None:
         raise BadInput(f'This run has no site "{name}": {nearest(name, [s.name for s in facts.sites])}')
+    if trained and name not in facts.clients:
+        raise BadInput(
+            f'Site "{name}" did not train as a client, so it has no model of its own. Clients: {_some(facts.clients)}.'
+        )
     return found
 
 
