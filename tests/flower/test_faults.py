@@ -27,10 +27,14 @@ from fednorms.flower.agreement import Card, agreement, read_agreement
 from fednorms.flower.generations import Generations
 from fednorms.flower.server import serve, server_app
 from fednorms.flower.settings import fingerprint, read
+from fednorms.reports.report import report
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session, open_federation
+from fednorms.runs.use.evaluate import evaluate_run
 from fednorms.runs.use.export import export
+from fednorms.runs.use.judge import judge
 from tests.support.flower_in_process import LocalGrid, config_of, nodes_for, reference, run, same_result
+from tests.support.pages import read_page
 from tests.support.tiny import same
 
 STATEFUL = "scaffold + fedbn"
@@ -276,6 +280,13 @@ def test_models_are_collected_at_the_server_and_at_the_sites(text, tmp_path):
     if text == "fedbn":
         with pytest.raises(BadInput, match="Export a site's model there"):
             export(there, tmp_path / "all")
+        for ask in (evaluate_run, judge):
+            with pytest.raises(BadInput, match=r"across machines, so its images are at the sites.*--data FOLDER"):
+                ask(there)
+        page = read_page(report(there))
+        assert "flwr run PROJECT here" in page.text
+        assert "fednorms run" not in page.text
+        assert "fednorms evaluate" not in page.text
     elif text != "scaffold + fedrdn":
         export(there, tmp_path / "all")
     command = ["deploy", "export", str(there), "--site", "faint", "--out", str(tmp_path / "ours")]

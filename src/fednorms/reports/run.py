@@ -26,6 +26,7 @@ from fednorms.reports.tables import Cell, Row, percent, table
 from fednorms.reports.words import INTERVALS, WILSON, between, mode_words, share, size
 from fednorms.runs.progress import duration
 from fednorms.runs.run_names import short
+from fednorms.runs.use.open import across_machines
 
 _MOST_LINES = 8  # sites with their own learning curve
 NO_PREDICTIONS = (
@@ -50,7 +51,7 @@ def run_page(run: RunRecord, cases: Section | None = None) -> Page:
         sections += [_modes(run), _curves(run), _sites(run)]
     sections += [*_judged(run), *([cases] if cases else [])]
     sections += [
-        travelled_section(uploads_of(recipe, run.facts), _traffic(run)),
+        travelled_section(uploads_of(recipe, run.facts), _traffic(run), across_machines(recipe, run.facts)),
         privacy_section(result.privacy),
         _again(run),
         notes_section([*_missing(run), *result.notes]),
@@ -228,7 +229,10 @@ def _again(run: RunRecord) -> Section:
     ]
     path = None if result.path is None else str(result.path)
     lines = ["fednorms run recipe.toml --out AGAIN    # the recipe below"]
-    if path is not None:
+    if across_machines(recipe, run.facts):
+        lines = ["flwr run PROJECT here    # with the same sites, and another deploy.out"]
+        lines += [] if path is None else [f"fednorms verify {quote(path)}"]
+    elif path is not None:
         lines = [
             f"fednorms run {quote(f'{path}/recipe.toml')} --out AGAIN",
             f"fednorms verify {quote(path)}",
