@@ -28,6 +28,7 @@ from fednorms.flower.generations import Generations
 from fednorms.flower.server import serve, server_app
 from fednorms.flower.settings import fingerprint, read
 from fednorms.reports.report import report
+from fednorms.runs.driver import resume
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session, open_federation
 from fednorms.runs.use.evaluate import evaluate_run
@@ -283,6 +284,8 @@ def test_models_are_collected_at_the_server_and_at_the_sites(text, tmp_path):
         for ask in (evaluate_run, judge):
             with pytest.raises(BadInput, match=r"across machines, so its images are at the sites.*--data FOLDER"):
                 ask(there)
+        with pytest.raises(BadInput, match="flwr run PROJECT here"):
+            resume(there)
         page = read_page(report(there))
         assert "flwr run PROJECT here" in page.text
         assert "fednorms run" not in page.text

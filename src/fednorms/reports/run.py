@@ -26,7 +26,6 @@ from fednorms.reports.tables import Cell, Row, percent, table
 from fednorms.reports.words import INTERVALS, WILSON, between, mode_words, share, size
 from fednorms.runs.progress import duration
 from fednorms.runs.run_names import short
-from fednorms.runs.use.open import across_machines
 
 _MOST_LINES = 8  # sites with their own learning curve
 NO_PREDICTIONS = (
@@ -51,7 +50,7 @@ def run_page(run: RunRecord, cases: Section | None = None) -> Page:
         sections += [_modes(run), _curves(run), _sites(run)]
     sections += [*_judged(run), *([cases] if cases else [])]
     sections += [
-        travelled_section(uploads_of(recipe, run.facts), _traffic(run), across_machines(recipe, run.facts)),
+        travelled_section(uploads_of(recipe, run.facts), _traffic(run), recipe.across_machines(run.facts)),
         privacy_section(result.privacy),
         _again(run),
         notes_section([*_missing(run), *result.notes]),
@@ -229,7 +228,7 @@ def _again(run: RunRecord) -> Section:
     ]
     path = None if result.path is None else str(result.path)
     lines = ["fednorms run recipe.toml --out AGAIN    # the recipe below"]
-    if across_machines(recipe, run.facts):
+    if recipe.across_machines(run.facts):
         lines = ["flwr run PROJECT here    # with the same sites, and another deploy.out"]
         lines += [] if path is None else [f"fednorms verify {quote(path)}"]
     elif path is not None:

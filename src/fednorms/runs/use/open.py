@@ -19,7 +19,7 @@ from fednorms.core.states import Broadcast, ClientState, ServerState, Task
 from fednorms.core.training import CUSTOM
 from fednorms.core.tree import Tree
 from fednorms.data import Federation, Split
-from fednorms.data.facts import ACROSS_MACHINES, Facts
+from fednorms.data.facts import Facts
 from fednorms.engines.local import LocalClients, LocalEngine
 from fednorms.evaluation.modes import MEASURED, tested_state, unseen_broadcast
 from fednorms.models.custom import refuse_unasked
@@ -69,7 +69,7 @@ class OpenRun:
     def session(self) -> Session:
         """The session with the run's data, its engine holding the clients' states."""
         federation, recipe = self._federation, self.recipe
-        if federation is None and across_machines(recipe, self.facts):
+        if federation is None and recipe.across_machines(self.facts):
             raise BadInput(
                 f"Run {self.directory.path} was trained across machines, so its images are at the sites. Its model for "
                 "all sites, if it has one, can be tested on other images with `fednorms evaluate RUN --data FOLDER`. A "
@@ -172,11 +172,6 @@ class OpenRun:
         measured = {p.name: self.state.parts[p.name + MEASURED] for p, _ in jobs}
         tested = tested_state(self.task, self.state)
         return broadcast(self.task, replace(tested, parts={**self.state.parts, **measured}))
-
-
-def across_machines(recipe: Recipe, facts: Facts | None) -> bool:
-    """Whether a run's images are at its sites: nobody could take their fingerprint."""
-    return not recipe.fingerprint and facts is not None and facts.name == ACROSS_MACHINES
 
 
 def open_run(
