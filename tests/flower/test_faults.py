@@ -284,6 +284,8 @@ def test_models_are_collected_at_the_server_and_at_the_sites(text, tmp_path):
         for ask in (evaluate_run, judge):
             with pytest.raises(BadInput, match=r"across machines, so its images are at the sites.*--data FOLDER"):
                 ask(there)
+        with pytest.raises(BadInput, match="Export a site's model there"):
+            judge(there, open_federation(read(config_of(text, tmp_path))[0]))
         with pytest.raises(BadInput, match="flwr run PROJECT here"):
             resume(there)
         page = read_page(report(there))

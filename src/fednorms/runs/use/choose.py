@@ -57,7 +57,7 @@ def choose(
     found = None if site is None else known_site(facts, site)
     state = None if site is None else states.get(site)
     own = site in facts.clients
-    _check_kept(task, kept, states, site if own else None)
+    _check_trained(task, kept, states, site if own else None)
     _check_averaged(task, facts, kept, site, own, averaged)
     notes = [] if found is None else _notes_on_site(task, found.name, own)
     if kept and not own:
@@ -112,20 +112,30 @@ def known_site(facts: Facts, name: str, *, trained: bool = False) -> SiteFacts:
     return found
 
 
-def _check_kept(task: Task, kept: list[str], states: Mapping[str, ClientState], client: str | None) -> None:
-    """Refuse if the tensors that clients keep, or those of one client, are not in the run."""
-    second = [p.name for p in task.method.doubling]
-
-    def has_own(state: ClientState | None) -> bool:
-        return state is not None and bool(state.local if kept else any(state.parts.get(name) for name in second))
-
-    if (kept or (second and client is not None)) and states and not any(map(has_own, states.values())):
+def check_kept(task: Task, states: Mapping[str, ClientState], client: str | None) -> None:
+    """Refuse if the tensors that clients keep are at the sites of a run across machines."""
+    kept = [n for n, r in task.net.routes.items() if r is Route.LOCAL]
+    second = bool(task.method.doubling) and client is not None
+    if (kept or second) and states and not any(_has_own(task, state) for state in states.values()):
         what = f"{len(kept)} tensors ({kept[0]}, ...)" if kept else "a model of their own"
         raise BadInput(
             f'Clients of "{task.method}" keep {what}. In a run across machines these are '
             "at the sites. Export a site's model there, with `fednorms deploy export`."
         )
-    if (kept or second) and client is not None and not has_own(states.get(client)):
+
+
+def _has_own(task: Task, state: ClientState | None) -> bool:
+    """Whether a client's state holds the tensors that it keeps, or its second model."""
+    if state is None:
+        return False
+    kept = Route.LOCAL in task.net.routes.values()
+    return bool(state.local if kept else any(state.parts.get(p.name) for p in task.method.doubling))
+
+
+def _check_trained(task: Task, kept: list[str], states: Mapping[str, ClientState], client: str | None) -> None:
+    """Refuse if the tensors that clients keep, or those of one client, are not in the run."""
+    check_kept(task, states, client)
+    if (kept or task.method.doubling) and client is not None and not _has_own(task, states.get(client)):
         without = f"without {option('site')}"
         instead = f"the mean over the clients that have trained with {flag('averaged')} and {without}"
         raise BadInput(

@@ -28,7 +28,7 @@ from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import flag, option
 from fednorms.runs.progress import Reporter, is_wanted, per_cent
 from fednorms.runs.store import predictions as store
-from fednorms.runs.use.choose import known_site
+from fednorms.runs.use.choose import check_kept, known_site
 from fednorms.runs.use.evaluate import nothing_to_test, recorded_scores, refuse_lost_loss
 from fednorms.runs.use.labelled import folder_of, labelled_sites
 from fednorms.runs.use.open import OpenRun, Which, open_run
@@ -340,6 +340,8 @@ class _Other:
         opened, task = self.opened, self.opened.task
         if mode.model == "adapted":
             raise BadInput('"adapted" trains at a site. `fednorms adapt` does that with other data.')
+        if mode.model != "global":
+            check_kept(task, opened.clients, next(iter(self.model_of.values()), None))
         sent = opened.test_broadcast
         everywhere = unseen_broadcast(task, sent, opened.clients.values())
         found = {}
