@@ -1032,6 +1032,7 @@ EXPORTED = """
     trained.which trained.seed needs.fednorms needs.why needs.layers needs.load needs.load_without_fednorms
     notes files.README.txt files.load.py files.model.safetensors hash
     architecture.folded card.model card.data.federation card.data.fingerprint card.data.license card.data.published
+    card.data.across_machines
     card.data.sites[].site card.data.sites[].domain card.data.sites[].trained card.data.sites[].images.train
     card.data.sites[].images.val card.data.sites[].images.test card.privacy.sent_tensors card.privacy.sent_bytes
     card.privacy.sent_statistics card.privacy.kept_tensors card.privacy.also_sent_by card.privacy.epsilon

@@ -296,6 +296,9 @@ def test_models_are_collected_at_the_server_and_at_the_sites(text, tmp_path):
         export(there, tmp_path / "all")
     command = ["deploy", "export", str(there), "--site", "faint", "--out", str(tmp_path / "ours")]
     assert main([*command, "--state", str(tmp_path / "state" / "101")]) == 0
+    card = (tmp_path / "ours" / "MODEL_CARD.md").read_text()
+    assert "| faint | yes | 0 |" not in card
+    assert "Trained across machines, 2 sites" in card
     export(tmp_path / "loop", tmp_path / "theirs", site="faint")
     a, b = (load_file(tmp_path / which / "model.safetensors") for which in ("ours", "theirs"))
     assert same(a, b)
