@@ -288,6 +288,8 @@ def test_models_are_collected_at_the_server_and_at_the_sites(text, tmp_path):
             judge(there, open_federation(read(config_of(text, tmp_path))[0]))
         with pytest.raises(BadInput, match="flwr run PROJECT here"):
             resume(there)
+        with pytest.raises(BadInput, match=r"No state of site .faint.*state="):
+            collect.export_at_site(there, "faint", tmp_path / "none", tmp_path / "nowhere")
         page = read_page(report(there))
         assert "flwr run PROJECT here" in page.text
         assert "fednorms run" not in page.text

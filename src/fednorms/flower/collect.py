@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
+from fednorms.core.option_names import option
 from fednorms.data import Split
 from fednorms.flower.agreement import known_facts
 from fednorms.flower.generations import Generations, default_root
@@ -35,6 +37,11 @@ def export_at_site(run: Path, site: str, out: Path, state: Path | None = None) -
     accepted = opened.clients.get(site)
     recorded = Recipe.from_toml(opened.directory.read_recipe(), str(opened.directory.recipe))
     kept = _generations(state or default_root(), recorded, site)
+    if accepted is not None and not kept.rounds():
+        raise BadInput(
+            f'No state of site "{site}" of this run in {state or default_root()}. Name the state folder of the site\'s '
+            f"node ({option('state')})."
+        )
     states = {} if accepted is None else {site: kept.load(accepted.round)}
     shape = opened.facts.shape
     black = Split(torch.zeros(2, *shape, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
