@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import signal
 import subprocess
 import sys
 
 import pytest
 
 import fednorms as fn
-from fednorms import _moved
+from fednorms import _moved, cli
 from fednorms.cli import main
 from fednorms.cli.parsing import parse
 from fednorms.cli.run import Run
@@ -35,6 +36,27 @@ def test_help_names_every_command_on_its_own_line_and_does_not_load_torch():
     starts = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
     assert all(starts.count(command) == 1 for command in COMMANDS)
     assert "130" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ending", [None, AttributeError("half an import"), fn.BadInput("a package is missing")])
+def test_an_interrupted_import_is_answered(number, ending, monkeypatch, capsys):
+    def half_imported(name):
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt:
+            if ending is None:
+                raise
+        raise ending
+
+    monkeypatch.setattr(cli, "import_module", half_imported)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
+    try:
+        code, _, err = ask(capsys, "run")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (code, err) == (130, "\nfednorms: Interrupted.\n")
 
 
 def test_no_command_and_an_unknown_one_are_bad_input(capsys):

@@ -1032,6 +1032,7 @@ EXPORTED = """
     trained.which trained.seed needs.fednorms needs.why needs.layers needs.load needs.load_without_fednorms
     notes files.README.txt files.load.py files.model.safetensors hash
     architecture.folded card.model card.data.federation card.data.fingerprint card.data.license card.data.published
+    card.data.across_machines
     card.data.sites[].site card.data.sites[].domain card.data.sites[].trained card.data.sites[].images.train
     card.data.sites[].images.val card.data.sites[].images.test card.privacy.sent_tensors card.privacy.sent_bytes
     card.privacy.sent_statistics card.privacy.kept_tensors card.privacy.also_sent_by card.privacy.epsilon
@@ -1571,7 +1572,7 @@ def test_environment_variables():
             if isinstance(node, ast.Call) and "environ" in ast.unparse(node.func) and node.args:
                 found.add(node.args[0].value if isinstance(node.args[0], ast.Constant) else lifeline.VARIABLE)
     assert sorted(found) == words("""
-        CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES FEDNORMS_CACHE FEDNORMS_LINK FEDNORMS_METHODS FEDNORMS_MODELS
-        FEDNORMS_POLICY FEDNORMS_ROSTER FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME MLFLOW_EXPERIMENT_NAME WANDB_PROJECT
-        XDG_CACHE_HOME XDG_STATE_HOME
-    """)
+            CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES CXX FEDNORMS_CACHE FEDNORMS_LINK FEDNORMS_METHODS
+            FEDNORMS_MODELS FEDNORMS_POLICY FEDNORMS_ROSTER FEDNORMS_TRACEBACK GLOO_SOCKET_IFNAME
+            MLFLOW_EXPERIMENT_NAME WANDB_PROJECT XDG_CACHE_HOME XDG_STATE_HOME
+        """)

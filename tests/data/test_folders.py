@@ -374,13 +374,14 @@ def test_a_full_disk_leaves_nothing_behind(root, monkeypatch):
 def test_refuses_unreadable_images_by_name(root):
     for i in range(13):
         (root / "bonn" / "cow" / f"p9-bad{i:02}.png").write_bytes(b"this is no image")
+    (root / "bonn" / "cow" / "p9-bad00.png").write_bytes(b"")
     good = (root / "oslo" / "cat" / "p0-0.png").read_bytes()
     (root / "bonn" / "cat" / "p0-0.png").write_bytes(good[: len(good) // 2])
     with pytest.raises(BadInput) as caught:
         load(root)
     message = str(caught.value)
     assert str(root / "bonn" / "cat" / "p0-0.png") in message
-    assert 'p9-bad00.png" cannot be read' in message
+    assert 'p9-bad00.png" cannot be read: the file is empty' in message
     assert "and 4 more that cannot be read. Replace or remove them, or leave them out with skip_broken=True." in message
     assert not list((root.parent / "cache").iterdir())
 

@@ -27,10 +27,15 @@ from fednorms.flower.agreement import Card, agreement, read_agreement
 from fednorms.flower.generations import Generations
 from fednorms.flower.server import serve, server_app
 from fednorms.flower.settings import fingerprint, read
+from fednorms.reports.report import report
+from fednorms.runs.driver import resume
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.session import Session, open_federation
+from fednorms.runs.use.evaluate import evaluate_run
 from fednorms.runs.use.export import export
+from fednorms.runs.use.judge import judge
 from tests.support.flower_in_process import LocalGrid, config_of, nodes_for, reference, run, same_result
+from tests.support.pages import read_page
 from tests.support.tiny import same
 
 STATEFUL = "scaffold + fedbn"
@@ -276,10 +281,26 @@ def test_models_are_collected_at_the_server_and_at_the_sites(text, tmp_path):
     if text == "fedbn":
         with pytest.raises(BadInput, match="Export a site's model there"):
             export(there, tmp_path / "all")
+        for ask in (evaluate_run, judge):
+            with pytest.raises(BadInput, match=r"across machines, so its images are at the sites.*--data FOLDER"):
+                ask(there)
+        with pytest.raises(BadInput, match="Export a site's model there"):
+            judge(there, open_federation(read(config_of(text, tmp_path))[0]))
+        with pytest.raises(BadInput, match="flwr run PROJECT here"):
+            resume(there)
+        with pytest.raises(BadInput, match=r"No state of site .faint.*state="):
+            collect.export_at_site(there, "faint", tmp_path / "none", tmp_path / "nowhere")
+        page = read_page(report(there))
+        assert "flwr run PROJECT here" in page.text
+        assert "fednorms run" not in page.text
+        assert "fednorms evaluate" not in page.text
     elif text != "scaffold + fedrdn":
         export(there, tmp_path / "all")
     command = ["deploy", "export", str(there), "--site", "faint", "--out", str(tmp_path / "ours")]
     assert main([*command, "--state", str(tmp_path / "state" / "101")]) == 0
+    card = (tmp_path / "ours" / "MODEL_CARD.md").read_text()
+    assert "| faint | yes | 0 |" not in card
+    assert "Trained across machines, 2 sites" in card
     export(tmp_path / "loop", tmp_path / "theirs", site="faint")
     a, b = (load_file(tmp_path / which / "model.safetensors") for which in ("ours", "theirs"))
     assert same(a, b)

@@ -10,7 +10,7 @@ from fednorms.evaluation.bootstrap import Draws
 from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.runs.cells import Outcome
 from fednorms.runs.comparison import ALIKE, Comparison
-from fednorms.runs.differences import Answers, PairedBootstrap, Replicated, difference, within_noise
+from fednorms.runs.differences import Answers, Column, PairedBootstrap, Replicated, difference, within_noise
 
 
 def answers(right, seed=0, classes=4):
@@ -49,15 +49,17 @@ def test_columns_are_those_of_a_loop():
         rows = {s: np.repeat(np.arange(len(t.labels)), drawn[s][b].astype(int)) for s, t in tested.items()}
         hit = {s: (t.predicted == t.labels)[rows[s]] for s, t in tested.items()}
         x, y = np.concatenate([hit["a"], hit["b"]]).mean(), hit["c"].mean()
-        assert found["x"][1][b] == pytest.approx(x)
-        assert found["mean"][1][b] == pytest.approx((x + y) / 2)
+        assert found["x"].replicates[b] == pytest.approx(x)
+        assert found["mean"].replicates[b] == pytest.approx((x + y) / 2)
         recalls = []
         for s, t in tested.items():
             y_drawn = t.labels[rows[s]]
             recalls.append(np.mean([hit[s][y_drawn == c].mean() for c in np.unique(y_drawn)]))
-        assert found["balanced"][1][b] == pytest.approx(np.mean(recalls))
+        assert found["balanced"].replicates[b] == pytest.approx(np.mean(recalls))
     hits = [(tested[s].predicted == tested[s].labels) for s in "ab"]
-    assert found["x"][0] == pytest.approx(np.concatenate(hits).mean())
+    assert found["x"].value == pytest.approx(np.concatenate(hits).mean())
+    for column in found.values():  # what units add is the value
+        assert sum(added.sum() for added in column.added.values()) == pytest.approx(column.value)
 
 
 def test_identical_models_do_not_differ():
@@ -107,8 +109,10 @@ def test_pairing_narrows_the_interval():
 def test_seeds_widen_the_interval_as_a_standard_error_does():
     rng = np.random.default_rng(0)
     values = rng.normal(0.1, 0.05, 5)
-    still = Replicated(list(range(5)), values, np.repeat(values[:, None], 2000, axis=1))
-    zero = replace(still, values=np.zeros(5), replicates=np.zeros((5, 2000)))
+    still, zero = (
+        Replicated({seed: Column(v, np.full(2000, v), {"a": np.full(20, v / 20)}) for seed, v in enumerate(each)})
+        for each in (values, np.zeros(5))
+    )
     gap = difference(still, zero)
     error = values.std(ddof=1) / np.sqrt(5)
     assert gap.value == pytest.approx(values.mean())
@@ -123,6 +127,43 @@ def test_the_interval_covers_a_true_difference():
         gap = Comparison({"a": "a", "b": "b"}, [0], [outcome("a", 0, a), outcome("b", 0, b)]).difference("a", "b")
         covered += gap.low <= 0.10 <= gap.high
     assert covered >= 50  # 57 are expected
+
+
+def sign_test(differing):
+    """The smallest two-sided p of an exact sign test: all units that differ favor the same method."""
+    return 2 / 2**differing
+
+
+@pytest.mark.parametrize("differing", range(1, 9))
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_difference_is_claimed_only_if_a_sign_test_of_its_units_could(differing, grouped):
+    each = 3 if grouped else 1
+    labels = np.arange(differing * each) % 2
+    whose = np.repeat(np.arange(differing), each) if grouped else None
+    right, wrong = Answers(labels, labels, whose), Answers(labels, 1 - labels, whose)
+    draws = PairedBootstrap({"s": "s"})
+    a, b = (Replicated({k: draws.columns({"s": x})["mean"] for k in range(2)}) for x in (right, wrong))
+    gap = difference(a, b)
+    assert within_noise(gap) == (sign_test(differing) > 0.05)
+    assert gap.value == 1
+
+
+def test_many_images_with_small_parts_do_not_outvote_two_that_decide():
+    many, two = rights(400, 0.5, 1), np.ones(2, bool)
+    draws = PairedBootstrap({"a": "a", "b": "b"})
+    first, second = ({"a": answers(m), "b": answers(t)} for m, t in ((many, two), (rights(400, 0.55, 1), ~two)))
+    gap = difference(*(Replicated({0: draws.columns(x)["mean"]}) for x in (first, second)))
+    assert gap.value > 0.4
+    assert within_noise(gap)
+
+
+def test_a_comparison_says_what_is_too_little_to_tell():
+    few, one = Answers(np.array([0, 1]), np.array([0, 1])), Answers(np.zeros(9, int), np.zeros(9, int))
+    found = [outcome(x, 0, {"few": np.ones(2, bool), "one": np.ones(9, bool)}) for x in "ab"]
+    found = [replace(o, answers={o.headline: {"few": few, "one": one}}) for o in found]
+    said = Comparison({"a": "a", "b": "b"}, [0], found).remarks()
+    assert any("too few test images" in line and '"few" (2)' in line and '"one"' not in line for line in said)
+    assert any("one class only" in line and '"one"' in line and '"few"' not in line for line in said)
 
 
 def test_unknown_rows_and_columns_are_refused():
@@ -145,7 +186,8 @@ def test_a_comparison_of_runs_is_tested_with_and_without_a_folder(tmp_path):
         for row in found.rows:
             replicated = found._replicated[row.label, row.mode]
             for column, entry in row.entries.items():
-                assert replicated[column].values.mean() == pytest.approx(entry.mean), (row.label, column)
+                found_mean = np.mean([c.value for c in replicated[column].by_seed.values()])
+                assert found_mean == pytest.approx(entry.mean), (row.label, column)
     assert free.difference("fedavg", "fedbn") == stored.difference("fedavg", "fedbn")
     assert free.cells()[0][-2] == "poster (unseen/global)"
     assert "to_best" in (tmp_path / "c" / "comparison.json").read_text()

@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-import numpy as np
-
 from fednorms.data import Federation
 from fednorms.evaluation.predictions import Predictions
 from fednorms.runs.differences import BALANCED, MEAN, Answers, PairedBootstrap, Replicated
@@ -62,7 +60,7 @@ def difference(ours: Sequence[Said], theirs: Sequence[Said], *, balanced: bool =
 def _replicated(draws: PairedBootstrap, seeds: Sequence[Said], balanced: bool) -> Replicated:
     column = BALANCED if balanced else MEAN
     found = [draws.columns({k: Answers.of(p) for k, p in s.items()}, balanced=balanced)[column] for s in seeds]
-    return Replicated(list(range(len(found))), np.array([v for v, _ in found]), np.stack([r for _, r in found]))
+    return Replicated(dict(enumerate(found)))
 
 
 def answers(path: Path, federation: Federation, custom: Custom) -> Said:

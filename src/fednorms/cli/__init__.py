@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from types import FrameType
 
 from fednorms.core.errors import FednormsError
 from fednorms.core.options import nearest
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name need not be valid text
     try:
-        with warnings.catch_warnings(), command_line(), _ended_like_ctrl_c():
+        with warnings.catch_warnings(), command_line(), _interruptible():
             warnings.showwarning = _as_note
             code = _dispatch(args)
         sys.stdout.flush()
@@ -108,16 +109,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _ended_like_ctrl_c() -> Iterator[None]:
-    """Within this context, SIGTERM (schedulers, `kill`) interrupts like Ctrl-C: what was done is kept and said."""
+def _interruptible() -> Iterator[None]:
+    """Within this context, SIGTERM (schedulers, `kill`) interrupts like Ctrl-C: what was done is kept and said.
+
+    An import that is interrupted may fail with any error, so every error after an interruption is one.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    arrived = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+        signal.default_int_handler(number, frame)
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt)}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a command in the background ignores it
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
+    except Exception as error:
+        if arrived:
+            raise KeyboardInterrupt from error
+        raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _as_note(message: Warning | str, *_: object, **__: object) -> None:

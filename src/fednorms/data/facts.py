@@ -14,6 +14,8 @@ from fednorms.data.protocol import Protocol
 if TYPE_CHECKING:
     from fednorms.data.federation import Federation
 
+ACROSS_MACHINES = "flower"  # the federation of a run across machines
+
 
 @dataclass(frozen=True)
 class SiteFacts:

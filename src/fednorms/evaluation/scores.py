@@ -73,6 +73,11 @@ class SiteScore:
     samples: int
     recall: list[float]
 
+    @property
+    def one_class(self) -> bool:
+        """Whether all images are of one of several classes."""
+        return len(self.recall) > 1 and sum(not math.isnan(r) for r in self.recall) == 1
+
     @classmethod
     def of(cls, said: Predictions) -> SiteScore:
         """The scores of predictions.

@@ -12,7 +12,7 @@ from typing import Any
 
 from fednorms.core.errors import BadInput, RunFailed
 from fednorms.data import Federation
-from fednorms.data.facts import Facts
+from fednorms.data.facts import ACROSS_MACHINES, Facts
 from fednorms.data.sizes import Size, sides
 from fednorms.flower import schema
 from fednorms.runs.store.directory import RunDirectory
@@ -134,7 +134,7 @@ def read_agreement(text: object) -> Facts:
     """The facts in what `agreement` wrote: all sites appear as one."""
     said = schema.read_text(schema.AgreementText, text)
     everybody = _one_site(said.model_dump(), "all sites", "all sites", said.samples, said.counts)
-    return replace(everybody, name="flower", clients=tuple(map(str, range(said.clients))))
+    return replace(everybody, name=ACROSS_MACHINES, clients=tuple(map(str, range(said.clients))))
 
 
 _SHARED = ("classes", "shape", "dtype", "preprocessing", "protocol")

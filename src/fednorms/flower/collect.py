@@ -10,7 +10,7 @@ import torch
 
 from fednorms.core.errors import BadInput
 from fednorms.core.method import Method
-from fednorms.core.options import nearest
+from fednorms.core.option_names import option
 from fednorms.data import Split
 from fednorms.flower.agreement import known_facts
 from fednorms.flower.generations import Generations, default_root
@@ -18,7 +18,7 @@ from fednorms.flower.settings import fingerprint
 from fednorms.methods.registry import method as read_method
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.store.directory import RunDirectory
-from fednorms.runs.use.choose import choose
+from fednorms.runs.use.choose import choose, known_site
 from fednorms.runs.use.export import Exported, write_model
 from fednorms.runs.use.open import open_run
 from fednorms.runs.use.scored import scored
@@ -33,11 +33,15 @@ def export_at_site(run: Path, site: str, out: Path, state: Path | None = None) -
     """
     known_facts(RunDirectory(run))
     opened = open_run(run, device="cpu")
-    if site not in opened.facts.clients:
-        raise BadInput(f'This run has no site "{site}": {nearest(site, opened.facts.clients)}')
+    known_site(opened.facts, site, trained=True)
     accepted = opened.clients.get(site)
     recorded = Recipe.from_toml(opened.directory.read_recipe(), str(opened.directory.recipe))
     kept = _generations(state or default_root(), recorded, site)
+    if accepted is not None and not kept.rounds():
+        raise BadInput(
+            f'No state of site "{site}" of this run in {state or default_root()}. Name the state folder of the site\'s '
+            f"node ({option('state')})."
+        )
     states = {} if accepted is None else {site: kept.load(accepted.round)}
     shape = opened.facts.shape
     black = Split(torch.zeros(2, *shape, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from httpx import HTTPError, HTTPStatusError
 
 from fednorms.core.errors import BadInput, RunFailed
-from fednorms.data.facts import Facts
+from fednorms.data.facts import ACROSS_MACHINES, Facts
 from fednorms.data.sizes import Size
 from fednorms.flower import messages
 from fednorms.flower.agreement import Card, capped, majority
@@ -65,7 +65,7 @@ class Roster:
     @property
     def facts(self) -> Facts:
         """The facts of all sites, merged from their cards; their numbers of images are limited."""
-        merged = Facts.merged("flower", {name: card.facts for name, card in self.cards.items()}, self.names)
+        merged = Facts.merged(ACROSS_MACHINES, {name: card.facts for name, card in self.cards.items()}, self.names)
         return replace(merged, samples=sum(self.samples.values()))
 
     @property

@@ -50,7 +50,7 @@ def run_page(run: RunRecord, cases: Section | None = None) -> Page:
         sections += [_modes(run), _curves(run), _sites(run)]
     sections += [*_judged(run), *([cases] if cases else [])]
     sections += [
-        travelled_section(uploads_of(recipe, run.facts), _traffic(run)),
+        travelled_section(uploads_of(recipe, run.facts), _traffic(run), recipe.across_machines(run.facts)),
         privacy_section(result.privacy),
         _again(run),
         notes_section([*_missing(run), *result.notes]),
@@ -228,7 +228,10 @@ def _again(run: RunRecord) -> Section:
     ]
     path = None if result.path is None else str(result.path)
     lines = ["fednorms run recipe.toml --out AGAIN    # the recipe below"]
-    if path is not None:
+    if recipe.across_machines(run.facts):
+        lines = ["flwr run PROJECT here    # with the same sites, and another deploy.out"]
+        lines += [] if path is None else [f"fednorms verify {quote(path)}"]
+    elif path is not None:
         lines = [
             f"fednorms run {quote(f'{path}/recipe.toml')} --out AGAIN",
             f"fednorms verify {quote(path)}",

@@ -18,7 +18,16 @@ from fednorms.core.options import nearest
 from fednorms.data import Federation
 from fednorms.evaluation.intervals import Interval
 from fednorms.runs.cells import Outcome
-from fednorms.runs.differences import BALANCED, MEAN, PairedBootstrap, Replicated, difference, within_noise
+from fednorms.runs.differences import (
+    BALANCED,
+    FEWEST,
+    MEAN,
+    Column,
+    PairedBootstrap,
+    Replicated,
+    difference,
+    within_noise,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -157,7 +166,7 @@ class Comparison:
         balanced = self.judged_by == BALANCED
         found: dict[tuple[str, str], dict[str, Replicated]] = {}
         for row in self.rows:
-            each: dict[str, dict[int, tuple[float, np.ndarray]]] = {}
+            each: dict[str, dict[int, Column]] = {}
             for o in self.outcomes:
                 if o.label != row.label or row.mode not in o.answers:
                     continue
@@ -167,10 +176,7 @@ class Comparison:
                     columns |= {f"{c}{_UNSEEN}": v for c, v in new.items() if c != MEAN}
                 for c, value in columns.items():
                     each.setdefault(c, {})[o.seed] = value
-            found[row.label, row.mode] = {
-                c: Replicated(list(v), np.array([x for x, _ in v.values()]), np.stack([y for _, y in v.values()]))
-                for c, v in each.items()
-            }
+            found[row.label, row.mode] = {c: Replicated(by_seed) for c, by_seed in each.items()}
         return found
 
     @cached_property
@@ -270,7 +276,25 @@ class Comparison:
         unseen = {row.label: row.unseen for row in self.rows if row.unseen}
         if len(set(unseen.values())) > 1:
             lines.append("unseen sites: " + ", ".join(f"{label} {mode}" for label, mode in unseen.items()))
+        lines += self._too_little_to_tell()
         return lines + [f"{key}: {value}" for key, value in self.about.items()] + self.notes
+
+    def _too_little_to_tell(self) -> list[str]:
+        """Columns with too few patients or images for any difference, and sites with one class."""
+        units: dict[str, int] = {}
+        for column, replicated in ((c, r) for of_row in self._replicated.values() for c, r in of_row.items()):
+            units[column] = max(units.get(column, 0), *(c.units for c in replicated.by_seed.values()))
+        few = [f'"{column}" ({n})' for column, n in units.items() if n < FEWEST]
+        said = [answers for o in self.outcomes for tested in o.answers.values() for answers in tested.items()]
+        several = {site for site, answers in said if len(np.unique(answers.labels)) > 1}
+        single = dict.fromkeys(site for site, _ in said if site not in several) if several else {}
+        lines = (
+            [f"too few test images (or patients, where known) to show a difference: {', '.join(few)}"] if few else []
+        )
+        if single:
+            named = ", ".join(f'"{site}"' for site in single)
+            lines.append(f"test images of one class only, so a higher accuracy may be a bias toward it: {named}")
+        return lines
 
     def table(self) -> str:
         """The table as aligned text."""

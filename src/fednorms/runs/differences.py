@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any
@@ -15,6 +15,7 @@ from fednorms.evaluation.intervals import Interval, interval
 from fednorms.evaluation.predictions import Predictions
 
 MEAN, BALANCED = "mean", "balanced"
+FEWEST = 6  # units that differ: with five, even if all favor the same method, a sign test has p = 2 / 2**5 > 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +37,27 @@ Tested = Mapping[str, Answers]  # by site
 
 
 @dataclass(frozen=True)
-class Replicated:
-    """A column of the table for each seed: the accuracy, and its bootstrap replicates (seeds x replicates)."""
+class Column:
+    """A column of the table: its value, its bootstrap replicates, and what each unit of a site adds to the value.
 
-    seeds: list[int]
-    values: np.ndarray
+    A unit is a patient, or an image where patients are not known.
+    """
+
+    value: float
     replicates: np.ndarray
+    added: Mapping[str, np.ndarray]  # by site
+
+    @property
+    def units(self) -> int:
+        """How many units were tested."""
+        return sum(map(len, self.added.values()))
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """A column of the table for each seed."""
+
+    by_seed: Mapping[int, Column]
 
 
 @dataclass
@@ -52,12 +68,13 @@ class PairedBootstrap:
     _draws: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     _replicates: int = 0
 
-    def columns(self, tested: Tested, *, balanced: bool = False) -> dict[str, tuple[float, np.ndarray]]:
+    def columns(self, tested: Tested, *, balanced: bool = False) -> dict[str, Column]:
         """Accuracy per domain, the mean over domains, and (if asked for) balanced accuracy, each with replicates."""
         self._replicates = self._replicates or replicates_for(sum(len(a.labels) for a in tested.values()))
         right: dict[str, Any] = {}
         total: dict[str, Any] = {}
         recalls = []
+        hits, shares = dict[str, np.ndarray](), dict[str, np.ndarray]()
         for site, answers in sorted(tested.items()):
             drawn, domain = self._drawn(site, answers), self.domain_of[site]
             hit = answers.predicted == answers.labels
@@ -65,11 +82,15 @@ class PairedBootstrap:
             total[domain] = total.get(domain, 0) + _with_point(drawn, np.ones(len(hit)))
             if balanced:
                 recalls.append(_balanced(drawn, answers.labels, hit))
+                shares[site] = _per_unit(answers, hit / _class_sizes(answers.labels) / len(tested))
+            hits[site] = _per_unit(answers, hit)
         found = {domain: right[domain] / total[domain] for domain in right}
+        added = {d: {s: h / total[d][0] for s, h in hits.items() if self.domain_of[s] == d} for d in found}
         whole = found | {MEAN: np.mean(list(found.values()), axis=0)}
+        added[MEAN] = {s: each / len(found) for of_sites in added.values() for s, each in of_sites.items()}
         if balanced:
-            whole[BALANCED] = np.mean(recalls, axis=0)
-        return {column: (float(both[0]), both[1:]) for column, both in whole.items()}
+            whole[BALANCED], added[BALANCED] = np.mean(recalls, axis=0), shares
+        return {column: Column(float(both[0]), both[1:], added[column]) for column, both in whole.items()}
 
     def _drawn(self, site: str, answers: Answers) -> np.ndarray:
         key = site, len(answers.labels)
@@ -84,20 +105,37 @@ def difference(a: Replicated, b: Replicated) -> Interval:
 
     A replicate draws images and seeds with replacement, the same for both. Means over few drawn seeds vary too little,
     by the factor sqrt((S - 1) / S), so their deviation is divided by it. With one seed only images are drawn.
+
+    If fewer than six units make the difference, the interval is widened to hold 0: their replicates vary too little.
     """
-    common = [s for s in a.seeds if s in b.seeds]
-    if not common:
+    pairs = [(column, b.by_seed[seed]) for seed, column in a.by_seed.items() if seed in b.by_seed]
+    if not pairs:
         return Interval.undefined()
-    rows_a, rows_b = ([x.seeds.index(s) for s in common] for x in (a, b))
-    point = float((a.values[rows_a] - b.values[rows_b]).mean())
-    each = a.replicates[rows_a] - b.replicates[rows_b]  # seeds x replicates
+    point = float(np.mean([x.value - y.value for x, y in pairs]))
+    each = np.stack([x.replicates - y.replicates for x, y in pairs])  # seeds x replicates
     count, replicates = each.shape
     middle = each.mean(0)
     if count > 1:
         chosen = np.random.default_rng(seed_of("bootstrap of seeds", count)).integers(0, count, (count, replicates))
         drawn = np.take_along_axis(each, chosen, axis=0).mean(0)
         middle = middle + (drawn - middle) * sqrt(count / (count - 1))
-    return interval(point, middle)
+    gap = interval(point, middle)
+    if _differing(pairs) < FEWEST - 1e-9:
+        return Interval(point, min(gap.low, 0.0), max(gap.high, 0.0))
+    return gap
+
+
+def _differing(pairs: Sequence[tuple[Column, Column]]) -> float:
+    """How many units make a difference: their number if all count alike, fewer if a few of them count most."""
+    parts = []
+    for site in dict.fromkeys(s for pair in pairs for column in pair for s in column.added):
+        gaps = [x.added.get(site, np.zeros(1)) - y.added.get(site, np.zeros(1)) for x, y in pairs]
+        whole = np.zeros(max(map(len, gaps)))  # seeds may have other test images
+        for gap in gaps:
+            whole[: len(gap)] += gap
+        parts.append(np.abs(whole))
+    size = np.concatenate(parts)
+    return float(size.sum() ** 2 / squares) if (squares := (size**2).sum()) > 0 else 0.0
 
 
 def within_noise(gap: Interval) -> bool:
@@ -113,6 +151,17 @@ def _with_point(drawn: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The sum over images, then that of every replicate."""
     weights = values.astype(np.float64)
     return np.append(weights.sum(), drawn @ weights)
+
+
+def _per_unit(answers: Answers, values: np.ndarray) -> np.ndarray:
+    """Sums of the images' values over the units."""
+    return values.astype(float) if answers.groups is None else np.bincount(answers.groups, values)
+
+
+def _class_sizes(labels: np.ndarray) -> np.ndarray:
+    """For each image, the number of its class's images times the number of classes."""
+    _, which, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    return sizes[which] * len(sizes)
 
 
 def _balanced(drawn: np.ndarray, labels: np.ndarray, hit: np.ndarray) -> np.ndarray:

@@ -232,6 +232,10 @@ def recipe_to_resume(
 ) -> Recipe:
     """The recipe of a run to resume, after checking that custom code is the same as when the run began."""
     recipe = Recipe.from_toml(directory.read_recipe(), str(directory.recipe))
+    if recipe.across_machines(directory.read_facts()):
+        raise BadInput(
+            f"Run {directory.path} was trained across machines. Continue it there with `flwr run PROJECT here`."
+        )
     refuse_unasked(recipe.model, f"Run {directory.path}")
     now = own_parts(read_method(recipe.method))
     changed = [name for name, code in recipe.own_parts.items() if now.get(name) != code]

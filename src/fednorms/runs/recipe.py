@@ -24,6 +24,7 @@ from fednorms.runs.toml import dumps, loads
 
 if TYPE_CHECKING:
     from fednorms.core.method import Method
+    from fednorms.data.facts import Facts
     from fednorms.data.protocol import Protocol
 
 
@@ -305,6 +306,12 @@ class Recipe(BaseModel):
         data = {k: v for k, v in self.data.model_dump(mode="json").items() if k not in _LATER_DATA or v != _OF_DATA[k]}
         values = self.model_dump(mode="json") | {"training": training, "data": data}
         return {k: v for k, v in values.items() if v is not None or k not in _LATER}
+
+    def across_machines(self, facts: Facts | None) -> bool:
+        """Whether a stored run's images are at its sites: nobody could take their fingerprint."""
+        from fednorms.data.facts import ACROSS_MACHINES
+
+        return not self.fingerprint and facts is not None and facts.name == ACROSS_MACHINES
 
     def to_toml(self) -> str:
         """The complete recipe as TOML."""

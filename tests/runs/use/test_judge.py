@@ -153,6 +153,15 @@ def test_a_new_site_gets_the_averaged_model_by_default_and_a_clients_if_named(cl
     assert list(fn.judge(clinics / "fedbn", fresh)) == ["averaged/global/test"]
     with pytest.raises(fn.BadInput, match=r"oslo\) is a client of the run \(north, south\).*site="):
         fn.judge(clinics / "fedbn", fresh, ["personal"])
+    said = set()
+    for ask in (
+        lambda site: fn.judge(clinics / "fedbn", fresh, site=site),
+        lambda site: fn.predict(clinics / "fedbn", fresh, site=site),
+    ):
+        with pytest.raises(fn.BadInput, match='This run has no site "nrth": did you mean "north"') as unknown:
+            ask("nrth")
+        said.add(str(unknown.value))
+    assert len(said) == 1
     found = fn.judge(clinics / "fedbn", fresh, ["personal"], site="north")["personal/own/test"]
     said = fn.predict(clinics / "fedbn", fresh, site="north")
     assert found.pooled.accuracy.value == pytest.approx(np.mean([p.label == p.file.parent.name for p in said]))

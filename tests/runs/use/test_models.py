@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,11 +18,14 @@ from torch import nn
 import fednorms as fn
 from fednorms import adapt, evaluate_run, export, load_model, open_run, predict
 from fednorms.core.errors import BadInput, RunFailed
+from fednorms.evaluation.intervals import Interval
 from fednorms.evaluation.modes import averages
+from fednorms.evaluation.scores import SiteScore
 from fednorms.runs.driver import execute
 from fednorms.runs.store.directory import RunDirectory
 from fednorms.runs.use import export as exporting
 from fednorms.runs.use import graphs
+from fednorms.runs.use.adapt import Adapted
 from fednorms.runs.use.predict import image_files
 from tests.support.after import CLASSES, federation, recipe, write_images
 from tests.support.tiny import TinyNet, same
@@ -420,6 +425,15 @@ def test_a_new_site_gets_a_model(method, runs, clinic, tmp_path):
     assert " points [" in repr(done)
     assert "saved in" in repr(done)
     assert "the model was not saved" in repr(again)
+
+
+def test_few_patients_or_one_class_show_no_gain():
+    worse, better = SiteScore(0.0, 0.0, 1.0, 9, [0.0, math.nan]), SiteScore(1.0, 1.0, 0.1, 9, [1.0, math.nan])
+    done = Adapted("clinic", worse, better, None, {"train": 9, "test": 9}, gain=Interval(1.0, 0.7, 1.0))
+    assert "no verdict, because the 9 test images are of one class" in repr(done)
+    assert "better than before" not in repr(done)
+    few = replace(done, gain=Interval(1.0, 0.0, 1.0), patients=3)
+    assert "no difference that 9 test images of 3 patients can show" in repr(few)
 
 
 def test_without_epochs_only_statistics_change(runs, clinic, tmp_path):

@@ -139,6 +139,8 @@ def open_image(path: str | Path) -> Image.Image:
     try:
         image = Image.open(path, formats=FORMATS)
     except UnidentifiedImageError:
+        if Path(path).stat().st_size == 0:
+            raise ValueError("the file is empty") from None
         raise ValueError("it is not a PNG, JPEG, BMP, TIFF, WebP or GIF image, or is damaged") from None
     if image.width * image.height > MOST_PIXELS:
         image.close()

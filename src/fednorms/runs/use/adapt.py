@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from fednorms.core.counted import counted
@@ -41,7 +40,8 @@ class Adapted:
     """Scores of a new site's model on held-out images: before, with the site's own statistics, and fine-tuned.
 
     Scores are None if no image was held out; `fine_tuned` is also None without fine-tuning. `gain` is the accuracy of
-    the final model minus that before, with a 95 % interval over the test images. `path` is the saved model.
+    the final model minus that before, with a 95 % interval over the test images, or over the patients if `patients`
+    counts them. `path` is the saved model.
 
     >>> score = SiteScore(0.5, 0.5, 1.0, 4, [0.5])
     >>> Adapted("clinic", score, score, None, {"train": 9, "test": 4}, gain=Interval(0.0, -0.2, 0.2))
@@ -58,13 +58,15 @@ class Adapted:
     path: Path | None = None
     notes: list[str] = field(default_factory=list)
     gain: Interval | None = None
+    patients: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
         scores = {k: None if s is None else s.to_dict() for k, s in self._scores().items()}
         saved = None if self.path is None else str(self.path)
         gain = None if self.gain is None else self.gain.to_dict()
-        return {"site": self.site, **scores, "gain": gain, "samples": self.samples, "path": saved, "notes": self.notes}
+        known = {"site": self.site, **scores, "gain": gain, "samples": self.samples, "patients": self.patients}
+        return known | {"path": saved, "notes": self.notes}
 
     def _scores(self) -> dict[str, SiteScore | None]:
         return {"before": self.before, "after": self.after, "fine_tuned": self.fine_tuned}
@@ -88,9 +90,12 @@ class Adapted:
             return []
         low, value, high = (f"{100 * x:+.1f}" for x in (self.gain.low, self.gain.value, self.gain.high))
         images = counted(self.samples.get("test", 0), "test image")
+        images += "" if self.patients is None else f" of {counted(self.patients, 'patient')}"
         word = "better than before" if self.gain.low > 0 else "worse than before: do not use it"
         if within_noise(self.gain):
             word = f"no difference that {images} can show"
+        elif self.before is not None and self.before.one_class:
+            word = f"no verdict, because the {images} are of one class and tell nothing about the others"
         return [f"  {word}: {value} points [{low}, {high}]"]
 
 
@@ -168,6 +173,7 @@ def adapt(
         said = [test_predictions(tensors) for tensors in (start, estimated, tuned)]
     before, after, fine_tuned = (None if p is None else SiteScore.of(p) for p in said)
     gain = _gain(site.name, said[0], said[1] if tuned is None else said[2])
+    patients = None if site.test is None or site.test.groups is None else len(set(site.test.groups))
     if site.test is None:
         notes.append("No image was held out, so nothing was tested.")
     saved = None
@@ -183,7 +189,7 @@ def adapt(
         tested = _tested(opened, final, said[1] if tuned is None else said[2])
         saved = _save(opened, final, out, stored, model, told, tested)
     counts = {k: len(s) for k, s in site.splits.items()}
-    return Adapted(site.name, before, after, fine_tuned, counts, saved, notes, gain)
+    return Adapted(site.name, before, after, fine_tuned, counts, saved, notes, gain, patients)
 
 
 def _tested(opened: OpenRun, final: Chosen, said: Predictions | None) -> Scored:
@@ -203,7 +209,7 @@ def _gain(site: str, before: Predictions | None, after: Predictions | None) -> I
         return None
     bootstrap = PairedBootstrap({site: site})
     columns = [bootstrap.columns({site: Answers.of(p)})[MEAN] for p in (after, before)]
-    return difference(*(Replicated([0], np.array([value]), drawn[None]) for value, drawn in columns))
+    return difference(*(Replicated({0: column}) for column in columns))
 
 
 def _site(

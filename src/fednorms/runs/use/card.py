@@ -40,6 +40,7 @@ def card_data(opened: OpenRun, about: dict[str, Any], whose: str, tested: Scored
         "model": whose,
         "data": {
             "federation": facts.name,
+            "across_machines": recipe.across_machines(facts),
             "fingerprint": recipe.fingerprint,
             "sites": sites,
             "license": (reader.published.license if reader else "") or _UNKNOWN,
@@ -108,8 +109,7 @@ def card(about: dict[str, Any]) -> str:
         "Privacy": _privacy_text(told["privacy"], made["method"]),
         "Versions": ["; ".join(f"{k.replace('_', ' ')} {v}" for k, v in told["versions"].items()) + "."],
         "How to reproduce": [
-            "Store this recipe as recipe.toml, adjust its folders, and run `fednorms run recipe.toml`. Then export "
-            f"round {trained['round']}.",
+            f"{_again(told['data'])} Then export round {trained['round']}.",
             f"```toml\n{told['recipe'].strip()}\n```",
         ],
     }
@@ -134,16 +134,23 @@ def _what(about: dict[str, Any]) -> list[str]:
     return ["\n".join(lines)]
 
 
+def _again(data: dict[str, Any]) -> str:
+    if data.get("across_machines"):
+        return "Run `flwr run PROJECT here` with this recipe and the same sites."
+    return "Store this recipe as recipe.toml, adjust its folders, and run `fednorms run recipe.toml`."
+
+
 def _data(data: dict[str, Any]) -> list[str]:
     splits = ("train", "val", "test")
     rows = ["| site | trained | training images | validation images | test images |", "|---|---|---:|---:|---:|"]
     for site in data["sites"]:
-        counts = " | ".join(f"{site['images'].get(s, 0):,}" for s in splits)
+        counts = " | ".join(f"{site['images'].get(s, 0):,}" if site["images"] else "not told" for s in splits)
         rows.append(f"| {site['site']} | {'yes' if site['trained'] else 'no'} | {counts} |")
+    whose = "Trained across machines" if data.get("across_machines") else f'Federation "{data["federation"]}"'
     links = "".join(f" [{name}]({link})" for name, link in data["published"].items())
     where = f" Published at:{links}." if links else ""
     return [
-        f'Federation "{data["federation"]}", {counted(len(data["sites"]), "site")}.',
+        f"{whose}, {counted(len(data['sites']), 'site')}.",
         "\n".join(rows),
         f"License of the data: {data['license']}.{where} The model may be a derived work of the data.",
     ]

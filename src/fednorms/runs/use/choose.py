@@ -54,10 +54,10 @@ def choose(
     these tensors are averaged over the clients that trained. `sent` is what an evaluation broadcasts.
     """
     kept = [n for n, r in task.net.routes.items() if r is Route.LOCAL]
-    found = None if site is None else _site(facts, site)
+    found = None if site is None else known_site(facts, site)
     state = None if site is None else states.get(site)
     own = site in facts.clients
-    _check_kept(task, kept, states, site if own else None)
+    _check_trained(task, kept, states, site if own else None)
     _check_averaged(task, facts, kept, site, own, averaged)
     notes = [] if found is None else _notes_on_site(task, found.name, own)
     if kept and not own:
@@ -99,28 +99,43 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if names[3:] else "")
 
 
-def _site(facts: Facts, name: str) -> SiteFacts:
+def known_site(facts: Facts, name: str, *, trained: bool = False) -> SiteFacts:
+    """What is known of a site of the run; with `trained`, the site must be a client."""
     if isinstance(facts.clients, Numbered) and name in facts.clients:  # facts are known of those that are tested
         return facts.site(name) or SiteFacts(name, name)
     if (found := facts.site(name)) is None:
         raise BadInput(f'This run has no site "{name}": {nearest(name, [s.name for s in facts.sites])}')
+    if trained and name not in facts.clients:
+        raise BadInput(
+            f'Site "{name}" did not train as a client, so it has no model of its own. Clients: {_some(facts.clients)}.'
+        )
     return found
 
 
-def _check_kept(task: Task, kept: list[str], states: Mapping[str, ClientState], client: str | None) -> None:
-    """Refuse if the tensors that clients keep, or those of one client, are not in the run."""
-    second = [p.name for p in task.method.doubling]
-
-    def has_own(state: ClientState | None) -> bool:
-        return state is not None and bool(state.local if kept else any(state.parts.get(name) for name in second))
-
-    if (kept or (second and client is not None)) and states and not any(map(has_own, states.values())):
+def check_kept(task: Task, states: Mapping[str, ClientState], client: str | None) -> None:
+    """Refuse if the tensors that clients keep are at the sites of a run across machines."""
+    kept = [n for n, r in task.net.routes.items() if r is Route.LOCAL]
+    second = bool(task.method.doubling) and client is not None
+    if (kept or second) and states and not any(_has_own(task, state) for state in states.values()):
         what = f"{len(kept)} tensors ({kept[0]}, ...)" if kept else "a model of their own"
         raise BadInput(
             f'Clients of "{task.method}" keep {what}. In a run across machines these are '
             "at the sites. Export a site's model there, with `fednorms deploy export`."
         )
-    if (kept or second) and client is not None and not has_own(states.get(client)):
+
+
+def _has_own(task: Task, state: ClientState | None) -> bool:
+    """Whether a client's state holds the tensors that it keeps, or its second model."""
+    if state is None:
+        return False
+    kept = Route.LOCAL in task.net.routes.values()
+    return bool(state.local if kept else any(state.parts.get(p.name) for p in task.method.doubling))
+
+
+def _check_trained(task: Task, kept: list[str], states: Mapping[str, ClientState], client: str | None) -> None:
+    """Refuse if the tensors that clients keep, or those of one client, are not in the run."""
+    check_kept(task, states, client)
+    if (kept or task.method.doubling) and client is not None and not _has_own(task, states.get(client)):
         without = f"without {option('site')}"
         instead = f"the mean over the clients that have trained with {flag('averaged')} and {without}"
         raise BadInput(

@@ -28,6 +28,7 @@ from fednorms.runs.losses import Loss
 from fednorms.runs.option_names import flag, option
 from fednorms.runs.progress import Reporter, is_wanted, per_cent
 from fednorms.runs.store import predictions as store
+from fednorms.runs.use.choose import check_kept, known_site
 from fednorms.runs.use.evaluate import nothing_to_test, recorded_scores, refuse_lost_loss
 from fednorms.runs.use.labelled import folder_of, labelled_sites
 from fednorms.runs.use.open import OpenRun, Which, open_run
@@ -283,8 +284,8 @@ class _Other:
         skip_broken: bool,
     ) -> _Other:
         facts, known = opened.facts, opened.recipe.data
-        if site is not None and site not in facts.clients:
-            raise BadInput(f'Site "{site}" is not a client of the run. Its clients are {_some(facts.clients)}.')
+        if site is not None:
+            known_site(facts, site, trained=True)
         pattern = (known.group if folder_of(data) else "") if group is None else group
         broken: list[Broken] | None = [] if skip_broken else None
         try:
@@ -339,6 +340,8 @@ class _Other:
         opened, task = self.opened, self.opened.task
         if mode.model == "adapted":
             raise BadInput('"adapted" trains at a site. `fednorms adapt` does that with other data.')
+        if mode.model != "global":
+            check_kept(task, opened.clients, next(iter(self.model_of.values()), None))
         sent = opened.test_broadcast
         everywhere = unseen_broadcast(task, sent, opened.clients.values())
         found = {}

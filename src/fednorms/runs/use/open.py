@@ -69,6 +69,12 @@ class OpenRun:
     def session(self) -> Session:
         """The session with the run's data, its engine holding the clients' states."""
         federation, recipe = self._federation, self.recipe
+        if federation is None and recipe.across_machines(self.facts):
+            raise BadInput(
+                f"Run {self.directory.path} was trained across machines, so its images are at the sites. Its model for "
+                "all sites, if it has one, can be tested on other images with `fednorms evaluate RUN --data FOLDER`. A "
+                "site exports its own model with `fednorms deploy export`."
+            )
         if federation is None and recipe.federation.startswith("custom:"):
             raise BadInput(
                 f"Run {self.directory.path} was made with a custom federation "
