@@ -137,7 +137,8 @@ def picture(report: list[dict[str, object]], path: Path) -> None:
     from matplotlib import pyplot
 
     names = [name for name in CURVES if any(r["curve"] == name and len(r["values"]) > 1 for r in report)]
-    figure, axes = pyplot.subplots(2, len(names), figsize=(4 * len(names), 6), squeeze=False, layout="constrained")
+    size = 4 * len(names), 6
+    figure, axes = pyplot.subplots(2, len(names), figsize=size, squeeze=False, sharey="row", layout="constrained")
     for column, name in enumerate(names):
         for row, (cost, words) in enumerate((("round_cpu", "CPU seconds per round"), ("peak_mb", "peak memory, MB"))):
             axis = axes[row, column]
@@ -145,7 +146,7 @@ def picture(report: list[dict[str, object]], path: Path) -> None:
                 if r["curve"] == name:
                     label = f"{r['kind']}, {r['method']}" if name == "clients" else str(r["method"])
                     axis.loglog(r["values"], [p[cost] for p in r["points"]], marker="o", label=label)
-            axis.set(xlabel="clients per round" if name == "cohort" else name, ylabel=words)
+            axis.set(xlabel="clients per round" if name == "cohort" else name, ylabel="" if column else words)
             axis.legend(fontsize="small")
     figure.savefig(path, dpi=110)
 
