@@ -232,7 +232,8 @@ def recipe_to_resume(
 ) -> Recipe:
     """The recipe of a run to resume, after checking that custom code is the same as when the run began."""
     recipe = Recipe.from_toml(directory.read_recipe(), str(directory.recipe))
-    if recipe.across_machines(directory.read_facts()):
+    # A run in this process has a fingerprint, and writes its facts again if they are damaged.
+    if not recipe.fingerprint and recipe.across_machines(directory.read_facts()):
         raise BadInput(
             f"Run {directory.path} was trained across machines. Continue it there with `flwr run PROJECT here`."
         )
