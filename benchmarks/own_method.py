@@ -17,36 +17,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import own_parts  # noqa: F401  (registers the candidates)
 import torch
+from own_plan import PLANS, Progress, Trial
 
 import fednorms as fn
 
 REAL = ("mnist", "svhn", "usps", "mnist-m")  # SynthDigits is a stand-in
 PACKS = {"digits": "digits-search.fnpack", "natural": "natural-search.fnpack"}
 LAST = 3  # validations at the end whose mean is a run's score
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One combination at one learning rate, on one federation."""
-
-    method: str
-    lr: float
-    rounds: int = 60
-    data: str = "digits"
-    seed: int = 0
-    training: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def key(self) -> str:
-        """What makes two trials the same."""
-        return json.dumps(asdict(self), sort_keys=True)
 
 
 def known(folder: Path) -> list[dict[str, Any]]:
@@ -104,8 +88,6 @@ def mean_of(sites: Mapping[str, Mapping[str, float]], counted: Sequence[str] | N
 
 def search(plan: str, data: Path, folder: Path, number: int, minutes: float) -> None:
     """Run what is wanted and no other process has claimed, until the time is over."""
-    from own_plan import PLANS, Progress
-
     begun, longest = time.perf_counter(), 0.0
     loaded: dict[str, fn.Federation] = {}
     while True:

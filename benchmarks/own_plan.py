@@ -6,11 +6,11 @@ that was interrupted continues.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
-
-from own_method import Trial
+from typing import Any
 
 WON = "fedwon(clip=0.64, start='xavier')"
 # What may be added: the kind of part, of which a combination has at most one, and its spelling.
@@ -55,6 +55,23 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     "personal": ("fedbn", "silobn", "fedbn + fedsam(rho=0.1)", "fedala"),
     "one model": (WON, "gn", "gn + fedsam(rho=0.1)", "anfr(gain=2)"),
 }
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One combination at one learning rate, on one federation."""
+
+    method: str
+    lr: float
+    rounds: int = 60
+    data: str = "digits"
+    seed: int = 0
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """What makes two trials the same."""
+        return json.dumps(asdict(self), sort_keys=True)
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,8 @@ class Phase:
 
     `lr=None` is the round's rate (in phases of `evaluation`: the first round's); `factor` multiplies it. `draws`
     batches go into one step (only `oracle` sees them). `weight_decay=None` is the recipe's, and `plain` means plain
-    gradient steps at the round's rate: no momentum, weight decay or clipping. Only phases of `evaluation` may have a
-    weight decay of their own or be plain.
+    gradient steps at the round's rate: no momentum, weight decay or clipping. Only phases of `evaluation` may have
+    another weight decay or be plain.
 
     >>> Phase(epochs=5, train="head").norm
     'batch'
