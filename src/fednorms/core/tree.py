@@ -218,7 +218,7 @@ def mean(trees: list[Tree], weights: list[float]) -> Tree:
         if len(trees) == 1 or not first.is_floating_point():
             out[name] = first
             continue
-        acc = first.to(torch.float64) * (weights[0] / total)
+        acc = first.to(torch.float64, copy=True).mul_(weights[0] / total)
         for tree, weight in zip(trees[1:], weights[1:], strict=True):
             acc.add_(tree[name].to(acc), alpha=weight / total)  # where the first tree is
         out[name] = acc.to(first.dtype)
@@ -259,7 +259,7 @@ def _packed_mean(trees: list[Packed], shares: list[float]) -> Tree:
     first = trees[0]
     if len(trees) == 1:
         return Tree(first)
-    total = first.block.to(torch.float64) * shares[0]
+    total = first.block.to(torch.float64, copy=True).mul_(shares[0])
     for tree, share in zip(trees[1:], shares[1:], strict=True):
         total.add_(tree.block.to(total.device), alpha=share)
     return Tree(first.over(total.to(first.block.dtype)))

@@ -32,7 +32,7 @@ from fednorms.engines.graphs.data import DeviceData
 from fednorms.engines.graphs.evaluation import Evaluator, RandomOutputs, SiteModel
 from fednorms.engines.graphs.fused import can_compile, seconds_to_compile
 from fednorms.engines.graphs.grouping import FIRST, Grouping, Trials
-from fednorms.engines.graphs.layout import Layout, copy_tree
+from fednorms.engines.graphs.layout import Layout
 from fednorms.engines.graphs.pending import PendingResults
 from fednorms.engines.graphs.slots import Slots
 from fednorms.engines.graphs.stacks import Stacks
@@ -219,8 +219,7 @@ class Graphs(LocalEngine):
         started, captures = time.perf_counter(), self.steps.captures
         done, task = Trained([]), self.task
         self.data.load()
-        packed = self.steps.layout.block(task.like)
-        copy_tree(self.steps.layout.views(packed), sent.model)
+        packed = self.slots.receive(sent)
         together, count, self.steps.compiling = self.grouping
         streams = self.steps.streams = [self.device.stream(number) for number in range(count)]
         self.device.fork(streams)

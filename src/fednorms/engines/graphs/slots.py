@@ -23,6 +23,17 @@ class Slots:
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
         self.spaces: dict[int, Workspace] = {}
+        self.common: Tensor | None = None  # block of the model that the server sends
+        task = steps.task
+        self.alike = not (task.net.own or task.method.addressing or task.method.having("begin"))  # all start from it
+
+    def receive(self, sent: Broadcast) -> Tensor:
+        """Copy the model of a round to where slots read it."""
+        layout = self.steps.layout
+        if self.common is None:
+            self.common = layout.block(self.steps.task.like)
+        copy_tree(layout.views(self.common), sent.model)
+        return self.common
 
     def run(self, number: int, sent: Broadcast, packed: Tensor, client: Client) -> tuple[Results, Tensor]:
         """A client's round in a slot, and whether its results are finite; `packed` is the block of the common model."""
@@ -49,6 +60,8 @@ class Slots:
         """Free all slots but the first `count`."""
         for number in [n for n in self.spaces if n >= count]:
             self.spaces.pop(number).close(self.steps.device)
+        if not self.spaces:
+            self.common = None
 
     def _leave(self, space: Workspace, outer: Carry, early: dict[str, Tree], model: Tree) -> tuple[Upload, ClientState]:
         """Copy the client out of the workspace and let the parts finish."""
@@ -67,7 +80,6 @@ class Slots:
         ours = self.steps.task
         task, twin = ours.for_twin, space.twin or self._twin_workspace(space, outer)
         start, kept = start_of_twin(ours, outer.mine), outer.mine[ours.twin.name if ours.twin else ""]
-        twin.origin.copy_(space.origin)
         twin.live.copy_(space.origin)
         copy_tree({n: t for n, t in self.steps.layout.views(twin.live).items() if n in start}, start)
         copy_tree(twin.integers, {**outer.start_buffers, **start})
@@ -82,7 +94,7 @@ class Slots:
         same, model = space.carry, Tree({**outer.start, **outer.fixed, **outer.start_buffers})
         new, pool = (outer.client, same.broadcast, same.mine, model), self.steps.device.pool()
         task = self.steps.data.task.for_twin
-        space.twin = Workspace.new(task, self.steps.layout, *new, space.stream, pool, space.data)
+        space.twin = Workspace.new(task, self.steps.layout, *new, space.origin, space.stream, pool, space.data)
         return space.twin
 
     def _workspace(self, number: int, sent: Broadcast, client: Client, mine: dict[str, Tree], model: Tree) -> Workspace:
@@ -93,7 +105,8 @@ class Slots:
             known.close(steps.device)
         own = {k: v.clone() for k, v in mine.items()}
         copied = replace(sent, parts={k: v.clone() for k, v in sent.parts.items()})
-        new, memory = (client, copied, own, model), (steps.streams[number], steps.device.pool(), steps.data.room())
+        new = client, copied, own, model, self.common if self.alike else None
+        memory = steps.streams[number], steps.device.pool(), steps.data.room()
         self.spaces[number] = Workspace.new(steps.data.task, steps.layout, *new, *memory)
         return self.spaces[number]
 

@@ -47,7 +47,7 @@ class Workspace:
     carry: Carry
     optimizer: Optimizer  # the carry's
     live: Tensor  # block of the model in training
-    origin: Tensor  # block of the model at the start
+    origin: Tensor  # block of the model at the start; slots may share it
     integers: Tree
     relative: Tensor  # u_k of the present client
     lr: Tensor  # learning rate of the round; a phase may have another
@@ -67,13 +67,17 @@ class Workspace:
         sent: Broadcast,
         mine: dict[str, Tree],
         model: Tree,
+        origin: Tensor | None,
         stream: object,
         pool: object,
         data: tuple[Tensor, Tensor] | None,
     ) -> Self:
-        """Memory of the shapes that this client needs; it keeps the trees of `sent` and `mine`."""
+        """Memory of the shapes that this client needs; it keeps the trees of `sent` and `mine`.
+
+        `origin` is the block of the model at the start if others hold it, too.
+        """
         like = task.like
-        live, origin = layout.block(like), layout.block(like)
+        live, origin = layout.block(like), layout.block(like) if origin is None else origin
         integers = Tree({n: model[n].clone() for n in layout.integers})
         whole = Tree({**layout.views(live), **integers})
         start = Tree({**layout.views(origin), **integers})
@@ -92,10 +96,11 @@ class Workspace:
 
     def fill(self, sent: Broadcast, common: Tree, packed: Tensor, mine: dict[str, Tree], model: Tree) -> None:
         """Copy a client into this memory: the block of the common model, what differs from it, the parts' states."""
-        self.origin.copy_(packed)
-        own = {n: t for n, t in model.items() if t is not common[n]}
-        targets = self.layout.views(self.origin) if own else Tree()
-        copy_tree({n: targets[n] for n in own if n in targets}, own)
+        if self.origin is not packed:
+            self.origin.copy_(packed)
+            own = {n: t for n, t in model.items() if t is not common[n]}
+            targets = self.layout.views(self.origin) if own else Tree()
+            copy_tree({n: targets[n] for n in own if n in targets}, own)
         copy_tree(self.integers, model)
         self.live.copy_(self.origin)
         for name, tree in mine.items():
