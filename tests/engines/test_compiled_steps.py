@@ -193,7 +193,7 @@ def test_programs_are_compared_with_how_far_a_step_moves(dtype):
     def passes(change):
         found = [[t.clone() for t in group] for group in end]
         change(found)
-        return agree(found, end, start)
+        return agree(found, end, end, start)
 
     eps = torch.finfo(dtype).eps
     assert passes(lambda found: None)
@@ -206,6 +206,19 @@ def test_programs_are_compared_with_how_far_a_step_moves(dtype):
     start[0][1] = end[0][1].clone()  # should not move
     assert passes(lambda found: found[0][1].add_(eps * 1e-3))
     assert not passes(lambda found: found[0][1].add_(1e-5))
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 0.02), (torch.float64, 2e-7)])
+def test_a_small_tensor_may_be_less_exact_and_all_may_where_rounding_leads_as_far(dtype, off):
+    start = [[torch.zeros(10_000, dtype=dtype), torch.zeros(3, dtype=dtype)]]
+    end = [[t + 1e-3 for t in start[0]]]
+    small, all_of_them, far = (
+        [[end[0][0] + a * 1e-3, end[0][1] + b * 1e-3]] for a, b in ((0, off), (off, off), (1, 1))
+    )
+    assert agree(small, end, end, start)
+    assert not agree(all_of_them, end, end, start)
+    assert agree(all_of_them, end, [[t - off * 1e-3 for t in end[0]]], start)
+    assert not agree(far, end, all_of_them, start)
 
 
 # -- when steps are compiled, and what is kept ------------------------------------------------------------------------
