@@ -30,7 +30,7 @@ from fednorms.runs.store.clients import ClientStore
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 METHODS = [
-    *(n for n in names() if all(p.requires <= PROVIDES["graphs"] for p in method(n).parts)),
+    *(n for n in names() if n != "fedlaw" and all(p.requires <= PROVIDES["graphs"] for p in method(n).parts)),
     "scaffold(control='difference')",
     "scaffold(option='I')",
     "mixbn(kind='learned')",
@@ -239,9 +239,8 @@ def test_memory_after_twenty_runs_is_that_after_ten():
 
     after = []
     for text in [*texts, *texts]:
-        result = driver.run(text, "digits-shift", rounds=2, recipe=Recipe(device="cuda"))
-        assert result.recipe.engine == "graphs"
-        after.append(used())
+        assert driver.run(text, "digits-shift", rounds=2, recipe=Recipe(device="cuda")).recipe.engine == "graphs"
+        after.append(used())  # nothing holds the result, which has the model on the device
     assert len({reserved for reserved, _ in after}) == 1, after
     # CUDA loads the kernels of a layer when it is first used, and keeps them.
     assert after[-1] == after[len(texts) - 1], after
@@ -276,8 +275,8 @@ def test_compiled_steps_give_the_loops_results_and_repeat(text, together):
     loop, _ = run(Loop, text, 3, sizes=sizes)
     how = {"streams": 1, "together": together, "compiled": True, "sizes": sizes, "engines": engines}
     fast, again = (run(Graphs, text, 3, **how)[0] for _ in range(2))
+    assert not engines[0].notes, engines[0].notes
     assert all(engines[0].steps.programs.values())
-    assert not engines[0].notes
     assert distance(loop.model, fast.model) < 1e-9
     assert all(torch.equal(fast.model[k], again.model[k]) for k in fast.model), "repeats with the same bits"
 
