@@ -4,7 +4,7 @@ Every grouping runs in a process of its own. With `--limit` the process may take
 compiles, all jobs at the same time: the compiler keeps its results on disk, so the measured runs that follow need not
 compile again.
 
-    python benchmarks/compiled.py [--jobs bcadef] [--rounds 8] [--limit 8] [--warm] [--profile bc] [--out figures.json]
+    python -m benchmarks.compiled [--jobs bcadef] [--rounds 8] [--limit 8] [--warm] [--profile bc] [--out figures.json]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Our engines against a plain PyTorch loop and pfl-research on six jobs, in one run on one GPU.
+"""Our engines against a plain PyTorch loop and pfl-research on seven jobs, in one run on one GPU.
 
 Arms: the graph engine with cuDNN free to choose, the same repeating bit for bit, our loop, a hand-written loop, and
 pfl-research if it can be imported (nothing is installed). All arms share one precision setting (float32, TF32 off by
@@ -6,13 +6,14 @@ default) and have their data on the device. Times are medians of rounds after tw
 runs the rounds in which it chooses how to group clients. `--memory` limits the process to so many GB and measures only
 the graph engine: does the job fit a smaller card?
 
-    python benchmarks/peers.py [--jobs abcdef] [--rounds 10] [--precision float32] [--memory 8] [--out figures.json]
+    python benchmarks/peers.py [--jobs abcdefg] [--rounds 10] [--precision float32] [--memory 8] [--out figures.json]
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import importlib.util
 import json
 import statistics
@@ -108,6 +109,7 @@ JOBS = [
         4,
     ),
     Job("f", "100 clients x 20, MLP of 200 units, batch 2", "mlp", "fedavg", 100, 20, 28, 2, 100),
+    Job("g", "4 clients x 62 of 256 px, AlexNet, batch 32", "alexnet", "fedavg", 4, 62, 256, 32, 4),
 ]
 TRIALS = 18  # rounds: each grouping is recorded in one and timed in the next
 
@@ -138,12 +140,16 @@ def federation_of(job: Job) -> Federation:
     return Federation("synthetic", sites, [str(c) for c in range(10)], Preprocessing.centered(3))
 
 
-def task_of(job: Job, precision: str) -> Task:
+LONG = 10**6  # rounds of a run for which it pays to compile
+SHORT = 200
+
+
+def task_of(job: Job, precision: str, rounds: int = LONG) -> Task:
     net = Net(model_of(job), method(job.method), name=job.model, device="cuda", dtype=dtype_of(precision))
     return Task(
         net=net,
         training=Training(batch_size=job.batch, lr=0.01),
-        rounds=10**6,  # a long run: it pays to compile
+        rounds=rounds,
         seed=0,
         clients=job.clients,
         samples=job.clients * job.images,
@@ -152,8 +158,8 @@ def task_of(job: Job, precision: str) -> Task:
     )
 
 
-def ours(job: Job, federation: Federation, kind: type[Loop] | type[Graphs], precision: str):
-    task = task_of(job, precision)
+def ours(job: Job, federation: Federation, kind: type[Loop] | type[Graphs], precision: str, rounds: int = LONG):
+    task = task_of(job, precision, rounds)
     engine = kind(task, federation, federation, ClientStore(2**34), EngineSettings(threads=8))
     state = initial_state(task)
     sampler = Participation("fixed", job.cohort)
@@ -373,6 +379,7 @@ def measure(
         arms["pfl-research"] = lambda: pfl_research(job, federation, few + 2)
     rows: dict[str, dict[str, Any]] = {}
     for name, arm in arms.items():
+        gc.collect()  # the engine of the last arm
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         with numerics(precision, deterministic="repeatable" in name):
@@ -383,6 +390,7 @@ def measure(
             "first_s": first,
             "images_per_s": job.cohort * job.images / seconds,
             "peak_mb": torch.cuda.max_memory_allocated() / 2**20,
+            "reserved_mb": torch.cuda.max_memory_reserved() / 2**20,
             "grouping": GROUPINGS.pop(job.key, ""),
         }
     floor = floor_of(job, flops, bandwidth)
@@ -392,6 +400,7 @@ def measure(
         ratio = row["ms"] / rows["graphs"]["ms"]
         print(
             f"  {name:<20}{row['ms']:>10.1f} ms  {row['images_per_s']:>10.0f} images/s  {row['peak_mb']:>7.0f} MB  "
+            f"{row['reserved_mb']:>7.0f} reserved  "
             f"first {row['first_s']:.1f} s  "
             f"{ratio:.1f} x graphs  {row['grouping']}"
         )
@@ -400,7 +409,7 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--jobs", default="abcdef")
+    parser.add_argument("--jobs", default="abcdefg")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--precision", default="float32", choices=["float32", "tf32"])
     parser.add_argument("--memory", type=float, default=0.0, help="GB that the process may take (0: all)")

@@ -11,9 +11,9 @@ Some peers train a client with one thread, others with --threads. torch then rou
 hundredth of the way within a round, so a model may equal either of two references.
 
 Each peer has its own virtual environment under --envs, made by uv from the pins below. Finished results in --out are
-kept; --again repeats them.
+kept; --again repeats them. --gpu trains more rounds on a GPU, with those peers that this environment has.
 
-    python benchmarks/race.py [--envs DIR] [--out DIR] [--jobs abn] [--peers NAME ...] [--threads 2] [--again]
+    python benchmarks/race.py [--envs DIR] [--out DIR] [--jobs abn] [--peers NAME ...] [--threads 2] [--again] [--gpu]
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PEERS: dict[str, tuple[str, str, list[str], dict[str, str]]] = {
     "plain loop": ("plain.py", "", [], {}),
     "fednorms": ("fednorms_.py", "", [], {"ENGINE": "loop"}),
     "fednorms, workers": ("fednorms_.py", "", [], {"ENGINE": "workers"}),
-    "pfl": ("pfl_.py", "3.11", ["pfl[pytorch]==0.6.0", TORCH], {"PFL_PYTORCH_DEVICE": "cpu"}),
+    "pfl": ("pfl_.py", "3.11", ["pfl[pytorch]==0.6.0", TORCH], {}),
     "flower": ("flower_.py", "3.11", ["flwr[simulation]==1.41.0", TORCH], {"RAY_DEDUP_LOGS": "0"}),
     "fluke": ("fluke_.py", "3.11", ["fluke-fl==0.8.1", TORCH], {}),
     "flgo": ("flgo_.py", "3.11", ["flgo==0.4.4", TORCH], {}),
@@ -75,11 +75,12 @@ JOBS = {
     "n": {"net": "small-bn", "sizes": [120, 240, 360, 480, 600], "batch": 20, "rounds": 5, "size": 32, "lr": 0.02},
 }
 CLOSE = 1e-3  # errors of a model after a round, as a share of the way from its start; 1e-5 are rounding
+ON_GPU = {"a": 20, "b": 8, "n": 20}  # rounds
 LIMIT = 240  # seconds for a driver
 MARK = "FEDNORMS_RACE"
 
 
-def write_job(key: str, folder: Path) -> Job:
+def write_job(key: str, folder: Path, rounds: int) -> Job:
     """Write a job's files: images that are a pattern of their class under noise, and first weights."""
     folder.mkdir(parents=True, exist_ok=True)
     spec, generator = JOBS[key], torch.Generator().manual_seed(0)
@@ -101,7 +102,7 @@ def write_job(key: str, folder: Path) -> Job:
         "net": spec["net"],
         "n": len(spec["sizes"]),
         "batch": spec["batch"],
-        "rounds": spec["rounds"],
+        "rounds": rounds,
         "lr": spec["lr"],
     }
     (folder / "job.json").write_text(json.dumps(settings))
@@ -163,10 +164,10 @@ def accuracy(job: Job, folder: Path) -> float:
         return float((model(job.test[0]).argmax(1) == job.test[1]).float().mean())
 
 
-def environment(name: str, envs: Path) -> tuple[str, str]:
+def environment(name: str, envs: Path | None) -> tuple[str, str]:
     """The Python of a peer's environment, which is made if it is missing, and the versions in it."""
     _, version, packages, _ = PEERS[name]
-    if not packages:
+    if not packages or envs is None:
         return sys.executable, f"torch {torch.__version__}"
     python, uv = envs / name / "bin" / "python", shutil.which("uv") or str(Path(sys.executable).parent / "uv")
     if not (envs / name / "made").exists():
@@ -218,15 +219,20 @@ def resident(pids: list[int]) -> int:
     return total
 
 
-def drive(name: str, job: Job, out: Path, python: str, threads: int) -> int:
-    """Run a driver; returns the peak memory. Raises RuntimeError with the last line of its errors."""
+def drive(name: str, job: Job, out: Path, python: str, threads: int, on_gpu: bool) -> int:
+    """Run a driver; returns the peak memory of the host. Raises RuntimeError with the last line of its errors."""
     driver, _, _, extra = PEERS[name]
     mark, peak, ended = f"{os.getpid()}-{time.time_ns()}", 0, threading.Event()
     path = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"  # for the tools of a peer
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0", "PYTHONPATH": str(HERE), "PATH": path}
     home = {"HOME": str(out), "FLWR_HOME": str(out / "flwr"), "PYTHONWARNINGS": "ignore"}
     cores = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    environ = {**os.environ, **quiet, **home, **cores, **extra, MARK: mark}
+    environ = {**os.environ, **quiet, **home, **cores, **extra, MARK: mark, "PFL_PYTORCH_DEVICE": "cpu"}
+    if on_gpu:
+        environ |= {"DEVICE": "cuda", "PFL_PYTORCH_DEVICE": "cuda"} | (
+            {"ENGINE": "graphs"} if "ENGINE" in extra else {}
+        )
+        environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
 
     def watch() -> None:
         nonlocal peak
@@ -254,14 +260,14 @@ def drive(name: str, job: Job, out: Path, python: str, threads: int) -> int:
     return peak
 
 
-def run(name: str, key: str, job: Job, expected: list, envs: Path, out: Path, threads: int) -> dict[str, object]:
-    """One peer on one job: a row of the table, also written to its folder."""
+def run(name: str, key: str, job: Job, expected: list, envs: Path | None, out: Path, threads: int) -> dict[str, object]:
+    """One peer on one job: a row of the table, also written to its folder. Without `envs`, on the GPU of this one."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     row: dict[str, object] = {"peer": name, "job": key}
     try:
         python, row["versions"] = environment(name, envs)
-        peak = drive(name, job, out, python, threads)
+        peak = drive(name, job, out, python, threads, envs is None)
         ends = json.loads((out / "ends.json").read_text())
         seconds = [b - a for a, b in itertools.pairwise(ends)]
         row |= {
@@ -273,6 +279,8 @@ def run(name: str, key: str, job: Job, expected: list, envs: Path, out: Path, th
         }
     except RuntimeError as problem:
         row["problem"] = str(problem)
+    if (out / "gpu_mb.json").exists():
+        row["gpu_mb"] = json.loads((out / "gpu_mb.json").read_text())
     row["lines"] = lines_of(HERE / PEERS[name][0])
     (out / "row.json").write_text(json.dumps(row))
     return row
@@ -290,7 +298,8 @@ def table(rows: list[dict[str, object]]) -> str:
         ratio = f"{row['seconds'] / base[row['job']]:.2f}x" if row["job"] in base else ""
         said.append(
             f"| {row['job']} | {row['peer']} | {row['seconds']:.2f} | {ratio} | {row['first']:.1f} s | "
-            f"{row['peak_mb'] / 1024:.2f} GB | {row['lines']} | {100 * row['accuracy']:.1f} | {row['right']} |"
+            f"{row.get('gpu_mb', row['peak_mb']) / 1024:.2f} GB | {row['lines']} | {100 * row['accuracy']:.1f} | "
+            f"{row['right']} |"
         )
     return "\n".join(said)
 
@@ -303,12 +312,13 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS), metavar="NAME")
     parser.add_argument("--threads", type=int, default=2, help="threads of a driver's process")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--gpu", action="store_true")
     given = parser.parse_args()
-    envs, out = given.envs.absolute(), given.out.absolute()
+    envs, out = None if given.gpu else given.envs.absolute(), given.out.absolute()
     print(f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores", flush=True)
     rows = []
     for key in given.jobs:
-        job = write_job(key, out / key / "job")
+        job = write_job(key, out / key / "job", ON_GPU[key] if given.gpu else JOBS[key]["rounds"])
         expected = [references(job, threads) for threads in sorted({given.threads, 1}, reverse=True)]
         for name in given.peers:
             there = out / key / name / "row.json"

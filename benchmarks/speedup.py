@@ -1,7 +1,7 @@
 """How the graph engine's advantage depends on batch size and clients, and what precision costs and saves; on one GPU.
 
-python benchmarks/speedup.py --out figures.json        # measure, on a machine with a GPU
-python benchmarks/speedup.py --draw figures.json a.png # draw the plot, anywhere
+python -m benchmarks.speedup --out figures.json        # measure, on a machine with a GPU
+python -m benchmarks.speedup --draw figures.json a.png # draw the plot, anywhere
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import json
 import statistics
 
 import torch
-from peers import Job, federation_of, ours, plain, timed
 
 import fednorms as fn
+from benchmarks.peers import SHORT, TRIALS, Job, federation_of, ours, plain, timed
 from fednorms.engines.devices import numerics
 from fednorms.engines.graphs import Graphs
 
@@ -29,8 +29,8 @@ def sweep() -> dict[str, dict[str, float]]:
             job = Job("s", "", "lenet", "gn(groups=2)", clients, 128, 32, batch, clients)
             federation = federation_of(job)
             with numerics("float32", deterministic=False):
-                fast = statistics.median(timed(ours(job, federation, Graphs, "float32"), 8))
-                slow = statistics.median(timed(plain(job, federation), 2))
+                fast = statistics.median(timed(ours(job, federation, Graphs, "float32", SHORT), 8, TRIALS)[1:])
+                slow = statistics.median(timed(plain(job, federation), 2)[1:])
             found[f"{batch},{clients}"] = {"graphs": 1000 * fast, "plain": 1000 * slow}
             print(f"batch {batch:>3}, {clients:>3} clients: {1000 * fast:8.1f} ms against {1000 * slow:8.1f} ms plain")
     return found
@@ -77,13 +77,16 @@ def draw(figures: str, out: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=("sweep", "precision"))
     parser.add_argument("--out", default="")
     parser.add_argument("--draw", nargs=2, metavar=("FIGURES", "PNG"))
     args = parser.parse_args()
     if args.draw:
         draw(*args.draw)
         return
-    figures = {"device": torch.cuda.get_device_name(), "sweep": sweep(), "precision": precisions()}
+    parts = {"sweep": sweep, "precision": precisions}
+    figures: dict[str, object] = {"device": torch.cuda.get_device_name()}
+    figures |= {name: measure() for name, measure in parts.items() if args.only in (None, name)}
     if args.out:
         with open(args.out, "w") as file:
             json.dump(figures, file, indent=1)

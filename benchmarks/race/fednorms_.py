@@ -21,7 +21,8 @@ def placed(name, x, y):
 
 job, record = given()
 if __name__ == "__main__":
-    sites = [fn.Site(f"c{k:03d}", "one", placed(f"c{k:03d}", x, y)) for k, (x, y) in enumerate(job.clients)]
+    data = [(x.cpu(), y.cpu()) for x, y in job.clients]
+    sites = [fn.Site(f"c{k:03d}", "one", placed(f"c{k:03d}", x, y)) for k, (x, y) in enumerate(data)]
     federation = fn.Federation("race", sites, [str(c) for c in range(10)], Preprocessing())
     engine = os.environ.get("ENGINE", "loop")
     fn.run(
@@ -31,7 +32,9 @@ if __name__ == "__main__":
         job.rounds,
         lr=job.lr,
         batch_size=job.batch,
-        recipe=fn.Recipe(engine=engine, threads=1 if engine == "workers" else torch.get_num_threads(), device="cpu"),
+        recipe=fn.Recipe(
+            engine=engine, threads=1 if engine == "workers" else torch.get_num_threads(), device=job.device
+        ),
         callback=lambda event: record.round(event.state.model),
         progress=False,
     )

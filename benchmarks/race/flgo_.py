@@ -67,6 +67,7 @@ option = {
     "proportion": 1.0,
     "train_holdout": 0.0,
     "eval_interval": -1,
+    "gpu": [0] if job.device == "cuda" else [],
     "torch_num_threads": int(os.environ["OMP_NUM_THREADS"]),
 }
 flgo.init("task", Recorded, option).run()

@@ -18,7 +18,7 @@ class Clock(FederationObserver):
         record.round(algorithm.server.model.state_dict())
 
 
-FlukeENV().set_device("cpu")
+FlukeENV().set_device(job.device)
 FlukeENV().set_eval_cfg(post_fit=False, pre_fit=False, server=False, locals=False)
 optimizer = OptimizerConfigurator({"name": "SGD", "lr": job.lr}, {"name": "StepLR", "step_size": 1, "gamma": 1})
 loaders = [

@@ -7,6 +7,7 @@ first weights). A driver trains the job and calls `Record.round` with the server
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
+
+torch.backends.cudnn.allow_tf32 = False  # float32 in every library
 
 
 class LeNet(nn.Module):
@@ -52,11 +55,11 @@ MODELS = {"lenet-gn": LeNet, "small-bn": SmallBN}
 class Job:
     """A job in a folder: its settings as attributes, `clients` as pairs of images and labels, and `model()`."""
 
-    def __init__(self, folder: str | Path):
-        self.folder = Path(folder).absolute()
+    def __init__(self, folder: str | Path, device: str = "cpu"):
+        self.folder, self.device = Path(folder).absolute(), device
         self.__dict__.update(json.loads((self.folder / "job.json").read_text()))
         with np.load(self.folder / "data.npz") as stored:
-            arrays = {name: torch.from_numpy(stored[name]) for name in stored}
+            arrays = {name: torch.from_numpy(stored[name]).to(device) for name in stored}
         self.clients = [(arrays[f"x{k}"], arrays[f"y{k}"]) for k in range(self.n)]
         self.test = arrays["x"], arrays["y"]
 
@@ -65,7 +68,7 @@ class Job:
         model = MODELS[self.net]()
         with np.load(self.folder / "start.npz") as stored:
             model.load_state_dict({name: torch.from_numpy(stored[name]) for name in stored})
-        return model
+        return model.to(self.device)
 
     def train(self, model: nn.Module, k: int) -> None:
         """One epoch of client k, by hand, for frameworks that leave the loop to their users."""
@@ -85,20 +88,25 @@ class Record:
         self.folder = Path(folder)
         before = self.folder / "ends.json"  # of another process of the same run
         self.ends = json.loads(before.read_text()) if before.exists() else [time.time()]
+        self.spent = 0.0  # seconds for writing, which no framework has to pay for
         before.write_text(json.dumps(self.ends))
 
     def round(self, state) -> None:
         """The server's model after a round: a state dict, or names and arrays."""
-        self.ends.append(time.time())
         arrays = {
             k: v.detach().cpu().numpy() if isinstance(v, torch.Tensor) else np.asarray(v) for k, v in state.items()
         }
+        now = time.time()  # a GPU has finished: its model was copied
+        self.ends.append(now - self.spent)
         if len(self.ends) == 2:
             np.savez(self.folder / "first.npz", **arrays)
         np.savez(self.folder / "last.npz", **arrays)
         (self.folder / "ends.json").write_text(json.dumps(self.ends))
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            (self.folder / "gpu_mb.json").write_text(json.dumps(torch.cuda.max_memory_reserved() / 2**20))
+        self.spent += time.time() - now
 
 
 def given() -> tuple[Job, Record]:
     """The job and the record that the command line names: DRIVER JOB OUT."""
-    return Job(sys.argv[1]), Record(sys.argv[2])
+    return Job(sys.argv[1], os.environ.get("DEVICE", "cpu")), Record(sys.argv[2])
