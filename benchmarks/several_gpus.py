@@ -8,7 +8,7 @@ Assumed are the speeds of the links and a fixed cost of a round. The model:
 
 Broadcast and return pass the host's memory; the all-reduce is a ring in float64, 2 (g - 1) / g of its bytes.
 
-    python benchmarks/several_gpus.py [--ms a=31.6 c=40.0 e=276] [--link-gbs 300] [--host-gbs 20] [--fixed-ms 2]
+    python benchmarks/several_gpus.py [--ms a=25.0 c=28.7 e=276] [--link-gbs 300] [--host-gbs 20] [--fixed-ms 2]
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def predicted(job: Job, ms: float, sent: int, cards: int, link: float, host: flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ms", nargs="*", default=["a=31.6", "c=40.0", "e=276"])
+    parser.add_argument("--ms", nargs="*", default=["a=25.0", "c=28.7", "e=276"])
     parser.add_argument("--link-gbs", type=float, default=300.0)
     parser.add_argument("--host-gbs", type=float, default=20.0)
     parser.add_argument("--fixed-ms", type=float, default=2.0)
