@@ -7,8 +7,9 @@ same model after that round, up to rounding; a table says which have. A time is 
 first. Memory is the largest sum of the resident memory of all processes. Lines are those of the driver in
 benchmarks/race/ that have code.
 
-Some peers train a client with one thread, others with --threads. torch then rounds differently, which can grow to a
-hundredth of the way within a round, so a model may equal either of two references.
+Some peers train a client with one thread, others with --threads; on a GPU, some let cuDNN choose its algorithms. torch
+then rounds differently, which can grow to a hundredth of the way within a round, so a model may equal either of two
+references.
 
 Each peer has its own virtual environment under --envs, made by uv from the pins below. Finished results in --out are
 kept; --again repeats them. --gpu trains more rounds on a GPU, with those peers that this environment has.
@@ -109,18 +110,19 @@ def write_job(key: str, folder: Path, rounds: int) -> Job:
     return Job(folder)
 
 
-def references(job: Job, threads: int) -> dict[str, dict[str, torch.Tensor]]:
+def references(job: Job, threads: int, deterministic: bool) -> dict[str, dict[str, torch.Tensor]]:
     """The model before and after the first round, with clients weighted by their images and with equal weights."""
     torch.set_num_threads(threads)
+    torch.backends.cudnn.deterministic = deterministic
     sizes = [len(y) for _, y in job.clients]
     found: dict[str, dict[str, torch.Tensor]] = {"size": {}, "equal": {}}
-    found["start"] = {k: v.double() for k, v in job.model().state_dict().items()}
+    found["start"] = {k: v.double().cpu() for k, v in job.model().state_dict().items()}
     for k, n in enumerate(sizes):
         model = job.model()
         job.train(model, k)
         for name, v in model.state_dict().items():
             for how, share in (("size", n / sum(sizes)), ("equal", 1 / len(sizes))):
-                found[how][name] = found[how].get(name, 0) + v.double() * share
+                found[how][name] = found[how].get(name, 0) + v.double().cpu() * share
     return found
 
 
@@ -232,7 +234,8 @@ def drive(name: str, job: Job, out: Path, python: str, threads: int, on_gpu: boo
         environ |= {"DEVICE": "cuda", "PFL_PYTORCH_DEVICE": "cuda"} | (
             {"ENGINE": "graphs"} if "ENGINE" in extra else {}
         )
-        environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+        here = [str(Path(p).absolute()) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+        environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *here])  # a driver runs elsewhere
 
     def watch() -> None:
         nonlocal peak
@@ -319,7 +322,10 @@ def main() -> None:
     rows = []
     for key in given.jobs:
         job = write_job(key, out / key / "job", ON_GPU[key] if given.gpu else JOBS[key]["rounds"])
-        expected = [references(job, threads) for threads in sorted({given.threads, 1}, reverse=True)]
+        if given.gpu:
+            expected = [references(Job(job.folder, "cuda"), given.threads, choice) for choice in (False, True)]
+        else:
+            expected = [references(job, threads, False) for threads in sorted({given.threads, 1}, reverse=True)]
         for name in given.peers:
             there = out / key / name / "row.json"
             if there.exists() and not given.again:
