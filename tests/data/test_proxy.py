@@ -59,6 +59,12 @@ def test_a_site_may_give_all_its_images(name):
     assert sorted(s.name for s in after.sites) == sorted(set("abcu") - {who})
 
 
+def test_test_images_of_a_site_that_is_held_out_do_not_become_the_servers():
+    with pytest.raises(BadInput, match="b cannot both be held out and give the server its images"):
+        federation().hold_out("b").with_proxy("b")
+    assert [s.name for s in federation().hold_out("b").with_proxy("c").sites] == ["a", "b", "u"]
+
+
 def test_the_server_may_have_images_of_its_own():
     own = Split(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 2, 0]))
     made = federation().with_proxy(own)

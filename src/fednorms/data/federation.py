@@ -328,6 +328,11 @@ class Federation:
         share = _share(of)
         if share is None:
             gone = self._select([str(of)])
+            if held := sorted({site.name for site in gone} & set(self.source.get("hold_out", []))):
+                raise BadInput(
+                    f'Federation "{self.name}": {", ".join(held)} cannot both be held out and give the server its '
+                    f"images: they are test images. Name another site in {option('proxy')}, or in {option('hold_out')}."
+                )
             left = [site for site in self.sites if site not in gone]
             given = [site.train or _test_only(site).test for site in gone]
         else:
