@@ -99,14 +99,15 @@ class Steps:
         zero(optimizer.second_moment)
         if task.training.keep_momentum and not number:
             space.moments(kept)
-        plans, dropped = [], []
+        plans, firsts, dropped = [], [], []
         for client in clients:
             seed = seed_of("data", task.seed, outer.context.round, client.name, number)
             plan, lost = batch_plan(len(client.data), task.training, phase, seed, needs_two=task.needs_two)
-            first = self.data.first.get(client.name, 0)
-            plans.append([rows + first for rows in plan])
+            plans.append(plan)
+            firsts.append(self.data.first.get(client.name, 0))
             dropped.append(lost)
-        plans += [plans[-1]] * (space.count - len(plans))
+        empty = space.count - len(plans)  # of a stack: these rows repeat the last client
+        plans, first = plans + plans[-1:] * empty, torch.tensor(firsts + firsts[-1:] * empty)
         draws = range(phase.draws)
         groups = [[i + draw for draw in draws] for i in range(0, len(plans[0]) - phase.draws + 1, phase.draws)]
         shapes = [tuple(plans[0][i].numel() for i in group) for group in groups]
@@ -114,6 +115,7 @@ class Steps:
         for shape in dict.fromkeys(shapes):
             members = [g for g, s in zip(groups, shapes, strict=True) if s == shape]
             rows = [torch.stack([torch.cat([plan[g[draw]] for plan in plans]) for g in members]) for draw in draws]
+            rows = [some + first.repeat_interleave(n) for some, n in zip(rows, shape, strict=True)]
             captured = ready[shape] = self._captured(space, outer, phase, shape, rows)
             self._count(outer, captured.names, len(members))
         for shape in shapes:
