@@ -193,8 +193,8 @@ class Steps:
             program = known or compiled(job, memory)
             run = program.on(memory)
             if new:
-                ends = [_after(j, written, at) for j, at in ((run, saved), (job, saved), (job, rounded(saved)))]
-                if not agree(*ends, saved):
+                found, expected = _after(run, written, saved), _after(job, written, saved)
+                if not agree(found, expected, _after(job, written, rounded(saved)), saved):
                     raise ValueError("the compiled step gave other results")
             for _ in range(WARM_UPS):
                 _after(run, written, saved)
