@@ -239,6 +239,37 @@ def test_what_is_not_finite_or_very_large_does_not_excuse_a_program(far):
     assert far == 1e30 or not agree(start, end, overflown, start)
 
 
+class Random(nn.Module):
+    """A network that draws from torch's own generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(192, 3, bias=False)
+
+    def forward(self, x):
+        return self.head(nn.functional.dropout(x.flatten(1), 0.5, self.training))
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_network_that_draws_random_numbers_does_not_excuse_a_program(right, monkeypatch):
+    def short(graph, tensors):
+        def run(*given):
+            before = [t.clone() for t in given]
+            graph(*given)
+            for t, old in zip(given, before, strict=True):
+                if t.is_floating_point():
+                    t.lerp_(old, 0.1)
+
+        return run
+
+    monkeypatch.setattr(fused, "_inductor", lambda: (lambda graph, tensors: graph) if right else short)
+    for seed in range(8):
+        task, engine = setting(Graphs, "fedavg", fed=federation((16,)), model=Random, streams=1, compiled=True)
+        torch.manual_seed(seed)
+        play(task, engine, 1)
+        assert [program is not None for program in engine.steps.programs.values()] == [right]
+
+
 # -- when steps are compiled, and what is kept ------------------------------------------------------------------------
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("deterministic", [True, False])

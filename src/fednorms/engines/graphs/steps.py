@@ -238,11 +238,15 @@ def _restore(tensors: Groups, values: Groups) -> None:
 
 
 def _after(job: Job, written: Groups, start: Groups) -> Groups:
-    """The tensors that two steps from these values leave behind: the second one reads what the first one wrote."""
-    _restore(written, start)
-    job()
-    _restore(written[-1:], start[-1:])  # the place in the plan, which may have one row
-    job()
+    """The tensors that two steps from these values leave behind: the second one reads what the first one wrote.
+
+    Torch's random numbers are the same each time.
+    """
+    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+        _restore(written, start)
+        job()
+        _restore(written[-1:], start[-1:])  # the place in the plan, which may have one row
+        job()
     return _copies(written)
 
 
