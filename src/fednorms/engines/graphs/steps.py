@@ -90,7 +90,8 @@ class Steps:
         self, space: Space, outer: Carry, phase: Phase, number: int, clients: Sequence[Client], kept: Sequence[Tree]
     ) -> list[int]:
         """Take the steps of a phase and return how many images each client drops; `kept` is its momentum."""
-        task, optimizer = space.task, space.optimizer
+        task = space.task
+        outer.optimizer = optimizer = space.optimizer
         outer.active = task.net.trainable(phase.train, also_frozen=outer.context.evaluating)
         optimizer.lr.fill_(rate_of(outer.context, phase))
         optimizer.updates.zero_()
