@@ -188,6 +188,23 @@ def test_the_number_of_streams_changes_nothing():
     assert all(torch.equal(states[0].model[k], s.model[k]) for s in states for k in s.model)
 
 
+@pytest.mark.parametrize(
+    ("text", "shared"), [("scaffold", True), ("ditto", True), ("fedbn", False), ("fedala", False), ("fedpac", False)]
+)
+def test_slots_share_the_model_that_all_clients_start_from(text, shared):
+    task, engine = setting(Graphs, text, streams=2)
+    state = play(task, engine, 2)
+    for kept in (2, 1, 0):
+        engine.slots.keep(kept)
+        engine.train(broadcast(task, state), engine.clients)
+        spaces = engine.slots.spaces.values()
+        assert len({s.origin.data_ptr() for s in spaces}) == (1 if shared else 2)
+        assert all(s.twin is None or s.twin.origin is s.origin for s in spaces)
+        if shared:
+            (block,) = {s.origin for s in spaces}
+            assert all(torch.equal(t, state.model[n]) for n, t in engine.steps.layout.views(block).items())
+
+
 def test_out_of_memory_halves_the_streams_and_continues():
     fed = federation((10, 11, 12, 9))
     task, engine = setting(Graphs, "scaffold", streams=4, device=Full(2), fed=fed)
