@@ -117,9 +117,8 @@ def _alike(
     floats = [row for row in rows if _float(row[0])]
     if not floats:
         return True
-    differences = [(b - s, a - b, (n - _rounded(s)) - (b - s), b) for a, b, n, s in floats]
     lengths = torch.tensor(
-        [[float(torch.linalg.vector_norm(t, dtype=torch.float64)) for t in four] for four in differences],
+        [[_norm(b - s), _norm(a - b), _norm((n - _rounded(s)) - (b - s)), _norm(b)] for a, b, n, s in floats],
         dtype=torch.float64,
     )
     if not lengths.isfinite().all():
@@ -139,10 +138,16 @@ def _float(tensor: Tensor) -> bool:
     return tensor.is_floating_point()
 
 
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+
+
 def _rounded(tensor: Tensor) -> Tensor:
-    """Larger and smaller in turn."""
-    signs = 1 - 2 * (torch.arange(tensor.numel(), device=tensor.device) % 2).view(tensor.shape).to(tensor.dtype)
-    return tensor * (1 + 8 * torch.finfo(tensor.dtype).eps * signs)
+    """Larger and smaller in turn; stacks are large, so there is only one copy."""
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    for first, sign in ((0, 1), (1, -1)):
+        flat[first::2] *= 1 + sign * 8 * torch.finfo(tensor.dtype).eps
+    return flat.view(tensor.shape)
 
 
 def _inductor() -> Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., object]]:
