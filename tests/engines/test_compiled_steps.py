@@ -11,7 +11,7 @@ from fednorms.engines.devices import numerics
 from fednorms.engines.graphs import Graphs, fused
 from fednorms.engines.graphs import engine as graphs_engine
 from fednorms.engines.graphs.capture import CpuDevice
-from fednorms.engines.graphs.fused import agree, can_compile
+from fednorms.engines.graphs.fused import agree, can_compile, rounded
 from fednorms.engines.graphs.grouping import Grouping, Trials
 from fednorms.engines.loop import Loop
 from tests.engines.test_graphs_on_host import assert_same, distance, federation, play, setting
@@ -219,6 +219,55 @@ def test_a_small_tensor_may_be_less_exact_and_all_may_where_rounding_leads_as_fa
     assert not agree(all_of_them, end, end, start)
     assert agree(all_of_them, end, [[t - off * 1e-3 for t in end[0]]], start)
     assert not agree(far, end, all_of_them, start)
+
+
+@pytest.mark.parametrize("size", [1.0, 100.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_tensor_that_moves_little_is_not_left_out_because_rounding_moves_it_as_far(dtype, size):
+    start = [[torch.full((50,), size, dtype=dtype)]]
+    move = 8 * torch.finfo(dtype).eps * size
+    end, nearby = [[t + move for t in start[0]]], [[t + move for t in rounded(start)[0]]]
+    assert agree(end, end, nearby, start)
+    assert not agree(start, end, nearby, start)
+
+
+@pytest.mark.parametrize("far", [torch.inf, torch.nan, 1e30])
+def test_what_is_not_finite_or_very_large_does_not_excuse_a_program(far):
+    start, end = [[torch.zeros(4)]], [[torch.ones(4)]]
+    overflown = [[torch.full((4,), far)]]
+    assert not agree(start, overflown, overflown, start)
+    assert far == 1e30 or not agree(start, end, overflown, start)
+
+
+class Random(nn.Module):
+    """A network that draws from torch's own generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(192, 3, bias=False)
+
+    def forward(self, x):
+        return self.head(nn.functional.dropout(x.flatten(1), 0.5, self.training))
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_network_that_draws_random_numbers_does_not_excuse_a_program(right, monkeypatch):
+    def short(graph, tensors):
+        def run(*given):
+            before = [t.clone() for t in given]
+            graph(*given)
+            for t, old in zip(given, before, strict=True):
+                if t.is_floating_point():
+                    t.lerp_(old, 0.1)
+
+        return run
+
+    monkeypatch.setattr(fused, "_inductor", lambda: (lambda graph, tensors: graph) if right else short)
+    for seed in range(8):
+        task, engine = setting(Graphs, "fedavg", fed=federation((16,)), model=Random, streams=1, compiled=True)
+        torch.manual_seed(seed)
+        play(task, engine, 1)
+        assert [program is not None for program in engine.steps.programs.values()] == [right]
 
 
 # -- when steps are compiled, and what is kept ------------------------------------------------------------------------

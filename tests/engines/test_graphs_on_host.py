@@ -155,6 +155,21 @@ def test_every_way_of_local_training(training, text):
     assert_same(task, play(task, loop), play(task, fast), loop, fast)
 
 
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_client_without_steps_does_not_keep_the_momentum_of_another(together):
+    training = Training(batch_size=8, momentum=0.9, keep_momentum=True)
+    clients = {}
+    for kind, options in ((Loop, {}), (Graphs, {"streams": 1, "together": together})):
+        task, engine = setting(kind, "atp", fed=federation((16,) * 4), training=training, **options)
+        state = engine.setup(initial_state(task))
+        for cohort in (engine.clients[:2], engine.clients[:2], engine.clients):  # the third round has no steps
+            state = server_update(task, state, engine.train(broadcast(task, state), cohort).uploads)
+        clients[kind] = [engine.store.get(name) for name in engine.clients]
+    for one, two in zip(*clients.values(), strict=True):
+        assert (one is None) == (two is None)
+        assert one is None or distance(one.velocity, two.velocity) < 1e-9
+
+
 def test_a_step_is_recorded_once_per_shape_and_again_when_the_path_changes():
     task, engine = setting(Graphs, "greg", streams=1)  # sizes 22, 17, 24 at batch 8: last batches of 6, 1 and 8
     state = engine.setup(initial_state(task))
@@ -171,6 +186,23 @@ def test_the_number_of_streams_changes_nothing():
         task, engine = setting(Graphs, "scaffold + greg", streams=streams)
         states.append(play(task, engine, 4))
     assert all(torch.equal(states[0].model[k], s.model[k]) for s in states for k in s.model)
+
+
+@pytest.mark.parametrize(
+    ("text", "shared"), [("scaffold", True), ("ditto", True), ("fedbn", False), ("fedala", False), ("fedpac", False)]
+)
+def test_slots_share_the_model_that_all_clients_start_from(text, shared):
+    task, engine = setting(Graphs, text, streams=2)
+    state = play(task, engine, 2)
+    for kept in (2, 1, 0):
+        engine.slots.keep(kept)
+        engine.train(broadcast(task, state), engine.clients)
+        spaces = engine.slots.spaces.values()
+        assert len({s.origin.data_ptr() for s in spaces}) == (1 if shared else 2)
+        assert all(s.twin is None or s.twin.origin is s.origin for s in spaces)
+        if shared:
+            (block,) = {s.origin for s in spaces}
+            assert all(torch.equal(t, state.model[n]) for n, t in engine.steps.layout.views(block).items())
 
 
 def test_out_of_memory_halves_the_streams_and_continues():

@@ -93,7 +93,7 @@ def compiled(job: Job, memory: Sequence[Tensor]) -> Program:
 
 def rounded(start: Groups) -> list[list[Tensor]]:
     """The same values, except that half of the floats are a few units in the last place larger, and half smaller."""
-    return [[t * (1 + 8 * torch.finfo(t.dtype).eps * _signs(t)) if _float(t) else t for t in group] for group in start]
+    return [[_rounded(t) if _float(t) else t for t in group] for group in start]
 
 
 def agree(found: Groups, expected: Groups, nearby: Groups, start: Groups) -> bool:
@@ -102,7 +102,8 @@ def agree(found: Groups, expected: Groups, nearby: Groups, start: Groups) -> boo
     An error is compared with how far its group has moved, and less strictly with how far its own tensor has: so a
     tensor that was not written never passes, but a bias before a normalization may, whose gradient is a small sum of
     large numbers. A tensor that should not move at all moves by rounding errors of its group. Where a step enlarges
-    rounding errors, the error may be as large as that of the original step from rounded values, which ended `nearby`.
+    rounding errors, the error may be as large as what rounding the start changes in the moves of the original step,
+    which then ended `nearby`.
     """
     return all(_alike(*group) for group in zip(found, expected, nearby, start, strict=True))
 
@@ -116,10 +117,13 @@ def _alike(
     floats = [row for row in rows if _float(row[0])]
     if not floats:
         return True
-    differences = [(b - s, a - b, n - b, b) for a, b, n, s in floats]
-    move, error, spread, size = torch.tensor(
-        [[float(torch.linalg.vector_norm(t)) for t in four] for four in differences], dtype=torch.float64
-    ).T
+    lengths = torch.tensor(
+        [[_norm(b - s), _norm(a - b), _norm((n - _rounded(s)) - (b - s)), _norm(b)] for a, b, n, s in floats],
+        dtype=torch.float64,
+    )
+    if not lengths.isfinite().all():
+        return False
+    move, error, spread, size = lengths.T
     dtype = floats[0][0].dtype
     # Short products (TF32, bfloat16) have two to three digits.
     share = 1e-8 if dtype == torch.float64 else 0.02 if torch.backends.cuda.matmul.allow_tf32 else 1e-3
@@ -127,16 +131,23 @@ def _alike(
     last = 4 * torch.finfo(dtype).eps * size
     together = error.norm() <= share * move.norm() + spread.norm() + last.norm()
     each = error <= min(50 * share, 0.1) * move + spread + noise * move.norm() + last
-    return bool(together and each.all())  # not a number is never less
+    return bool(together and each.all())
 
 
 def _float(tensor: Tensor) -> bool:
     return tensor.is_floating_point()
 
 
-def _signs(like: Tensor) -> Tensor:
-    """One and minus one in turn."""
-    return 1 - 2 * (torch.arange(like.numel(), device=like.device) % 2).view(like.shape).to(like.dtype)
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+
+
+def _rounded(tensor: Tensor) -> Tensor:
+    """Larger and smaller in turn; stacks are large, so there is only one copy."""
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    for first, sign in ((0, 1), (1, -1)):
+        flat[first::2] *= 1 + sign * 8 * torch.finfo(tensor.dtype).eps
+    return flat.view(tensor.shape)
 
 
 def _inductor() -> Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., object]]:

@@ -49,7 +49,7 @@ class Slots:
         outer = replace(
             space.carry, client=client, context=context, broadcast=sent, mine=mine, path=path, grad_steps={}
         )
-        outer.steps = outer.exchanged_steps = outer.dropped = 0
+        outer.optimizer, outer.steps, outer.exchanged_steps, outer.dropped = None, 0, 0, 0  # until the first phase
         outer.velocity = client.state.velocity if client.state else Tree()
         for count, phase in enumerate(base_phases(task, context)):
             outer.dropped += self.steps.phase(space, outer, phase, count, [client], [outer.velocity])[0]
@@ -69,7 +69,7 @@ class Slots:
         after, block = space.model()
         outer.mine = {**outer.mine, **{p.name: inner.mine[p.name].clone() for p in task.method.writing}}
         outer.loss_sum, outer.grad_sum = inner.loss_sum.clone(), inner.grad_sum.clone()
-        if task.training.keep_momentum:
+        if task.training.keep_momentum and outer.optimizer:
             outer.optimizer = replace(space.optimizer, first_moment=space.optimizer.first_moment.clone())
         hold(task, outer, after, model)
         twin = self._train_twin(space, outer) if task.twin else None

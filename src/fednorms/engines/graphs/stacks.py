@@ -66,7 +66,7 @@ class Stacks:
         space = self._stack(number, first, together)
         space.fill(sent, sent.model, arrived)
         outer = replace(space.carry, context=first.context, path=task.method.path(first.context), grad_steps={})
-        outer.steps = outer.exchanged_steps = 0
+        outer.optimizer, outer.steps, outer.exchanged_steps = None, 0, 0  # until the first phase
         kept = [c.state.velocity if c.state else Tree() for c in clients]
         dropped = [0] * len(arrived)
         for count, phase in enumerate(base_phases(task, first.context)):
@@ -74,13 +74,14 @@ class Stacks:
             dropped = [a + b for a, b in zip(dropped, lost, strict=True)]
         after, blocks = space.models()
         losses, sums = space.carry.loss_sum.clone().unbind(0), apart(space.carry.grad_sum.clone(), space.count)
-        moments = apart(space.optimizer.first_moment.clone(), space.count) if task.training.keep_momentum else []
+        moving = task.training.keep_momentum and outer.optimizer
+        moments: list[Tree] = apart(space.optimizer.first_moment.clone(), space.count) if moving else []
         results = []
         for k, a in enumerate(arrived):
             own = replace(outer, client=a.client, context=a.context, broadcast=a.sent, mine=a.mine, dropped=dropped[k])
-            own.loss_sum, own.grad_sum = losses[k], sums[k]
+            own.loss_sum, own.grad_sum, own.velocity = losses[k], sums[k], kept[k]
             if moments:
-                own.optimizer, own.velocity = replace(space.optimizer, first_moment=moments[k]), kept[k]
+                own.optimizer = replace(space.optimizer, first_moment=moments[k])
             hold(task, own, after[k], a.model)
             results.append(leave(task, own, a.early, None, blocks[k][: self.steps.layout.exchanged]))
         good = (torch.isfinite(blocks).all(1) & torch.isfinite(space.carry.loss_sum))[: len(results)]

@@ -90,7 +90,8 @@ class Steps:
         self, space: Space, outer: Carry, phase: Phase, number: int, clients: Sequence[Client], kept: Sequence[Tree]
     ) -> list[int]:
         """Take the steps of a phase and return how many images each client drops; `kept` is its momentum."""
-        task, optimizer = space.task, space.optimizer
+        task = space.task
+        outer.optimizer = optimizer = space.optimizer
         outer.active = task.net.trainable(phase.train, also_frozen=outer.context.evaluating)
         optimizer.lr.fill_(rate_of(outer.context, phase))
         optimizer.updates.zero_()
@@ -195,8 +196,8 @@ class Steps:
             program = known or compiled(job, memory)
             run = program.on(memory)
             if new:
-                ends = [_after(j, written, at) for j, at in ((run, saved), (job, saved), (job, rounded(saved)))]
-                if not agree(*ends, saved):
+                found, expected = _after(run, written, saved), _after(job, written, saved)
+                if not agree(found, expected, _after(job, written, rounded(saved)), saved):
                     raise ValueError("the compiled step gave other results")
             for _ in range(WARM_UPS):
                 _after(run, written, saved)
@@ -240,11 +241,15 @@ def _restore(tensors: Groups, values: Groups) -> None:
 
 
 def _after(job: Job, written: Groups, start: Groups) -> Groups:
-    """The tensors that two steps from these values leave behind: the second one reads what the first one wrote."""
-    _restore(written, start)
-    job()
-    _restore(written[-1:], start[-1:])  # the place in the plan, which may have one row
-    job()
+    """The tensors that two steps from these values leave behind: the second one reads what the first one wrote.
+
+    Torch's random numbers are the same each time.
+    """
+    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+        _restore(written, start)
+        job()
+        _restore(written[-1:], start[-1:])  # the place in the plan, which may have one row
+        job()
     return _copies(written)
 
 
