@@ -120,7 +120,9 @@ def test_all_runs_of_fedwons_table_4_are_runs_of_its_table_18():
 
 def _sizes(model):
     """The smallest images that a model takes."""
-    return {"alexnet": 64, "alexnet-fedbn": 64, "digits-cnn": 28, "digits-cnn-fedbn": 28, "timm:levit_128s": 224}.get(model, 32)
+    return {"alexnet": 64, "alexnet-fedbn": 64, "digits-cnn": 28, "digits-cnn-fedbn": 28, "timm:levit_128s": 224}.get(
+        model, 32
+    )
 
 
 @lru_cache(maxsize=2)
