@@ -75,7 +75,7 @@ def table_page(summary: Summary) -> Page:
     shown = [s for s in summary.sections if s.shown]
     runs = counted(len(summary.records), "run")
     sections = [_setting(s, summary) for s in shown]
-    sections += [_explanation(why) for why in found.explanations]
+    sections += [_explanation(why) for why in (*found.explanations, *summary.searches.tables)]
     sections += [_again(summary), notes_section(_notes(summary))]
     about = f"{found.title}; {runs} in {counted(len(shown), 'setting')}"
     return Page("table", f"{found.paper} {found.label}", sentences(summary), about, _figures(summary), sections)
@@ -238,7 +238,7 @@ def _again(summary: Summary) -> Section:
 
 def _notes(summary: Summary) -> list[str]:
     lines = [d.sentence()] if (d := summary.differences) else []
-    lines += [*summary.table.notes, *summary.searches]
+    lines += [*summary.table.notes, *summary.searches.others]
     lines += [f"{r['row']} ({r['setting']}), seed {r['recipe']['seed']} failed: {r['error']}" for r in summary.failed]
     if missing := [s.title for s in summary.sections if not s.shown]:
         lines.append(f"Not run yet: {'; '.join(missing)}.")

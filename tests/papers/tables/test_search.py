@@ -13,8 +13,10 @@ from fednorms.data.readers import READERS
 from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.papers.tables import preflight
 from fednorms.papers.tables.catalog import default_out, listed, open_table
+from fednorms.papers.tables.report import markdown
 from fednorms.papers.tables.search import open_search, without_validation
 from fednorms.papers.tables.store import ResultStore
+from fednorms.papers.tables.stored_summary import stored_summary
 from fednorms.runs.cells import Outcome, RoundSummary
 from fednorms.runs.driver import execute
 from tests.papers.tables.test_runs import Heard, heard
@@ -98,7 +100,7 @@ def test_a_search_has_ended_when_every_value_has_every_seed_of_a_search(searched
     assert [seed for _, seed in search.missing] == [1, 1, 1]
     done, _ = heard(folder, tmp_path / "out", search=True)
     assert done.ran == 3
-    assert any("lr 0.1 was chosen" in text and "2 seeds" in text for text in done.summary.searches)
+    assert any("lr 0.1 was chosen" in text and "2 seeds" in text for text in done.summary.searches.sentences)
     assert searches(tmp_path / "out")["FedBN"]["chosen"] == {"training.lr": 0.1}
 
 
@@ -111,10 +113,10 @@ def test_a_search_on_other_data_is_named_and_repeated(searched, tmp_path):
     put(out, values, file="searches.json", key="searches")
     shown, ears = heard(folder, out, report=True)
     assert any("other data" in text and "shift / FedBN" in text for text in ears.said)
-    assert not any("was chosen" in text for text in shown.summary.searches)
+    assert not any("was chosen" in text for text in shown.summary.searches.sentences)
     again, _ = heard(folder, out, search=True)
     assert again.ran == 3
-    assert any("lr 0.1 was chosen" in text for text in again.summary.searches)
+    assert any("lr 0.1 was chosen" in text for text in again.summary.searches.sentences)
     assert heard(folder, out)[0].ran == 0  # the row's own results are still valid
 
 
@@ -289,3 +291,22 @@ def test_a_search_on_digits_five_takes_the_validation_protocol(tmp_path):
     made = open_table(table(tmp_path / "t", text))
     search = open_search(ResultStore(tmp_path), made, made.settings[0], made.rows[0])
     assert search.recipe({"training.lr": 0.1}, 0).data.protocol == "fedwon-val"
+
+
+def test_searches_of_one_value_are_shown_in_a_table():
+    shown = open_table("beyond-digits")
+    summary = stored_summary(shown, shown.results)
+    (grid,), stored = summary.searches.tables, searches(shown.results)
+    assert {row[0] for row in grid.rows} == set(stored)
+    assert not summary.searches.others
+    text = markdown(summary)
+    assert "was chosen by" not in text
+    for name, *cells in grid.rows:
+        tried = dict(zip(map(float, grid.header[1:]), cells, strict=True))
+        scores = {entry["values"]["training.lr"]: entry["mean"] for entry in stored[name]["scores"]}
+        assert [value for value, cell in tried.items() if cell] == sorted(scores)
+        assert tried[stored[name]["chosen"]["training.lr"]] == f"{max(s for s in scores.values() if s):.1f} (chosen)"
+        assert sum("chosen" in cell for cell in cells) == 1
+        assert [v for v, cell in tried.items() if cell == "diverged"] == [v for v, s in scores.items() if s is None]
+    at_edge = grid.notes[-1].removeprefix("Chosen at the edge of the grid: ").removesuffix(".").split("; ")
+    assert set(at_edge) == {name for name, values in stored.items() if values["at_edge"]}

@@ -75,10 +75,10 @@ def markdown(summary: Summary, pictures: Collection[str] = ()) -> str:
     missing = [section.title for section in summary.sections if not section.shown]
     if missing:
         lines += [f"Not run yet: {_escape('; '.join(missing))}.", ""]
-    for why in table.explanations:
+    for why in (*table.explanations, *summary.searches.tables):
         lines += [f"## {_escape(why.title)}", "", markdown_table(why.header, why.rows), ""]
         lines += [*(f"- {_escape(note)}" for note in why.notes), ""]
-    notes = [*table.notes, *summary.searches, *(_failure(r) for r in summary.failed)]
+    notes = [*table.notes, *summary.searches.others, *(_failure(r) for r in summary.failed)]
     if summary.stale:
         notes.append(f"Not used, because the table's recipe has changed since: {few(summary.stale)}.")
     if summary.foreign:

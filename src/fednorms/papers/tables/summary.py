@@ -26,6 +26,7 @@ from fednorms.papers.tables.cell import (
 )
 from fednorms.papers.tables.plan import Found
 from fednorms.papers.tables.record import Values
+from fednorms.papers.tables.search_table import Told
 from fednorms.papers.tables.selectors import Selector
 from fednorms.papers.tables.table import Row, Setting, Table
 
@@ -99,7 +100,7 @@ class Summary:
     failed: list[Values] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
-    searches: list[str] = field(default_factory=list)
+    searches: Told = field(default_factory=Told)
 
     @property
     def records(self) -> list[Values]:
@@ -220,7 +221,7 @@ class Summary:
             ],
             "stale": self.stale,
             "foreign": self.foreign,
-            "searches": self.searches,
+            "searches": self.searches.sentences,
         }
 
 
@@ -237,13 +238,13 @@ def _plain(cell: TableCell) -> dict[str, Any]:
     }
 
 
-def summarize(table: Table, found: Found, searches: Sequence[str] = ()) -> Summary:
+def summarize(table: Table, found: Found, searches: Told | None = None) -> Summary:
     """Judge what has run of a table."""
     sections = [_section(table, setting, found) for setting in table.settings]
     if table.averages:
         sections.append(_averages(table, {s.setting.name: s.not_comparable for s in sections}, found))
     failed = [record for records in found.failed.values() for record in records]
-    return Summary(table, sections, failed, list(found.stale), list(found.foreign), list(searches))
+    return Summary(table, sections, failed, list(found.stale), list(found.foreign), searches or Told())
 
 
 def _section(table: Table, setting: Setting, found: Found) -> Section:

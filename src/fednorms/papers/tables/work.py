@@ -29,6 +29,7 @@ from fednorms.papers.tables.search import (
     with_searches,
     without_validation,
 )
+from fednorms.papers.tables.search_table import told
 from fednorms.papers.tables.sources import check_columns, missing_data, needs
 from fednorms.papers.tables.store import ResultStore, remove
 from fednorms.papers.tables.summary import summarize
@@ -118,7 +119,7 @@ class Work:
         measure = self.observer.wants_estimate and bool(here)
         time = estimate(here or elsewhere, records, self.hardware, self.jobs, measure=measure)
         planned = Planned(self.table.heading, str(self.store.out), entries, self.hardware, self.jobs, time)
-        return Reproduction(self.table, self.store.out, summarize(self.table, found, []), planned=planned)
+        return Reproduction(self.table, self.store.out, summarize(self.table, found), planned=planned)
 
     # -- data and stored results ---------------------------------------------------------------------------------------
     @property
@@ -375,8 +376,7 @@ class Work:
         fingerprint = self.data.seen_fingerprint if interrupted else self.data.fingerprint
         searches = self._searches(fingerprint)
         found = with_searches(found_in(self.store, self.table, self._chosen(searches), fingerprint), searches)
-        said = [s.sentence() for s in searches.values() if s.begun]
-        summary = summarize(self.table, found, said)
+        summary = summarize(self.table, found, told(searches.values()))
         done = Reproduction(
             self.table, self.store.out, summary, self.finished, dict(self.data.skipped), dict(self.failed)
         )
