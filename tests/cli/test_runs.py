@@ -151,3 +151,9 @@ def test_predict_export_and_adapt(trained, folder, tmp_path, capsys):
     assert done["after"]
     assert done["fine_tuned"]
     assert (tmp_path / "adapted" / "model.json").exists()
+
+
+def test_early_stopping_without_validation_images_names_the_option(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--val", "0", "--patience", "3", "--rounds", "1"]) == 2
+    assert "Hold some out with --val" in " ".join(capsys.readouterr().err.split())

@@ -16,6 +16,7 @@ from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.reports.run import run_page, summary
 from fednorms.reports.stored import RunRecord
 from fednorms.runs.comparison_files import write
+from fednorms.runs.driver import execute
 from fednorms.runs.recipe import Recipe
 from fednorms.runs.result import Result
 from tests.support.pages import Read, read_page
@@ -188,6 +189,19 @@ def test_hundreds_of_sites_and_classes_stay_readable(tmp_path):
     assert "The 30 largest of 400 sites" in page.text
     assert "the worst 30 of 400 sites" in page.text
     assert max(len(t) for t in page.tables) <= 201
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_run_judged_by_balanced_accuracy_reports_it(stored, tmp_path):
+    recipe = Recipe(method="fedbn", metric="balanced_accuracy", rounds=2)
+    run = execute(recipe, out=tmp_path / "r", federation=hospitals())
+    record = RunRecord.of(run) if stored else across_machines(run)
+    sites = record.headline.sites
+    worst = min(sites, key=lambda site: sites[site].balanced_accuracy)
+    said = summary(record)
+    assert f"a mean balanced accuracy of {100 * record.headline.balanced_accuracy:.1f} %" in said[0]
+    assert f"The weakest site is {worst} at {100 * sites[worst].balanced_accuracy:.1f} %" in said[1]
+    assert "nan" not in run_page(record).html()
 
 
 def test_epsilon_is_reported(run, tmp_path):

@@ -175,6 +175,7 @@ def test_balanced_accuracy_has_a_column_and_decides(tmp_path):
         scores = [o.scores[row.mode].balanced_accuracy for o in comparison.outcomes if o.label == row.label]
         assert row.entries["balanced"].mean == pytest.approx(statistics.fmean(scores))
     assert comparison.best == max(comparison.rows, key=lambda row: row.entries["balanced"].mean).label
+    assert comparison.about["accuracy"].endswith("only the column balanced is balanced accuracy")
     assert "balanced" in (tmp_path / "c" / "comparison.md").read_text().splitlines()[0]
 
 

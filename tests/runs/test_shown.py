@@ -65,6 +65,12 @@ def test_a_result_as_html_markdown_and_latex(result):
     assert latex[0] == r"\begin{tabular}{llrrrrr}"
 
 
+def test_only_several_sites_have_a_spread_and_a_worst_one(result):
+    personal, unseen = (next(line for line in repr(result).splitlines() if name in line) for name in ("own", "unseen"))
+    assert re.search(r"accuracy [\d.]+ % \(std over sites [\d.]+, worst \w+ [\d.]+\)$", personal)
+    assert re.search(r"accuracy [\d.]+ %$", unseen)  # one site
+
+
 def test_names_cannot_inject_markup():
     federation = fn.from_arrays({"<b>&|*": (small().sites[0].train.x, small().sites[0].train.y)}, name="<script>")
     result = fn.run("fedavg", federation, rounds=1, batch_size=4)

@@ -44,7 +44,7 @@ def show_plan(plan: Planned) -> None:
 
 def _time(plan: Planned) -> str:
     if plan.time.seconds is None:
-        return "How long they take is not known: no similar run has finished."
+        return f"How long they take is not known: {plan.time.basis}"
     if not plan.time.seconds:
         return ""
     about = f"about {duration(plan.time.seconds)} on {plan.hardware} (from {plan.time.basis})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from shlex import quote
 
 from fednorms.core.counted import counted
@@ -21,7 +22,7 @@ from fednorms.reports.sections import (
     travelled_section,
     uploads_of,
 )
-from fednorms.reports.stored import RunRecord, site_interval
+from fednorms.reports.stored import RunRecord
 from fednorms.reports.tables import Cell, Row, percent, table
 from fednorms.reports.words import INTERVALS, WILSON, between, mode_words, share, size
 from fednorms.runs.progress import duration
@@ -73,7 +74,9 @@ def summary(run: RunRecord) -> list[str]:
         return [said, "The federation has no test images, so nothing is known about how good the model is."]
     images = counted(sum(s.samples for s in tested.sites.values()), f"{_split(tested)} image")
     where = f"on {images} of {counted(len(tested.sites), 'site')}"
-    first = f"{result.method} has a mean accuracy of {share(run.mean)} over sites after round {result.rounds}, {where} "
+    first = (
+        f"{result.method} has a mean {run.metric} of {share(run.mean)} over sites after round {result.rounds}, {where} "
+    )
     first += f"with {mode_words(tested.label)}{'' if run.finished else '; the run has not finished'}."
     return [first, _weakest(run, tested)]
 
@@ -81,14 +84,15 @@ def summary(run: RunRecord) -> list[str]:
 def _weakest(run: RunRecord, tested: Scores) -> str:
     parts = []
     if len(tested.sites) > 1:
-        worst = min(tested.sites, key=lambda s: tested.sites[s].accuracy)
+        worst = run.worst_of(tested)
         n = counted(tested.sites[worst].samples, "image")
-        parts.append(f"The weakest site is {worst} at {share(run.accuracy_of(worst))}, {n}")
+        parts.append(f"The weakest site is {worst} at {share(run.at(tested.label, worst))}, {n}")
     if run.judgement is not None and (name := run.judgement.worst_class) is not None:
         c = run.judgement.pooled.classes[name]
         parts.append(f"{'the' if parts else 'The'} weakest class is {name} with a recall of {share(c.recall)}")
     half = 50 * (run.mean.high - run.mean.low)
-    sure = f"this many images fix the mean to about ±{half:.1f} points, and one seed does not show how training varies"
+    fixed = "" if math.isnan(half) else f"this many images fix the mean to about ±{half:.1f} points, and "
+    sure = f"{fixed}one seed does not show how training varies"
     return "; ".join([*parts, sure if parts else sure[:1].upper() + sure[1:]]) + "."
 
 
@@ -100,10 +104,10 @@ def _figures(run: RunRecord) -> list[KeyFigure]:
     result, tested, judgement = run.result, run.headline, run.judgement
     if tested is None:
         return []
-    worst = min(tested.sites, key=lambda s: tested.sites[s].accuracy)
-    found = [KeyFigure("Mean accuracy over sites", f"{100 * run.mean.value:.1f} %", between(run.mean))]
+    worst = run.worst_of(tested)
+    found = [KeyFigure(f"Mean {run.metric} over sites", f"{100 * run.mean.value:.1f} %", between(run.mean))]
     if len(tested.sites) > 1:
-        at = run.accuracy_of(worst)
+        at = run.at(tested.label, worst)
         found.append(KeyFigure("Worst site", f"{100 * at.value:.1f} %", f"{worst}, {between(at)}"))
     if judgement is not None and (name := judgement.worst_class) is not None:
         recall = judgement.pooled.classes[name].recall
@@ -123,14 +127,22 @@ def _modes(run: RunRecord) -> Section:
     rows: list[Row] = []
     for label, s in run.tests.items():
         judged = run.judgements.get(label)
-        mean = judged.mean if judged else run.mean if label == run.result.headline else None
-        worst = min(s.sites, key=lambda site: s.sites[site].accuracy)
-        at = judged.sites[worst].accuracy if judged and worst in judged.sites else site_interval(s, worst)
+        worst = run.worst_of(s)
         row: list[Cell | Child] = [label, mode_words(label)]
-        row.append(percent(mean or s.mean))
-        row += [percent(s.std), percent(at), worst, percent(s.balanced_accuracy)]
+        known = run.mean if label == run.result.headline and run.score == "accuracy" else s.mean
+        row.append(percent(judged.mean if judged else known))
+        row += [percent(s.std), percent(run.at(label, worst)), worst, percent(s.balanced_accuracy)]
         rows.append([*row, Cell(f"{s.loss:.3f}", s.loss)])
-    header = ["mode", "which model", "accuracy", "std over sites", "worst site", "which", "balanced", "loss"]
+    header = [
+        "mode",
+        "which model",
+        "accuracy",
+        "std over sites",
+        f"worst site, {run.metric}",
+        "which",
+        "balanced",
+        "loss",
+    ]
     first = next(iter(run.tests.values()))
     said = f"{_split(first).capitalize()} images, last round that was tested, in percent: means over sites."
     blocks: list[Child] = [paragraph(said), table(header, rows), note(INTERVALS if run.judgement else WILSON)]
@@ -147,16 +159,21 @@ def _curves(run: RunRecord) -> Section:
     assert tested is not None
     name = f"{label}/{tested.split}"
     rows = [r for r in result.history if name in r["scores"]]
-    sites = sorted(tested.sites, key=lambda s: tested.sites[s].accuracy)[: _MOST_LINES - 1]
-    lines = [Line("mean over sites", [(r["round"], r["scores"][name]["mean"]) for r in rows])]
+    sites = sorted(tested.sites, key=lambda s: getattr(tested.sites[s], run.score))[: _MOST_LINES - 1]
+    whole = "mean" if run.score == "accuracy" else run.score
+    lines = [Line("mean over sites", [(r["round"], r["scores"][name][whole]) for r in rows])]
     if len(tested.sites) > 1:
         for site in sites:
             values = [(r["round"], r["scores"][name]["sites"].get(site)) for r in rows]
-            lines.append(Line(site, [(t, v["accuracy"]) for t, v in values if v]))
+            lines.append(Line(site, [(t, v[run.score]) for t, v in values if v]))
     left = len(tested.sites) - len(sites)
     more = f"the {len(sites)} sites that end worst" if left > 0 and len(tested.sites) > 1 else ""
     blocks: list[Child] = [
-        figure(line_chart(lines, "Accuracy over rounds"), f"{_split(tested).capitalize()} accuracy (%)", more)
+        figure(
+            line_chart(lines, f"{run.metric.capitalize()} over rounds"),
+            f"{_split(tested).capitalize()} {run.metric} (%)",
+            more,
+        )
     ]
     losses = [(r["round"], r["train_loss"]) for r in result.history if r["train_loss"] is not None]
     if losses:
@@ -169,19 +186,19 @@ def _sites(run: RunRecord) -> Section:
     """Accuracy per site, with intervals."""
     blocks: list[Child] = []
     for label, s in run.tests.items():
-        judged = run.judgements.get(label)
-        worst = sorted(s.sites, key=lambda site: s.sites[site].accuracy)[:MOST_SITES]
+        worst = sorted(s.sites, key=lambda site: getattr(s.sites[site], run.score))[:MOST_SITES]
         order = worst if len(s.sites) > MOST_SITES else list(s.sites)
-        bars = []
-        for site in order:
-            at = judged.sites[site].accuracy if judged and site in judged.sites else site_interval(s, site)
-            bars.append(Bar(site, at, note=f"n = {s.sites[site].samples:,}"))
+        bars = [Bar(site, run.at(label, site), note=f"n = {s.sites[site].samples:,}") for site in order]
         left = len(s.sites) - len(order)
         more = f"the worst {len(order)} of {counted(len(s.sites), 'site')}" if left else ""
         blocks.append(
-            figure(bar_chart({"": bars}, f"Accuracy per site, {label}"), mode_words(label).capitalize(), more)
+            figure(
+                bar_chart({"": bars}, f"{run.metric.capitalize()} per site, {label}"),
+                mode_words(label).capitalize(),
+                more,
+            )
         )
-    return Section("Accuracy per site", blocks, "Per site")
+    return Section(f"{run.metric.capitalize()} per site", blocks, "Per site")
 
 
 def _judged(run: RunRecord) -> list[Section]:

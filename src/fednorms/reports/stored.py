@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from fednorms.core.errors import BadInput
 from fednorms.data.facts import Facts
@@ -121,17 +122,37 @@ class RunRecord:
         """The judgement of the headline mode, if predictions were stored."""
         return self.judgements.get(self.result.headline)
 
-    def accuracy_of(self, site: str) -> Interval:
-        """The headline accuracy at a site, with its interval."""
-        if self.judgement is not None and site in self.judgement.sites:
-            return self.judgement.sites[site].accuracy
-        assert self.headline is not None
-        return site_interval(self.headline, site)
+    @property
+    def score(self) -> Literal["accuracy", "balanced_accuracy"]:
+        """The score by which the run is judged."""
+        return "balanced_accuracy" if self.result.recipe.metric == "balanced_accuracy" else "accuracy"
+
+    @property
+    def metric(self) -> str:
+        """That score in words."""
+        return self.score.replace("_", " ")
+
+    def worst_of(self, scores: Scores) -> str:
+        """The site with the lowest accuracy, or balanced accuracy if the run is judged by that."""
+        return min(scores.sites, key=lambda site: getattr(scores.sites[site], self.score))
+
+    def at(self, label: str, site: str) -> Interval:
+        """The score of a mode at a site, in the run's metric, with its interval if that is known."""
+        judged = self.judgements.get(label)
+        if judged is not None and site in judged.sites:
+            found: Interval = getattr(judged.sites[site], self.score)
+            return found
+        scores = self.tests[label]
+        if self.score == "accuracy":
+            return site_interval(scores, site)
+        return Interval(scores.sites[site].balanced_accuracy, math.nan, math.nan)
 
     @property
     def mean(self) -> Interval:
-        """The headline mean accuracy over sites, with its interval."""
+        """The headline mean accuracy over sites, with its interval; balanced accuracy has none."""
         assert self.headline is not None
+        if self.score == "balanced_accuracy":
+            return Interval(self.headline.balanced_accuracy, math.nan, math.nan)
         return self.judgement.mean if self.judgement is not None else mean_interval(self.headline)
 
 

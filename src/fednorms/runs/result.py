@@ -281,12 +281,15 @@ class Result:
         where = "test" if split == "test" else "validation"
         domains = s.judged_domains(self.recipe.metric)
         domain, worst = min(domains.items(), key=lambda item: item[1])
-        found = f"(std over sites {100 * s.std:.1f}, worst {domain} {100 * worst:.1f})"
-        if self.recipe.metric == "balanced_accuracy":
-            found = f"(worst {domain} {100 * worst:.1f}), accuracy {100 * s.mean:.1f} %"
+        balanced = self.recipe.metric == "balanced_accuracy"
+        spread = [f"std over sites {100 * s.std:.1f}"] if len(s.sites) > 1 and not balanced else []
+        spread += [f"worst {domain} {100 * worst:.1f}"] if len(domains) > 1 else []
+        found = f" ({', '.join(spread)})" if spread else ""
+        if balanced:
+            found += f", accuracy {100 * s.mean:.1f} %"
             where = f"{where} balanced"
         return [
-            f"  {label} {where} accuracy {100 * s.judged(self.recipe.metric):.1f} % {found}",
+            f"  {label} {where} accuracy {100 * s.judged(self.recipe.metric):.1f} %{found}",
             "  " + "  ".join(f"{d} {100 * a:.1f}" for d, a in domains.items()),
         ]
 

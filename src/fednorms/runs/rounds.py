@@ -10,6 +10,7 @@ from typing import Any
 
 from fednorms._version import __version__
 from fednorms.core.errors import BadInput
+from fednorms.core.option_names import option
 from fednorms.core.round import broadcast, initial_state
 from fednorms.core.states import Broadcast, ServerState, Task
 from fednorms.core.tree import Tree
@@ -73,8 +74,8 @@ def refuse_blind_stopping(session: Session) -> None:
     """Refuse early stopping where no site has validation images."""
     if session.recipe.patience and not session.engine.tested("val"):
         raise BadInput(
-            "Early stopping looks at validation images, but no site has any. Hold some out (val=0.1 for a federation "
-            "that is opened by name or folder), or train without early stopping."
+            f"Early stopping looks at validation images, but no site has any. Hold some out with {option('val')} (of a "
+            "federation that is opened by name or folder), or train without early stopping."
         )
 
 

@@ -208,6 +208,15 @@ def test_office_caltech_as_it_circulates(inside, tmp_path):
     assert "office-caltech-10" in [reader.name for reader, _ in recognized(found)]
 
 
+def test_a_missing_class_is_refused_with_the_spellings_and_the_folders_of_other_names(tmp_path):
+    named = ["notebook" if name == "laptop_computer" else name for name in office.CALTECH_CLASSES]
+    class_folders(tmp_path, office.CALTECH_LISTS, named, 5)
+    with pytest.raises(
+        BadInput, match="dslr: no images of laptop_computer or laptop; folders of other names: notebook"
+    ):
+        office.office_caltech_10(tmp_path, **options(tmp_path))
+
+
 def test_a_refusal_names_the_layouts_and_copies_that_it_found(tmp_path):
     picture(tmp_path / "shop" / "lamp" / "1.png", 1)
     with pytest.raises(

@@ -3,6 +3,7 @@
 import pytest
 
 from fednorms import BadInput, federation, reproduce
+from fednorms.cli import main
 from fednorms.data.readers import READERS
 
 CUSTOM = {"centres", "npz", "huggingface"}
@@ -24,6 +25,19 @@ def test_missing_data_are_answered_with_where_to_get_them(name):
     for link in READERS[name].published.links.values():
         assert link in str(caught.value)
     assert READERS[name].published.license in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "args", [["data", "check", "pacs"], ["data", "pack", "pacs", "x.fnpack"], ["data", "show", "pacs"]]
+)
+def test_the_command_line_asks_for_a_folder_in_its_own_words(args, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(args) == 2
+    said = capsys.readouterr().err
+    assert (
+        "needs --root FOLDER" if "show" in args else '"pacs" is the name of a data set; expected its folder'
+    ) in said
+    assert "http" in said
 
 
 def test_a_folder_without_the_data_set_is_answered_likewise(tmp_path):

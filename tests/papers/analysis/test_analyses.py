@@ -486,6 +486,30 @@ def test_settings_of_a_figure_share_their_scales(run, longer):
     assert first[0].lines[1].get_color() == second[0].lines[0].get_color()  # both are fedavg
 
 
+def test_pictures_of_many_layers_and_runs_stay_readable():
+    pytest.importorskip("matplotlib")
+    layers = [f"layer{i}" for i in range(20)]
+    both = [f"{what}, {layer}" for layer in layers for what in ("mean", "variance")]
+    found = Findings(arrays={name: np.arange(3.0)[None] for name in both}, words={"models": ["server"]})
+    drawn = figure(ANALYSES["bn-statistics"], {"": {"fedavg": [found]}}, "Figure")
+    titles = [axis.get_title() for axis in drawn.subfigs[0].axes]
+    assert len(titles) == 12
+    assert titles[0] == "fedavg: mean, layer0"
+    assert titles[-1] == "fedavg: variance, layer19"
+
+    maps = {f"{name}, server": np.ones((4, 4)) for name in ("image", *layers)}
+    words = {"layers": layers, "lines": ["server"]}
+    one = Findings({"clients": 0.5}, arrays=maps, words=words)
+    drawn = figure(ANALYSES["feature-maps"], {"": {"fedavg": [one]}}, "Figure")
+    assert drawn.get_figwidth() < 25
+
+    matrix = Findings(arrays={"divergence": np.eye(2)})
+    drawn = figure(ANALYSES["divergence"], {"": {str(i): [matrix] for i in range(5)}}, "Figure")
+    panels = [axis for axis in drawn.subfigs[0].axes if axis.get_label() != "<colorbar>" and axis.axison]
+    assert [axis.get_title() for axis in panels] == [f"{i}: divergence" for i in range(5)]
+    assert {axis.get_subplotspec().colspan.start for axis in panels} == {0, 1, 2, 3}
+
+
 @pytest.mark.parametrize(("name", "unit"), [("four-factors", "cosine"), ("divergence", "symmetric KL divergence")])
 def test_matrices_and_bars_say_what_their_numbers_are(run, name, unit):
     axes = analyze(run, name).plot().subfigs[0].axes

@@ -72,6 +72,8 @@ def test_an_average_with_a_column_that_is_not_comparable_is_not_either():
     summary = summarize(table(settings=settings), found(OURS))
     assert averages(summary)["FedAvg"].verdict == "not comparable"
     assert summary.sections[-1].not_comparable == {"All": "contains A: drawn by hand"}
+    assert summary.share.endswith("runs are done.")  # no published cell can be judged
+    assert summarize(table(), found(OURS)).share.endswith("runs are done; 1 of 1 published cells can be judged.")
 
 
 def test_averages_are_shown_if_there_are_any_and_never_counted(capsys):

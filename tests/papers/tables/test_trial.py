@@ -40,6 +40,15 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(tmp_path, monkeypatch,
     assert files(tmp_path) == before
 
 
+def test_a_dry_run_says_why_a_trial_failed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    table(tmp_path / "mini", broken=('method = "fedavg"', 'method = "fedavg"\nrecipe.weights = "nowhere.pt"'))
+    assert main(["reproduce", "mini", "--dry-run", "--settings", "shift"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "How long they take is not known: a trial run failed (shift / FedAvg). " in said
+    assert '"nowhere.pt"' in said
+
+
 def test_a_dry_run_counts_what_is_finished_and_takes_its_time_from_there(tmp_path):
     mini, out = table(tmp_path / "mini"), tmp_path / "out"
     fn.reproduce(mini, out=out, only=["FedAvg"], settings=["shift"], device="cpu")

@@ -290,6 +290,8 @@ def test_batchnorm_without_statistics_gets_them_measured(tmp_path):
     trained(tmp_path / "r", "fedavg", "cnn4", sites)
     with pytest.raises(BadInput, match=r"keeps no normalization statistics.*custom federation"):
         export(tmp_path / "r", tmp_path / "x")
+    with pytest.raises(BadInput, match="`fednorms export` where the run's data are"):
+        fn.predict(tmp_path / "r", sites.site("b").test.x)
     done = export(tmp_path / "r", tmp_path / "x", federation=sites)
     assert any("measured on the training images of 3 sites" in note for note in done.notes)
     model = load_model(tmp_path / "x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fednorms.core.errors import BadInput
 from fednorms.data.readers import (
     camelyon17,
     centers,
@@ -49,8 +50,17 @@ def recognized(root: str | Path) -> list[tuple[Reader, str]]:
 
     >>> recognized("/no/such/place")
     []
+    >>> recognized("pacs")
+    Traceback (most recent call last):
+    fednorms.BadInput: "pacs" is the name of a data set; expected its folder, ...
     """
     place = Path(root).expanduser()
+    if str(root) in READERS and not place.exists():
+        raise BadInput(
+            READERS[str(root)].with_where(
+                f'"{root}" is the name of a data set; expected its folder, such as data/{root}.'
+            )
+        )
     if not place.is_dir():
         return []
     seen = ((reader, reader.layout(place)) for reader in READERS.values())

@@ -129,11 +129,13 @@ def class_folders(
             continue
         paths: list[Path] = []
         labels: list[int] = []
+        others: list[str] = []
         for inner in _below(folder):
             if not inner.is_dir() or inner.name.startswith("."):
                 continue
             label = number.get(plain(inner.name))
             if label is None:
+                others.append(inner.name)
                 problems.append(f'{domain}: folder "{inner.name}" is not one of the {len(classes)} classes')
                 continue
             images = images_in(inner)
@@ -141,10 +143,17 @@ def class_folders(
             labels += [label] * len(images)
         missing = [name for i, name in enumerate(classes) if i not in set(labels)]
         if missing:
-            shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-            problems.append(f"{domain}: no images of {shown}")
+            also = {name: "".join(f" or {o}" for o, n in spellings.items() if n == name) for name in missing}
+            problems.append(
+                f"{domain}: no images of {_listed([name + also[name] for name in missing])}"
+                + (f"; folders of other names: {_listed(others)}" if others else "")
+            )
         found[domain] = Pictures(paths, np.asarray(labels, np.int64))
     return found, problems
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def images_in(folder: Path) -> list[Path]:

@@ -52,7 +52,7 @@ class Reader:
     published: Published = NOWHERE
     square: bool = False
 
-    def _with_where(self, text: str) -> str:
+    def with_where(self, text: str) -> str:
         """A message that data are missing, with where to get them."""
         return f"{text} {self.published.where}".rstrip()
 
@@ -65,7 +65,7 @@ class Reader:
         root = Path(root).expanduser()
         if not root.is_dir():
             missing = f'Federation "{self.name}": "{root}" is not a folder; expected {self.expected}.'
-            raise BadInput(self._with_where(missing))
+            raise BadInput(self.with_where(missing))
         for place in (root, *(root / name for name in self.folders)):
             if place.is_dir() and self.layout(place):
                 return place
@@ -78,7 +78,7 @@ class Reader:
         there = sorted(p.name + "/" * p.is_dir() for p in root.iterdir() if not p.name.startswith("."))
         holds = ", ".join(there[:6]) + (f" and {len(there) - 6} more" if len(there) > 6 else "") or "nothing"
         raise BadInput(
-            self._with_where(
+            self.with_where(
                 f'Federation "{self.name}": "{root}" does not hold this data set; expected {self.expected}, '
                 f"in ROOT or in one folder inside it. "
                 f"The folder holds {holds}."
@@ -94,8 +94,9 @@ class Reader:
     def open(self, root: str | Path | None, given: Mapping[str, Any]) -> Federation:
         """Read the data set with the options that are not None; an unknown option is an error."""
         if root is None:
-            missing = f'Federation "{self.name}" needs root=FOLDER, the folder of the data set; nothing is downloaded.'
-            raise BadInput(self._with_where(missing))
+            folder = f"{option('root')}{'' if option('root').endswith('=') else ' '}FOLDER"
+            missing = f'Federation "{self.name}" needs {folder}, the folder of the data set; nothing is downloaded.'
+            raise BadInput(self.with_where(missing))
         options = {option: value for option, value in given.items() if value is not None}
         if "size" in options:
             height, width = sides(options["size"])

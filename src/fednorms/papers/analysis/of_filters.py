@@ -14,8 +14,10 @@ from fednorms.papers.analysis.stored_run import StoredRun
 
 @analysis("filter-drift", "FedNN Figure 3", Drawing("matrices", y="activation"))
 def _filter_drift(stored: StoredRun) -> Findings:
-    """Activations of the first convolution after one client shifts its filters and another scales them, with and
-    without weight normalization; the change is relative to the activations before.
+    """How activations change when one client shifts its filters and another scales them, with and without WN.
+
+    A toy: the filters are those of the model's first convolution, WN is weight normalization, and the change is
+    relative to the activations before.
     """
     subject = stored.last
     net = subject.run.task.net

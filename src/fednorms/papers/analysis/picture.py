@@ -24,6 +24,7 @@ Found = Mapping[str, Sequence[Findings]]
 _SIZE = 2.6  # inches per panel
 _TITLE = 32  # characters in a line over a panel
 _MANY = 24  # more ticks than this are not named
+_LAYERS = 6  # more layers than this are not drawn, but stored
 
 
 def png(analysis: Analysis, settings: Mapping[str, Found], title: str) -> bytes:
@@ -201,16 +202,23 @@ def _span(every: Sequence[Found], names: Sequence[str], *, log: bool) -> tuple[f
 
 
 class _Matrices(_Panels):
-    """Matrices and bars, up to four next to each other for a row; the same name has one scale."""
+    """Matrices and bars, up to four next to each other; the same name has one scale. Rows of one matrix share lines."""
 
     def grid(self) -> tuple[int, int]:
-        columns = min(4, len(self.first.arrays))
-        return len(self.found) * math.ceil(len(self.first.arrays) / columns), columns
+        each = len(self.first.arrays)
+        columns = min(4, each if each > 1 else len(self.found))
+        return math.ceil(self._per_row(columns) * len(self.found) / columns), columns
+
+    def _per_row(self, columns: int) -> int:
+        each = len(self.first.arrays)
+        return columns * math.ceil(each / columns) if each > 1 else 1
 
     def draw(self, fig: SubFigure, every: Sequence[Found]) -> None:
         panels = [axis for line in self.axes(fig) for axis in line]
-        per_row = len(panels) // len(self.found)
-        for (row, seeds), start in zip(self.found.items(), range(0, len(panels), per_row), strict=True):
+        per_row = self._per_row(self.columns)
+        for axis in panels[per_row * len(self.found) :]:
+            axis.set_axis_off()
+        for (row, seeds), start in zip(self.found.items(), range(0, len(panels), per_row), strict=False):
             ticks = list(seeds[0].words.get("ticks", []))
             mine = panels[start : start + per_row]
             for axis, (name, values) in zip(mine, seeds[0].arrays.items(), strict=False):
@@ -247,18 +255,34 @@ def _name_ticks(axis: Axes, names: Sequence[str], shape: tuple[int, ...], *, bot
         axis.set_yticks(range(len(names)), names)
 
 
+def _spread(names: Sequence[str]) -> list[str]:
+    """The first, the last and evenly spread names between them, as many as are drawn.
+
+    >>> _spread("abcdefghijk")
+    ['a', 'c', 'e', 'g', 'i', 'k']
+    """
+    if len(names) <= _LAYERS:
+        return list(names)
+    return [names[round(i * (len(names) - 1) / (_LAYERS - 1))] for i in range(_LAYERS)]
+
+
 class _Channels(_Panels):
-    """A line per model over the channels of every layer."""
+    """A line per model over the channels of a layer: means left, variances right."""
 
     def grid(self) -> tuple[int, int]:
-        return len(self.found) * math.ceil(len(self.first.arrays) / 2), 2
+        return len(self.found) * len(self.layers()), 2
+
+    def layers(self) -> list[str]:
+        return _spread(list(dict.fromkeys(name.partition(", ")[2] for name in self.first.arrays)))
 
     def draw(self, fig: SubFigure, every: Sequence[Found]) -> None:
         panels = [axis for line in self.axes(fig) for axis in line]
-        per_row = 2 * math.ceil(len(self.first.arrays) / 2)
-        for (row, seeds), start in zip(self.found.items(), range(0, len(panels), per_row), strict=True):
+        layers = self.layers()
+        for (row, seeds), start in zip(self.found.items(), range(0, len(panels), 2 * len(layers)), strict=True):
             models = seeds[0].words["models"]
-            for axis, (name, values) in zip(panels[start:], seeds[0].arrays.items(), strict=False):
+            names = [name for name in seeds[0].arrays if name.partition(", ")[2] in layers]
+            for axis, name in zip(panels[start:], names, strict=False):
+                values = seeds[0].arrays[name]
                 low, high = _limits(every, name)
                 for number, (model, channel) in enumerate(zip(models, values, strict=True), 1):
                     color = COLORS[0] if model == "server" else COLORS[number % len(COLORS)]
@@ -268,7 +292,7 @@ class _Channels(_Panels):
                 axis.set_xlabel("channel", fontsize=7)
                 axis.set_ylabel(name.partition(",")[0], fontsize=7)
                 axis.tick_params(labelsize=7)
-            for axis in panels[start + len(seeds[0].arrays) : start + per_row]:
+            for axis in panels[start + len(names) : start + 2 * len(layers)]:
                 axis.set_axis_off()
         handles, labels = panels[0].get_legend_handles_labels()
         fig.legend(handles, labels, loc="outside right upper", fontsize=7, frameon=False)
@@ -318,19 +342,20 @@ class _Maps(_Panels):
     """Bars of the similarities, then a line per method, model and site: the image and its maps."""
 
     def grid(self) -> tuple[int, int]:
-        return 1 + len(self.lines()), 1 + max(len(one.words["layers"]) for _, one, _ in self.lines())
+        return 1 + len(self.lines()), 1 + max(len(_spread(one.words["layers"])) for _, one, _ in self.lines())
 
     def lines(self) -> list[tuple[str, Findings, str]]:
         return [(row, seeds[0], model) for row, seeds in self.found.items() for model in seeds[0].words["lines"]]
 
     def draw(self, fig: SubFigure, every: Sequence[Found]) -> None:
         top, rest = np.ravel(np.array(fig.subfigures(2, 1, height_ratios=[1, self.rows - 1]), dtype=object))
-        self._bars(top.subplots())
+        share = min(1.0, (1 + len(self.found)) / self.columns)  # about a panel's width for each method
+        self._bars(np.ravel(np.array(top.subfigures(1, 2, width_ratios=[share, 1.001 - share])))[0].subplots())
         lines = rest.subplots(self.rows - 1, self.columns, squeeze=False)
         for line, (row, one, model) in zip(lines, self.lines(), strict=True):
             line[0].imshow(one.arrays[f"image, {model}"].astype(np.uint8).squeeze(), cmap="gray")
             line[0].set_title(f"{row}, {model}", fontsize=7)
-            for axis, layer in zip(line[1:], one.words["layers"], strict=False):
+            for axis, layer in zip(line[1:], _spread(one.words["layers"]), strict=False):
                 axis.imshow(one.arrays[f"{layer}, {model}"], cmap="inferno")
                 axis.set_title(layer, fontsize=7)
             for axis in line:

@@ -22,11 +22,12 @@ from fednorms.runs.session import Session
 
 _LONG = 20.0  # seconds after which one round is enough
 _PATIENCE = 60.0  # seconds for all timing
+_ROUNDS = "a few timed rounds"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds until all runs are done (None: unknown), and what the estimate is based on."""
+    """Seconds until all runs are done (None: unknown), and what the estimate is based on, or why there is none."""
 
     seconds: float | None
     basis: str
@@ -46,18 +47,18 @@ def recorded(job: Job, records: Sequence[Mapping[str, Any]], hardware: str) -> t
 def seconds_of(
     jobs: Sequence[Job], records: Sequence[Mapping[str, Any]], hardware: str, *, measure: bool
 ) -> list[tuple[float | None, str]]:
-    """How long each run takes, and how that is known; `measure` allows a minute to time one run per setting."""
+    """How long each run takes, and how or why not that is known; `measure` allows a minute to time one per setting."""
     began, found = time.monotonic(), []
-    timed: dict[str, float | None] = {}
+    timed: dict[str, tuple[float | None, str]] = {}
     for job in jobs:
         known, name = recorded(job, records, hardware), job.setting.name
         if known is None and name not in timed:
             if measure and time.monotonic() - began < _PATIENCE:
-                timed[name] = measured(job.recipe)
+                timed[name] = _timed(job)
             else:  # assume as long as the others
-                others = [seconds for seconds in timed.values() if seconds is not None]
-                timed[name] = fmean(others) if others else None
-        found.append(known or (timed[name], "a few timed rounds"))
+                others = [seconds for seconds, _ in timed.values() if seconds is not None]
+                timed[name] = (fmean(others), _ROUNDS) if others else (None, "no similar run has finished.")
+        found.append(known or timed[name])
     return found
 
 
@@ -68,7 +69,7 @@ def estimate(
     found = seconds_of(jobs, records, hardware, measure=measure)
     times = [seconds for seconds, _ in found if seconds is not None]
     if len(times) < len(found):
-        return Estimate(None, "no similar run")
+        return Estimate(None, next(why for seconds, why in found if seconds is None))
     cores = parallel if jobs and jobs[0].recipe.device != "cpu" else min(parallel, os.cpu_count() or 1)
     basis = " and ".join(dict.fromkeys(basis for _, basis in found))
     return Estimate(sum(times) / max(1, min(cores, len(jobs))), basis)
@@ -78,7 +79,14 @@ class _Enough(Exception):
     pass
 
 
-def measured(recipe: Recipe) -> float | None:
+def _timed(job: Job) -> tuple[float | None, str]:
+    try:
+        return measured(job.recipe), _ROUNDS
+    except FednormsError as error:
+        return None, f"a trial run failed ({job.label}). {error}"
+
+
+def measured(recipe: Recipe) -> float:
     """Seconds that a run will take, from a few rounds with and without a test.
 
     These rounds are tested like the run itself, so timing a search uses validation images only.
@@ -97,8 +105,6 @@ def measured(recipe: Recipe) -> float | None:
         execute(short, federation=federation, callback=after_round)
     except _Enough:
         pass
-    except FednormsError:
-        return None  # the run itself will say why
     finally:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()

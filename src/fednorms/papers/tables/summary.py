@@ -142,10 +142,9 @@ class Summary:
         runs = self.table.seeds * sum(row.runs_in(s) for s in self.table.settings for row in self.table.rows)
         done = min(len(self.records), runs)
         text = f"{'All' if done == runs else f'{done} of'} {runs} runs are done"
-        if not self.table.has_published:
-            return f"{text}."
         judged = len(self._judged)
-        return f"{text}; {judged} of {judged + self.left} published cells can be judged."
+        every = judged + self.left
+        return f"{text}; {judged} of {every} published cells can be judged." if every else f"{text}."
 
     @property
     def verdict(self) -> str:

@@ -188,8 +188,9 @@ def check_statistics(module: nn.Module, name: str) -> None:
             f'Model "{name}" keeps no normalization statistics (BatchNorm without running statistics: {layers[0]}'
             f"{f' and {len(layers) - 1} more' if layers[1:] else ''}), so its class for an image depends on the other "
             "images of the batch, and it cannot be used on single images. `fednorms evaluate` tests it on whole sites. "
-            "For a model to hand out, train one with running statistics (track_running_stats=True; resnet18-cifar "
-            'instead of resnet18-cifar-untracked), or replace the layers, as the method "gn" does.'
+            "For a model to hand out, run `fednorms export` where the run's data are: it measures statistics. Or train "
+            "one with running statistics (track_running_stats=True; resnet18-cifar instead of "
+            'resnet18-cifar-untracked), or replace the layers, as the method "gn" does.'
         )
 
 
