@@ -170,12 +170,20 @@ def test_bad_requests_are_refused_before_anything_runs(tmp_path, monkeypatch, ch
 def test_balanced_accuracy_has_a_column_and_decides(tmp_path):
     asked = fn.Recipe.make({**SMALL, "rounds": 1, "metric": "balanced_accuracy"})
     comparison = fn.compare(["fedavg", "fedbn"], recipe=asked, seeds=2, out=tmp_path / "c")
-    assert comparison.columns[-2:] == ["mean", "balanced"]
+    assert comparison.columns[-2:] == ["balanced", "accuracy"]
     for row in comparison.rows:
-        scores = [o.scores[row.mode].balanced_accuracy for o in comparison.outcomes if o.label == row.label]
+        of_row = [o for o in comparison.outcomes if o.label == row.label]
+        plain = [o.scores[row.mode] for o in of_row]
+        scores = [s.balanced_accuracy for s in plain]
         assert row.entries["balanced"].mean == pytest.approx(statistics.fmean(scores))
+        for domain in comparison.columns[:-2]:
+            at_domain = [o.scores[row.mode].judged_domains("balanced_accuracy") for o in of_row]
+            assert row.entries[domain].mean == pytest.approx(statistics.fmean(d[domain] for d in at_domain))
+            replicated = comparison._replicated[row.label, row.mode][domain].by_seed
+            assert [column.value for column in replicated.values()] == pytest.approx([d[domain] for d in at_domain])
+        assert row.entries["accuracy"].mean == pytest.approx(statistics.fmean(s.domain_mean for s in plain))
     assert comparison.best == max(comparison.rows, key=lambda row: row.entries["balanced"].mean).label
-    assert comparison.about["accuracy"].endswith("only the column balanced is balanced accuracy")
+    assert comparison.about["accuracy"].endswith("balanced accuracy, but for the column accuracy")
     assert "balanced" in (tmp_path / "c" / "comparison.md").read_text().splitlines()[0]
 
 

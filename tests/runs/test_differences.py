@@ -43,22 +43,25 @@ def comparison(shares, seeds=3, n=300, noise=0.0):
 
 def test_columns_are_those_of_a_loop():
     tested = {"a": answers(rights(40, 0.6, 1)), "b": answers(rights(30, 0.4, 2)), "c": answers(rights(20, 0.9, 3))}
-    found = PairedBootstrap({"a": "x", "b": "x", "c": "y"}).columns(tested, balanced=True)
+    bootstrap = PairedBootstrap({"a": "x", "b": "x", "c": "y"})
+    plain, found = bootstrap.columns(tested), bootstrap.columns(tested, balanced=True)
     drawn = {s: Draws(len(t.labels), None, s, len(t.labels)).next(1000) for s, t in tested.items()}
     for b in (0, 17, 999):
         rows = {s: np.repeat(np.arange(len(t.labels)), drawn[s][b].astype(int)) for s, t in tested.items()}
         hit = {s: (t.predicted == t.labels)[rows[s]] for s, t in tested.items()}
         x, y = np.concatenate([hit["a"], hit["b"]]).mean(), hit["c"].mean()
-        assert found["x"].replicates[b] == pytest.approx(x)
-        assert found["mean"].replicates[b] == pytest.approx((x + y) / 2)
+        assert plain["x"].replicates[b] == pytest.approx(x)
+        assert plain["mean"].replicates[b] == found["accuracy"].replicates[b] == pytest.approx((x + y) / 2)
         recalls = []
         for s, t in tested.items():
             y_drawn = t.labels[rows[s]]
             recalls.append(np.mean([hit[s][y_drawn == c].mean() for c in np.unique(y_drawn)]))
         assert found["balanced"].replicates[b] == pytest.approx(np.mean(recalls))
+        assert found["x"].replicates[b] == pytest.approx(np.mean(recalls[:2]))
+        assert found["y"].replicates[b] == pytest.approx(recalls[2])
     hits = [(tested[s].predicted == tested[s].labels) for s in "ab"]
-    assert found["x"].value == pytest.approx(np.concatenate(hits).mean())
-    for column in found.values():  # what units add is the value
+    assert plain["x"].value == pytest.approx(np.concatenate(hits).mean())
+    for column in (*plain.values(), *found.values()):  # what units add is the value
         assert sum(added.sum() for added in column.added.values()) == pytest.approx(column.value)
 
 

@@ -37,8 +37,8 @@ from fednorms.reports.sections import (
 from fednorms.reports.stored import ComparisonRecord, RunRecord
 from fednorms.reports.tables import Cell, Row, percent, table
 from fednorms.reports.words import between, mode_words, share, size
-from fednorms.runs.comparison import MEAN, TableRow
-from fednorms.runs.differences import within_noise
+from fednorms.runs.comparison import TableRow
+from fednorms.runs.differences import ACCURACY, MEAN, OVERALL, within_noise
 from fednorms.runs.run_names import short
 
 _WHOLE = (
@@ -85,8 +85,8 @@ def summary(record: ComparisonRecord) -> list[str]:
         return ["No method has a result.", "Every run failed or had no test images."]
     best = ranked[0]
     mean, over = _interval(record, best), counted(len(comparison.seeds), "seed")
-    what = "balanced accuracy" if comparison.judged_by != MEAN else "accuracy"
-    first = f"{best.label} is best of {counted(len(comparison.methods), 'method')} with a mean {what} of {share(mean)}"
+    first = f"{best.label} is best of {counted(len(comparison.methods), 'method')}"
+    first += f" with a mean {comparison.measure} of {share(mean)}"
     first += f" over sites and {over}" if len(comparison.seeds) > 1 else " over sites with one seed"
     if others := [row for row in ranked if row.label != best.label]:
         ahead = 100 * (mean.value - others[0].entries[comparison.judged_by].mean)
@@ -110,7 +110,7 @@ def _certainty(record: ComparisonRecord, other: TableRow) -> str:
 
 
 def _weakest(record: ComparisonRecord, best: TableRow) -> str:
-    domains = [c for c in record.comparison.columns if c in best.entries and c not in _OVER]
+    domains = [c for c in record.comparison.columns if c in best.entries and c not in OVERALL]
     parts = []
     if domains:
         worst = min(domains, key=lambda c: best.entries[c].mean)
@@ -124,9 +124,6 @@ def _weakest(record: ComparisonRecord, best: TableRow) -> str:
     sure += "" if seeds > 2 else f", but {counted(seeds, 'seed')} tell little about how training varies"
     said = "; ".join([*parts, sure])
     return said[:1].upper() + said[1:] + "."
-
-
-_OVER = (MEAN, "balanced")
 
 
 def _ranked(record: ComparisonRecord) -> list[TableRow]:
@@ -155,12 +152,15 @@ def _images(record: ComparisonRecord, row: TableRow) -> dict[str, int]:
 
 
 def _interval(record: ComparisonRecord, row: TableRow, column: str = "") -> Interval:
-    """A cell with an interval over test images (Wilson) and seeds (the standard error of their mean)."""
+    """A cell with an interval over test images (Wilson) and seeds (the standard error of their mean).
+
+    Balanced accuracy has none here: it is no share of images.
+    """
     column = column or record.comparison.judged_by
     entry, images = row.entries[column], _images(record, row)
     trained = [d for d in images if not d.endswith(" (unseen)") and d in row.entries]
-    parts = trained if column in _OVER else [column]
-    if not all(images.get(d) for d in parts) or not parts:
+    parts = trained if column in OVERALL else [column]
+    if record.comparison.judged_by != MEAN or not all(images.get(d) for d in parts) or not parts:
         return Interval(entry.mean, math.nan, math.nan)
     each = [wilson(row.entries[d].mean, images[d]) for d in parts]
     variance = sum(((e.high - e.low) / 2) ** 2 for e in each) / len(parts) ** 2
@@ -183,12 +183,12 @@ def _figures(record: ComparisonRecord) -> list[KeyFigure]:
     best = ranked[0]
     mean = _interval(record, best)
     found = [KeyFigure("Best method", best.label, mode_words(best.mode))]
-    found.append(KeyFigure("Its mean accuracy", f"{100 * mean.value:.1f} %", between(mean)))
-    domains = [c for c in record.comparison.columns if c in best.entries and c not in _OVER]
+    found.append(KeyFigure(f"Its mean {record.comparison.measure}", f"{100 * mean.value:.1f} %", between(mean)))
+    domains = [c for c in record.comparison.columns if c in best.entries and c not in OVERALL]
     if domains:
         worst = min(domains, key=lambda c: best.entries[c].mean)
         at = _interval(record, best, worst)
-        found.append(KeyFigure("Its worst site", f"{100 * at.value:.1f} %", f"{worst}, {between(at)}"))
+        found.append(KeyFigure("Its worst site", f"{100 * at.value:.1f} %", ", ".join(filter(None, (worst, between(at))))))
     failed = len(record.comparison.failed)
     runs = len(record.comparison.outcomes)
     found.append(KeyFigure("Runs", str(runs), f"{failed} failed" if failed else "none failed"))
@@ -210,21 +210,22 @@ def _methods(record: ComparisonRecord) -> Section:
         if not row.entries:
             rows.append([*line, Cell("failed", mark="bad"), *[Cell("-")] * (4 + balanced)])
             continue
-        mean = _interval(record, row, MEAN)
-        domains = [c for c in comparison.columns if c in row.entries and c not in _OVER]
+        mean = _interval(record, row)
+        domains = [c for c in comparison.columns if c in row.entries and c not in OVERALL]
         worst = min(domains, key=lambda c: row.entries[c].mean)
-        at, std = _interval(record, row, worst), row.entries[MEAN].std
-        line.append(percent(mean, "best" if row is best and not balanced else ""))
+        at, std = _interval(record, row, worst), row.entries[comparison.judged_by].std
+        line.append(percent(mean, "best" if row is best else ""))
         if balanced:
-            line.append(percent(row.entries["balanced"].mean, "best" if row is best else ""))
+            line.append(percent(row.entries[ACCURACY].mean))
         line.append(_behind(record, row))
         line.append(Cell("-") if std is None else percent(std))
         line.append(Cell(f"{100 * at.value:.1f}", at.value, worst))
         line.append(_sent(record, row))
         rows.append(line)
-    header = ["method", *(["lr"] if rates else []), "mean", *(["balanced"] if balanced else [])]
+    header = ["method", *(["lr"] if rates else []), *(["balanced", "accuracy"] if balanced else ["mean"])]
     header += ["behind the best", "std over seeds", "worst site", "sent per site and round"]
-    said = "Accuracy in percent on test images after the last round, best first; means over sites that trained."
+    said = f"{comparison.measure.capitalize()} in percent on test images after the last round, best first; means over "
+    said += "sites that trained."
     blocks: list[Child] = [paragraph(said), table(header, rows), note(f"{_PAIRED} {_WHOLE}")]
     if not rates and "rates" not in comparison.about and len(comparison.methods) > 1 and best is not None:
         said = f"All methods used the learning rate {best.lr:g}; one that needs another rate is at a disadvantage here."
@@ -264,9 +265,9 @@ def _sites(record: ComparisonRecord) -> Section:
     """Every domain with a bar per method, and the same as a table."""
     comparison = record.comparison
     rows = [row for row in comparison.rows if row.entries]
-    domains = [c for c in comparison.columns if c not in _OVER]
+    domains, what = [c for c in comparison.columns if c not in OVERALL], comparison.measure.capitalize()
     if not rows or not domains:
-        return Section("Accuracy per site", [])
+        return Section(f"{what} per site", [])
     hardest = sorted(domains, key=lambda d: max(r.entries[d].mean for r in rows if d in r.entries))
     shown = hardest[:MOST_SITES] if len(domains) > MOST_SITES else domains
     blocks: list[Child] = []
@@ -280,7 +281,7 @@ def _sites(record: ComparisonRecord) -> Section:
                     name = f"{row.label} ({row.mode})" if several else row.label
                     bars.append(Bar(name, _interval(record, row, domain), _color(record, row)))
             groups[domain] = bars
-        blocks.append(figure(bar_chart(groups, "Accuracy per site"), "Test accuracy per site (%)"))
+        blocks.append(figure(bar_chart(groups, f"{what} per site"), f"{what} on test images per site (%)"))
     for start in range(0, len(rows), _COLUMNS):
         part = rows[start : start + _COLUMNS]
         lines: list[Row] = [[d, *(_cell(record, row, d, rows) for row in part)] for d in shown]
@@ -288,7 +289,7 @@ def _sites(record: ComparisonRecord) -> Section:
     if len(shown) < len(domains):
         blocks.append(note(f"The {len(shown)} hardest of {counted(len(domains), 'site')}."))
     blocks.append(note(f"The best of each site is marked. {_WHOLE}"))
-    return Section("Accuracy per site", blocks, "Per site")
+    return Section(f"{what} per site", blocks, "Per site")
 
 
 def _cell(record: ComparisonRecord, row: TableRow, domain: str, rows: Sequence[TableRow]) -> Cell:

@@ -267,7 +267,7 @@ def _about(cells: list[Cell], federation: Federation, seeds: list[int]) -> dict[
             "% on test data after the last round (no selection), "
             + (f"mean ± sample standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else "one seed")
             + f" ({', '.join(map(str, seeds))})"
-            + ("; only the column balanced is balanced accuracy" if recipe.metric == "balanced_accuracy" else "")
+            + ("; balanced accuracy, but for the column accuracy" if recipe.metric == "balanced_accuracy" else "")
         ),
         "made": (
             f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}, fednorms {__version__}, torch {torch.__version__}, "

@@ -19,9 +19,11 @@ from fednorms.data import Federation
 from fednorms.evaluation.intervals import Interval
 from fednorms.runs.cells import Outcome
 from fednorms.runs.differences import (
+    ACCURACY,
     BALANCED,
     FEWEST,
     MEAN,
+    OVERALL,
     Column,
     PairedBootstrap,
     Replicated,
@@ -80,7 +82,7 @@ class Comparison:
 
     Every row names its evaluation mode (model/statistics). `mean` is over the domains that trained; the others have
     separate columns. Accuracy is that after the last round, never the best on test data. If the recipe's metric is
-    balanced accuracy, it has a column as well, and it decides which method is the best.
+    balanced accuracy, all columns have that, `balanced` decides which method is the best, and `accuracy` is plain.
 
     The best of a column ends with *, and = marks what is within noise of it: the 95 % interval of the difference, by a
     paired bootstrap over test images and seeds, holds 0. Several comparisons are not corrected for.
@@ -106,6 +108,11 @@ class Comparison:
         return BALANCED if self.metric == "balanced_accuracy" else MEAN
 
     @property
+    def measure(self) -> str:
+        """What its columns have, in words."""
+        return self.metric.replace("_", " ")
+
+    @property
     def rows(self) -> list[TableRow]:
         """The table's rows, methods in the order given; one per evaluation mode."""
         rows = []
@@ -125,10 +132,10 @@ class Comparison:
             scores = outcome.scores[mode]
             unseen = [s for s in outcome.scores.values() if s.mode == "unseen"]
             per_seed[outcome.seed] = {
-                **scores.domains,
-                MEAN: scores.domain_mean,
+                **scores.judged_domains(self.metric),
                 **({BALANCED: scores.balanced_accuracy} if self.judged_by == BALANCED else {}),
-                **{f"{d}{_UNSEEN}": a for s in unseen[:1] for d, a in s.domains.items()},
+                (ACCURACY if self.judged_by == BALANCED else MEAN): scores.domain_mean,
+                **{f"{d}{_UNSEEN}": a for s in unseen[:1] for d, a in s.judged_domains(self.metric).items()},
             }
             modes |= {s.label for s in unseen[:1]}
         columns = dict.fromkeys(c for values in per_seed.values() for c in values)
@@ -137,8 +144,8 @@ class Comparison:
 
     @property
     def columns(self) -> list[str]:
-        """The domains that trained, those that did not, the mean over the former, and the metric if it differs."""
-        last = list(dict.fromkeys([MEAN, self.judged_by]))
+        """The domains that trained, those that did not, and the mean over the former."""
+        last = [BALANCED, ACCURACY] if self.judged_by == BALANCED else [MEAN]
         found = list(dict.fromkeys(c for row in self.rows for c in row.entries if c not in last))
         return [*sorted(found, key=lambda c: c.endswith(_UNSEEN)), *last]
 
@@ -172,8 +179,8 @@ class Comparison:
                     continue
                 columns = bootstrap.columns(o.answers[row.mode], balanced=balanced)
                 if row.unseen in o.answers:
-                    new = bootstrap.columns(o.answers[row.unseen])
-                    columns |= {f"{c}{_UNSEEN}": v for c, v in new.items() if c != MEAN}
+                    new = bootstrap.columns(o.answers[row.unseen], balanced=balanced)
+                    columns |= {f"{c}{_UNSEEN}": v for c, v in new.items() if c not in OVERALL}
                 for c, value in columns.items():
                     each.setdefault(c, {})[o.seed] = value
             found[row.label, row.mode] = {c: Replicated(by_seed) for c, by_seed in each.items()}
@@ -305,7 +312,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         header, rows, numbers_from, best = self._marked()
-        title = f"{len(self.methods)} method{'s' * (len(self.methods) != 1)}, accuracy in percent (best in bold)"
+        title = f"{len(self.methods)} method{'s' * (len(self.methods) != 1)}, {self.measure} in percent (best in bold)"
         notes = [*self.legend()[1:], *self.remarks()]
         return html_page(title, html_table(header, rows, numbers_from=numbers_from, bold=best), notes=notes)
 

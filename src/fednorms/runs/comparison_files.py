@@ -12,7 +12,7 @@ import numpy as np
 
 from fednorms.core.optional import new_figure
 from fednorms.data import Federation
-from fednorms.runs.comparison import MEAN, Comparison
+from fednorms.runs.comparison import Comparison
 from fednorms.runs.store.atomic import clear_errors, write_atomic
 
 if TYPE_CHECKING:
@@ -178,11 +178,11 @@ def _heat_map(axis: Axes, comparison: Comparison) -> None:
                 fontweight="bold" if first else "normal",
                 fontsize=9,
             )
-    axis.axvline(columns.index(MEAN) - 0.5, color="white", linewidth=4)
+    axis.axvline(columns.index(comparison.judged_by) - 0.5, color="white", linewidth=4)
     axis.set_xticks(range(len(columns)), columns, rotation=35, ha="right", rotation_mode="anchor")
     modes = len({row.label for row in rows}) < len(rows)
     axis.set_yticks(range(len(rows)), [f"{r.label}\n({r.mode})" if modes else r.label for r in rows])
-    axis.set_title("Accuracy per domain (%), last round", fontsize=11, fontweight="bold")
+    axis.set_title(f"{comparison.measure.capitalize()} per domain (%), last round", fontsize=11, fontweight="bold")
     axis.tick_params(length=0)
     for side in axis.spines.values():
         side.set_visible(False)

@@ -14,7 +14,8 @@ from fednorms.evaluation.bootstrap import Draws, replicates_for
 from fednorms.evaluation.intervals import Interval, interval
 from fednorms.evaluation.predictions import Predictions
 
-MEAN, BALANCED = "mean", "balanced"
+MEAN, BALANCED, ACCURACY = "mean", "balanced", "accuracy"
+OVERALL = (MEAN, BALANCED, ACCURACY)  # columns over all sites
 FEWEST = 6  # units that differ: with five, even if all favor the same method, a sign test has p = 2 / 2**5 > 0.05
 
 
@@ -34,6 +35,7 @@ class Answers:
 
 
 Tested = Mapping[str, Answers]  # by site
+Sums = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -69,28 +71,44 @@ class PairedBootstrap:
     _replicates: int = 0
 
     def columns(self, tested: Tested, *, balanced: bool = False) -> dict[str, Column]:
-        """Accuracy per domain, the mean over domains, and (if asked for) balanced accuracy, each with replicates."""
+        """Accuracy per domain and the mean over domains, each with replicates.
+
+        With `balanced`, the domains have balanced accuracy, the mean over their sites; `balanced` is the mean over all
+        sites, and `accuracy` the mean accuracy over domains.
+        """
         self._replicates = self._replicates or replicates_for(sum(len(a.labels) for a in tested.values()))
         right: dict[str, Any] = {}
         total: dict[str, Any] = {}
-        recalls = []
-        hits, shares = dict[str, np.ndarray](), dict[str, np.ndarray]()
+        hits: Sums = {}
         for site, answers in sorted(tested.items()):
             drawn, domain = self._drawn(site, answers), self.domain_of[site]
             hit = answers.predicted == answers.labels
             right[domain] = right.get(domain, 0) + _with_point(drawn, hit)
             total[domain] = total.get(domain, 0) + _with_point(drawn, np.ones(len(hit)))
-            if balanced:
-                recalls.append(_balanced(drawn, answers.labels, hit))
-                shares[site] = _per_unit(answers, hit / _class_sizes(answers.labels) / len(tested))
             hits[site] = _per_unit(answers, hit)
-        found = {domain: right[domain] / total[domain] for domain in right}
-        added = {d: {s: h / total[d][0] for s, h in hits.items() if self.domain_of[s] == d} for d in found}
-        whole = found | {MEAN: np.mean(list(found.values()), axis=0)}
-        added[MEAN] = {s: each / len(found) for of_sites in added.values() for s, each in of_sites.items()}
+        whole = {domain: right[domain] / total[domain] for domain in right}
+        added = {d: {s: h / total[d][0] for s, h in hits.items() if self.domain_of[s] == d} for d in whole}
+        mean = np.mean(list(whole.values()), axis=0)
+        of_mean = {s: each / len(whole) for of_sites in added.values() for s, each in of_sites.items()}
         if balanced:
-            whole[BALANCED], added[BALANCED] = np.mean(recalls, axis=0), shares
+            whole, added = self._balanced(tested)
+        last = ACCURACY if balanced else MEAN
+        whole[last], added[last] = mean, of_mean
         return {column: Column(float(both[0]), both[1:], added[column]) for column, both in whole.items()}
+
+    def _balanced(self, tested: Tested) -> tuple[Sums, dict[str, Sums]]:
+        """Balanced accuracy of every domain and over all sites with its replicates, and what each unit adds."""
+        recalls: Sums = {}
+        shares: Sums = {}
+        sites_of: dict[str, list[str]] = {}
+        for site, answers in sorted(tested.items()):
+            hit = answers.predicted == answers.labels
+            recalls[site] = _balanced(self._drawn(site, answers), answers.labels, hit)
+            shares[site] = _per_unit(answers, hit / _class_sizes(answers.labels))
+            sites_of.setdefault(self.domain_of[site], []).append(site)
+        sites_of[BALANCED] = list(recalls)
+        whole = {column: np.mean([recalls[s] for s in sites], axis=0) for column, sites in sites_of.items()}
+        return whole, {column: {s: shares[s] / len(sites) for s in sites} for column, sites in sites_of.items()}
 
     def _drawn(self, site: str, answers: Answers) -> np.ndarray:
         key = site, len(answers.labels)
