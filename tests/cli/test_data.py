@@ -44,6 +44,20 @@ def test_check_names_the_tables_that_can_be_reproduced():
     assert published(READERS["npz"]) == {}
 
 
+def test_an_option_is_known_by_its_name_in_other_commands(tmp_path, capsys):
+    root = class_folders(tmp_path / "mine", ("oslo", "bonn"), ("cat", "dog"), 10)
+
+    def packed(*options):
+        out = tmp_path / "mine.fnpack"
+        assert main(["data", "pack", str(root), str(out), *options]) == 0
+        return out.read_bytes()
+
+    assert packed("--data-seed", "3") == packed("--seed", "3") != packed()
+    assert main(["data", "check", str(root), "--data-seed", "3"]) in (0, 1)
+    for option in ("--incomplete", "--no-complete"):
+        assert main(["reproduce", "fedwon-table-3", "--dry-run", "--out", str(tmp_path / "out"), option]) == 0
+
+
 def test_list_shows_partitions_and_transforms(capsys):
     assert main(["list", "partitions", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["partitions"]}

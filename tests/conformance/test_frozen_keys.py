@@ -1491,7 +1491,7 @@ COMMANDS = {
     "tune": "--grid --seeds --federation " + SEARCHED,
     "resume": "--rounds --patience --quiet --json --track",
     "reproduce": "--list --data --seeds --only --settings --out --jobs --device --search --report --allow-pickle "
-    "--incomplete --quiet --json --dry-run --quick --rounds --minutes --weights",
+    "--no-complete --quiet --json --dry-run --quick --rounds --minutes --weights",
     "evaluate": "--data --modes --which --split --site --group --skip-broken --sensitivity --positive --clients "
     "--full --out --device --json",
     "report": "--out --images --json",
@@ -1558,6 +1558,9 @@ def test_the_spelling_of_version_0_1_is_understood():
     assert fn.analyse is fn.analyze
     assert help_of("analyse") == help_of("analyze")
     assert "fednorms analyze" in help_of("analyse")
+    assert "--no-complete, --incomplete" in help_of("reproduce")
+    for command in ("check", "pack"):
+        assert "--seed INT, --data-seed INT" in help_of("data", command)
 
 
 def test_what_can_be_listed():

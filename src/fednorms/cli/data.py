@@ -57,7 +57,7 @@ class Pack:
     """Compress with this quality, 1 to 100, as jpeg unless --codec says otherwise (default: keep every pixel)."""
     codec: Literal["auto", "raw", "png", "webp", "jpeg"] = "auto"
     """How images are stored: raw is the fastest to read; png, and webp without a quality, are smaller without loss."""
-    seed: int = 0
+    seed: Annotated[int, tyro.conf.arg(name="data-seed", aliases=["--seed"])] = 0
     """Seed of the split, where it is drawn."""
     val: Annotated[float | None, tyro.conf.arg(help_behavior_hint="(default: 0.1)")] = None
     """Fraction of each site's images for validation, where the data have no split."""

@@ -40,7 +40,7 @@ class Check:
     """Fraction of each site's images for validation, where the data have no split."""
     test: Annotated[float | None, tyro.conf.arg(help_behavior_hint="(default: 0.2)")] = None
     """Fraction of each site's images for testing, where the data have no split."""
-    seed: int = 0
+    seed: Annotated[int, tyro.conf.arg(name="data-seed", aliases=["--seed"])] = 0
     """Seed of the split, where it is drawn."""
     allow_pickle: Flag = False
     """Open pickled archives; only NumPy arrays are accepted."""

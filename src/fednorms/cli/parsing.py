@@ -149,7 +149,9 @@ def _arguments(cls: Any) -> Iterator[Argument]:  # noqa: ANN401
         required = field.default is field.default_factory is dataclasses.MISSING
         doc = docs.get(field.name, about)
         valued = tyro.conf.FlagConversionOff in extras
-        yield Argument(name, _without_none(kind), by_place, required, metavar or "VALUE", doc, valued)
+        also = next((found for extra in extras if (found := getattr(extra, "aliases", None))), ())
+        for called in (name, *also):
+            yield Argument(called, _without_none(kind), by_place, required, metavar or "VALUE", doc, valued)
 
 
 def _docs_below(cls: type) -> dict[str, str]:

@@ -72,7 +72,7 @@ class Reproduce:
     """Run nothing; reuse runs of the tables next to DIR, and write the report again."""
     allow_pickle: Flag = False
     """Open pickled archives of data sets; only NumPy arrays are accepted."""
-    incomplete: Flag = False
+    incomplete: Annotated[Flag, tyro.conf.arg(aliases=["--no-complete"])] = False
     """Accept data sets whose image counts differ from the published ones; the report says how."""
     output: Output = field(default_factory=Output)
 

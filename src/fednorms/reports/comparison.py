@@ -188,7 +188,9 @@ def _figures(record: ComparisonRecord) -> list[KeyFigure]:
     if domains:
         worst = min(domains, key=lambda c: best.entries[c].mean)
         at = _interval(record, best, worst)
-        found.append(KeyFigure("Its worst site", f"{100 * at.value:.1f} %", ", ".join(filter(None, (worst, between(at))))))
+        found.append(
+            KeyFigure("Its worst site", f"{100 * at.value:.1f} %", ", ".join(filter(None, (worst, between(at)))))
+        )
     failed = len(record.comparison.failed)
     runs = len(record.comparison.outcomes)
     found.append(KeyFigure("Runs", str(runs), f"{failed} failed" if failed else "none failed"))
