@@ -79,7 +79,8 @@ def build_zoo(
         reason = str(problem).strip().partition("\n")[0] or type(problem).__name__
         raise BadInput(
             f'Model "{library}:{name}": its pretrained weights cannot be downloaded ({reason}). Check the network, or '
-            "download the file elsewhere and pass weights=FILE (--weights FILE; `reproduce` takes MODEL=FILE) instead of pretrained."
+            "download the file elsewhere and pass weights=FILE (--weights FILE; `reproduce` takes MODEL=FILE) instead "
+            "of pretrained."
         ) from problem
 
 
