@@ -13,6 +13,7 @@ from fednorms.data.readers import READERS
 from fednorms.evaluation.scores import Scores, SiteScore
 from fednorms.papers.tables import preflight
 from fednorms.papers.tables.catalog import default_out, listed, open_table
+from fednorms.papers.tables.plan import recipe_for
 from fednorms.papers.tables.report import markdown
 from fednorms.papers.tables.search import open_search, without_validation
 from fednorms.papers.tables.store import ResultStore
@@ -189,6 +190,24 @@ def test_the_time_of_a_search_is_measured_without_test_images(tmp_path, monkeypa
     monkeypatch.setattr(preflight, "execute", watched)
     assert preflight.measured(search.recipe(search.points[0], 0)) > 0
     assert scores == {"personal/own/val"}
+
+
+def test_long_rounds_are_timed_by_a_few_of_their_steps(tmp_path, monkeypatch):
+    made = open_table(table(tmp_path / "mini", a=("batch_size = 16", "batch_size = 4")))
+    recipe = recipe_for(made, made.settings[0], made.rows[1], 0, {})
+    asked = []
+
+    def watched(recipe, **options):
+        asked.append(recipe.training.steps)
+        return execute(recipe, **options)
+
+    monkeypatch.setattr(preflight, "execute", watched)
+    assert preflight.measured(recipe) > 0
+    assert asked == [1, None], "one step tells that rounds are short"
+    asked.clear()
+    monkeypatch.setattr(preflight, "_LONG", 0.0)
+    assert preflight.measured(recipe) > 0
+    assert asked == [1, 4]
 
 
 def test_another_grid_or_recipe_starts_again(searched, tmp_path):

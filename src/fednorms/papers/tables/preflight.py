@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -20,7 +20,8 @@ from fednorms.runs.recipe import Recipe
 from fednorms.runs.rounds import RoundEvent
 from fednorms.runs.session import Session
 
-_LONG = 20.0  # seconds after which one round is enough
+_LONG = 20.0  # seconds of a round after which one is enough; of longer ones, a few steps
+_STEPS = (1, 4)  # of a client in short rounds
 _PATIENCE = 60.0  # seconds for all timing
 _ROUNDS = "a few timed rounds"
 
@@ -87,10 +88,59 @@ def _timed(job: Job) -> tuple[float | None, str]:
 
 
 def measured(recipe: Recipe) -> float:
-    """Seconds that a run will take, from a few rounds with and without a test.
+    """Seconds that a run will take, from a few rounds with and without a test, or of a few steps if they are long.
 
     These rounds are tested like the run itself, so timing a search uses validation images only.
     """
+    began = time.perf_counter()
+    federation = opened(recipe)
+    opening = time.perf_counter() - began
+    plain, test = _from_steps(recipe, federation)
+    if plain <= _LONG:
+        return opening + _from_rounds(recipe, federation)
+    return opening + plain * recipe.rounds + test * _tests(recipe, federation)
+
+
+def _from_steps(recipe: Recipe, federation: Federation) -> tuple[float, float]:
+    """Seconds of a round and of a test, as far as a few steps tell; 0 if rounds are short or cannot be shortened."""
+    batch, given = recipe.training.batch_size, recipe.training
+    sizes = [len(site.train) for site in federation.clients if site.train is not None]
+    steps = given.steps or given.epochs * fmean(-(-size // batch) for size in sizes)
+    if steps <= max(_STEPS):
+        return 0.0, 0.0
+    found = []
+    for count in _STEPS:
+        training = replace(given, steps=count, client_epochs=None)
+        try:
+            second, clients = _second_round(recipe.model_copy(update={"training": training}), federation)
+        except BadInput:  # a part wants whole epochs
+            return 0.0, 0.0
+        if second * steps <= _LONG:  # at most
+            return 0.0, 0.0
+        found.append(second)
+    step = max(0.0, found[1] - found[0]) / (_STEPS[1] - _STEPS[0])  # of all clients
+    images = sum(len(site.splits["test"]) for site in federation.sites if "test" in site.splits)
+    return found[0] + step * (steps - _STEPS[0]), step / clients * images / batch / 3  # a test has no backward pass
+
+
+def _second_round(recipe: Recipe, federation: Federation) -> tuple[float, int]:
+    """Seconds and clients of a round without a test; the first round is slower."""
+    rows: list[Mapping[str, Any]] = []
+
+    def after_round(event: RoundEvent) -> None:
+        rows.append(event.row)
+        if len(rows) == 2:
+            raise _Enough
+
+    try:
+        short = {"rounds": 3, "evaluate_every": 3, "validate_every": None}
+        execute(recipe.model_copy(update=short), federation=federation, callback=after_round)
+    except _Enough:
+        pass
+    return float(rows[-1]["seconds"]), int(rows[-1]["clients"])
+
+
+def _from_rounds(recipe: Recipe, federation: Federation) -> float:
     short = recipe.model_copy(update={"rounds": min(3, recipe.rounds), "evaluate_every": 3, "validate_every": None})
     seconds: list[float] = []
     began = time.perf_counter()
@@ -101,7 +151,6 @@ def measured(recipe: Recipe) -> float:
             raise _Enough
 
     try:
-        federation = opened(recipe)
         execute(short, federation=federation, callback=after_round)
     except _Enough:
         pass
@@ -111,10 +160,15 @@ def measured(recipe: Recipe) -> float:
     opening = time.perf_counter() - began - sum(seconds)
     plain = seconds[min(1, len(seconds) - 1)]
     test = max(0.0, seconds[-1] - plain)
+    return opening + seconds[0] + plain * (recipe.rounds - 1) + test * _tests(recipe, federation)
+
+
+def _tests(recipe: Recipe, federation: Federation) -> float:
+    """How often a run is tested; validation by itself costs its share of a test."""
     tests = recipe.rounds / recipe.evaluate_every
-    if recipe.validate_every:  # validation by itself costs its share of a test
-        tests += recipe.rounds / recipe.validate_every * _share_of_validation(federation)
-    return opening + seconds[0] + plain * (recipe.rounds - 1) + test * tests
+    return tests + (
+        recipe.rounds / recipe.validate_every * _share_of_validation(federation) if recipe.validate_every else 0
+    )
 
 
 def _share_of_validation(federation: Federation) -> float:
