@@ -125,7 +125,7 @@ def test_a_browser_shows_the_site_from_disk_and_searches_it(site):
         page.route("**/*", only_files)
         page.on("pageerror", lambda error: errors.append(str(error)))
         for name, seen in {
-            "index.html": "Federated learning when clients differ",
+            "index.html": "Federated image classification when clients differ",
             "methods.html": "fedbn",
             "reference/api/training.html": "compare",
             "reference/cli.html": "fednorms reproduce",
