@@ -12,7 +12,8 @@ then rounds differently, which can grow to a hundredth of the way within a round
 references.
 
 Each peer has its own virtual environment under --envs, made by uv from the pins below. Finished results in --out are
-kept; --again repeats them. --gpu trains more rounds on a GPU, with those peers that this environment has.
+kept; --again repeats them. --gpu trains more rounds on a GPU, with those peers that this environment has, and with
+fednorms' graph engine.
 
     python benchmarks/race.py [--envs DIR] [--out DIR] [--jobs abn] [--peers NAME ...] [--threads 2] [--again] [--gpu]
 """
@@ -231,9 +232,7 @@ def drive(name: str, job: Job, out: Path, python: str, threads: int, on_gpu: boo
     cores = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     environ = {**os.environ, **quiet, **home, **cores, **extra, MARK: mark, "PFL_PYTORCH_DEVICE": "cpu"}
     if on_gpu:
-        environ |= {"DEVICE": "cuda", "PFL_PYTORCH_DEVICE": "cuda"} | (
-            {"ENGINE": "graphs"} if "ENGINE" in extra else {}
-        )
+        environ |= {"DEVICE": "cuda", "PFL_PYTORCH_DEVICE": "cuda", "ENGINE": "graphs"}
         here = [str(Path(p).absolute()) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
         environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *here])  # a driver runs elsewhere
 

@@ -103,7 +103,7 @@ class PairedBootstrap:
         sites_of: dict[str, list[str]] = {}
         for site, answers in sorted(tested.items()):
             hit = answers.predicted == answers.labels
-            recalls[site] = _balanced(self._drawn(site, answers), answers.labels, hit)
+            recalls[site] = _mean_recall(self._drawn(site, answers), answers.labels, hit)
             shares[site] = _per_unit(answers, hit / _class_sizes(answers.labels))
             sites_of.setdefault(self.domain_of[site], []).append(site)
         sites_of[BALANCED] = list(recalls)
@@ -182,7 +182,7 @@ def _class_sizes(labels: np.ndarray) -> np.ndarray:
     return sizes[which] * len(sizes)
 
 
-def _balanced(drawn: np.ndarray, labels: np.ndarray, hit: np.ndarray) -> np.ndarray:
+def _mean_recall(drawn: np.ndarray, labels: np.ndarray, hit: np.ndarray) -> np.ndarray:
     """The mean recall over classes, then that of every replicate; a class that was not drawn does not count."""
     each = np.full((len(np.unique(labels)), len(drawn) + 1), np.nan)
     for row, c in enumerate(np.unique(labels)):

@@ -93,7 +93,7 @@ def compiled(job: Job, memory: Sequence[Tensor]) -> Program:
 
 def rounded(start: Groups) -> list[list[Tensor]]:
     """The same values, except that half of the floats are a few units in the last place larger, and half smaller."""
-    return [[_rounded(t) if _float(t) else t for t in group] for group in start]
+    return [[_rounded(t) if t.is_floating_point() else t for t in group] for group in start]
 
 
 def agree(found: Groups, expected: Groups, nearby: Groups, start: Groups) -> bool:
@@ -112,9 +112,9 @@ def _alike(
     found: Sequence[Tensor], expected: Sequence[Tensor], nearby: Sequence[Tensor], start: Sequence[Tensor]
 ) -> bool:
     rows = list(zip(found, expected, nearby, start, strict=True))
-    if not all(torch.equal(a, b) for a, b, *_ in rows if not _float(a)):
+    if not all(torch.equal(a, b) for a, b, *_ in rows if not a.is_floating_point()):
         return False
-    floats = [row for row in rows if _float(row[0])]
+    floats = [row for row in rows if row[0].is_floating_point()]
     if not floats:
         return True
     lengths = torch.tensor(
@@ -132,10 +132,6 @@ def _alike(
     together = error.norm() <= share * move.norm() + spread.norm() + last.norm()
     each = error <= min(50 * share, 0.1) * move + spread + noise * move.norm() + last
     return bool(together and each.all())
-
-
-def _float(tensor: Tensor) -> bool:
-    return tensor.is_floating_point()
 
 
 def _norm(tensor: Tensor) -> float:

@@ -141,6 +141,7 @@ def _second_round(recipe: Recipe, federation: Federation) -> tuple[float, int]:
 
 
 def _from_rounds(recipe: Recipe, federation: Federation) -> float:
+    """Seconds of a run as far as its first rounds tell; a long one ends them."""
     short = recipe.model_copy(update={"rounds": min(3, recipe.rounds), "evaluate_every": 3, "validate_every": None})
     seconds: list[float] = []
     began = time.perf_counter()
